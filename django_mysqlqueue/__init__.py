@@ -1,0 +1,66 @@
+"""A durable message queue inside the database that your Django project already runs.
+
+Everything public is here. Names are loaded on first use: importing the package
+needs neither settings nor an installed Django.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.conf import Backoff
+    from django_mysqlqueue.exceptions import (
+        InvalidMessage,
+        QueueError,
+        StaleDelivery,
+        SubscriberError,
+        TransactionMismatch,
+    )
+    from django_mysqlqueue.runtime.delivery import Delivery
+    from django_mysqlqueue.runtime.registry import subscriber
+    from django_mysqlqueue.service.messages import Message
+    from django_mysqlqueue.service.publishing import publish, publish_many
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backoff",
+    "Delivery",
+    "InvalidMessage",
+    "Message",
+    "QueueError",
+    "StaleDelivery",
+    "SubscriberError",
+    "TransactionMismatch",
+    "publish",
+    "publish_many",
+    "subscriber",
+]
+
+_HOMES = {
+    "Backoff": "django_mysqlqueue.conf",
+    "Delivery": "django_mysqlqueue.runtime.delivery",
+    "InvalidMessage": "django_mysqlqueue.exceptions",
+    "Message": "django_mysqlqueue.service.messages",
+    "QueueError": "django_mysqlqueue.exceptions",
+    "StaleDelivery": "django_mysqlqueue.exceptions",
+    "SubscriberError": "django_mysqlqueue.exceptions",
+    "TransactionMismatch": "django_mysqlqueue.exceptions",
+    "publish": "django_mysqlqueue.service.publishing",
+    "publish_many": "django_mysqlqueue.service.publishing",
+    "subscriber": "django_mysqlqueue.runtime.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+from django.utils.translation import gettext_lazy as _
+
+
+class DjangoMysqlqueueConfig(AppConfig):
+    name = "django_mysqlqueue"
+    label = "django_mysqlqueue"
+    verbose_name = _("Message queue")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_mysqlqueue import checks  # noqa: F401
+
+        post_migrate.connect(_register_groups, sender=self)
+
+
+def _register_groups(*, using: str, **kwargs: Any) -> None:
+    """Registers every handler's group once the tables are there.
+
+    So ``start="latest"`` and GC know a group before its first subscriber comes.
+    """
+    from django_mysqlqueue.runtime.registry import register_groups
+
+    register_groups(using)

@@ -1,0 +1,145 @@
+"""System checks: what would go wrong later is said at start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_mysqlqueue import conf
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+    Sequencer,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.sql import dialect_of
+
+MODELS = (
+    QueueMessage,
+    OutboxMessage,
+    Sequencer,
+    ConsumerGroup,
+    DeliveryState,
+    PartitionLease,
+    ConsumerOffset,
+    SubscriberHeartbeat,
+)
+MINIMUM = {"mariadb": (10, 11), "mysql": (8, 4), "sqlite": (3, 35)}
+
+
+@checks.register("django_mysqlqueue")
+def check_settings(**kwargs: Any) -> list[checks.CheckMessage]:
+    """The ``MYSQLQUEUE`` setting keeps its rules (E001 to E006)."""
+    return [
+        checks.Error(problem.message, hint=problem.hint or None, id=f"django_mysqlqueue.{problem.id}")
+        for problem in conf.problems()
+    ]
+
+
+@checks.register("django_mysqlqueue")
+def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
+    """All of the queue's tables are in one database (E007)."""
+    aliases = {router.db_for_write(model) for model in MODELS}
+    if len(aliases) == 1:
+        return []
+    return [
+        checks.Error(
+            f"The database routers split the queue's tables between {', '.join(sorted(aliases))}.",
+            hint="Every operation is one transaction: route the app django_mysqlqueue as a whole.",
+            id="django_mysqlqueue.E007",
+        )
+    ]
+
+
+@checks.register("django_mysqlqueue")
+def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
+    """SQLite has the options that the queue needs (W010)."""
+    alias = _alias()
+    if alias is None or connections[alias].vendor != "sqlite":
+        return []
+    options = connections[alias].settings_dict.get("OPTIONS", {})
+    wanted = []
+    if options.get("transaction_mode") != "IMMEDIATE":
+        wanted.append("'transaction_mode': 'IMMEDIATE'")
+    if options.get("timeout", 5) < 20:
+        wanted.append("'timeout': 30")
+    pragmas = str(options.get("init_command", "")).lower().replace(" ", "")
+    if "journal_mode=wal" not in pragmas or "synchronous=normal" not in pragmas:
+        wanted.append("'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;'")
+    if not wanted:
+        return []
+    return [
+        checks.Warning(
+            f"The queue's SQLite database {alias!r} lacks options: two processes would fail with "
+            "“database is locked”.",
+            hint=f"Add to its OPTIONS: {', '.join(wanted)}.",
+            id="django_mysqlqueue.W010",
+        )
+    ]
+
+
+@checks.register(checks.Tags.database)
+def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """The server can run the queue (E011); runs with ``check --database`` and ``migrate``."""
+    alias = _alias()
+    if alias is None or alias not in (databases or ()):
+        return []
+    return [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
+
+
+def _alias() -> str | None:
+    try:
+        alias = conf.get_settings().database or router.db_for_write(OutboxMessage) or DEFAULT_DB_ALIAS
+    except ImproperlyConfigured:
+        return None  # E001 to E006 say so
+    return alias if alias in connections else None
+
+
+def server_problems(alias: str) -> Iterator[str]:
+    """What keeps the server behind ``alias`` from running the queue; also looked at before a subscriber starts."""
+    connection = connections[alias]
+    try:
+        dialect = dialect_of(connection)
+    except ImproperlyConfigured as error:
+        yield str(error)
+        return
+    version = _version(connection)
+    minimum = MINIMUM[dialect.name]
+    if version[:2] < minimum:
+        yield (
+            f"The queue's database {alias!r} runs {dialect.name} {'.'.join(map(str, version))}; "
+            f"{'.'.join(map(str, minimum))} or later is needed."
+        )
+    if connection.vendor != "mysql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'binlog_format', 'log_bin')")
+        variables = {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
+        if variables.get("wsrep_on") == "ON":
+            yield f"The queue's database {alias!r} is a Galera node: its one-row mutex would be local to the node."
+        if variables.get("binlog_format") == "STATEMENT" and variables.get("log_bin") == "ON":
+            yield f"The queue's database {alias!r} has binlog_format=STATEMENT: READ COMMITTED needs ROW or MIXED."
+        names = [model._meta.db_table for model in MODELS]
+        cursor.execute(
+            "SELECT table_name, engine FROM information_schema.tables "
+            f"WHERE table_schema = DATABASE() AND table_name IN ({', '.join(['%s'] * len(names))})",
+            names,
+        )
+        for name, engine in cursor.fetchall():
+            if str(engine).upper() != "INNODB":
+                yield f"The table {name} of the database {alias!r} uses {engine}: the queue needs InnoDB."
+
+
+def _version(connection: BaseDatabaseWrapper) -> tuple[int, ...]:
+    if connection.vendor == "sqlite":
+        return tuple(connection.Database.sqlite_version_info)  # type: ignore[attr-defined]
+    return tuple(connection.mysql_version)  # type: ignore[attr-defined]

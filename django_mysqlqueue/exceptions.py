@@ -1,0 +1,34 @@
+"""Everything that this package raises on purpose."""
+
+from __future__ import annotations
+
+
+class QueueError(Exception):
+    """Base of this package's errors."""
+
+
+class InvalidMessage(QueueError, ValueError):
+    """A message, name, key or delay breaks a rule; nothing of it was stored."""
+
+
+class TransactionMismatch(QueueError):
+    """The caller's transaction is open on another database than the queue's.
+
+    The message would commit although that transaction may still roll back.
+    """
+
+
+class StaleDelivery(QueueError):
+    """The delivery has been handed out again or settled: it is no longer yours."""
+
+
+class SubscriberError(QueueError):
+    """A handler is declared wrongly, twice, or otherwise than its registered group."""
+
+
+class LeaseLost(QueueError):
+    """A lease that a statement relied on belongs to somebody else by now."""
+
+
+class CommitOutcomeUnknown(QueueError):
+    """The connection broke while COMMIT was under way: it may have happened or not."""

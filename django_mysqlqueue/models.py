@@ -1,0 +1,228 @@
+"""The tables. ``docs/tables.md`` describes every column for users of plain SQL.
+
+Times are epoch milliseconds of the database's clock. There are no foreign keys:
+the log is append-only and the state tables are keyed by what they describe.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Length
+from django.utils.translation import gettext_lazy as _
+
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
+from django_mysqlqueue.names import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+
+
+class MessageColumns(models.Model):
+    """The columns that the outbox and the log share, under the same constraints:
+    a row that the log refused would stop everybody behind it."""
+
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH, db_default="")
+    message_id = BytewiseCharField(_("id"), db_column="id", max_length=KEY_LENGTH, db_default=FreshId())
+    payload = models.BinaryField(_("payload"))
+    size = models.GeneratedField(
+        expression=Length("payload"),
+        output_field=models.PositiveIntegerField(),
+        db_persist=True,
+        verbose_name=_("payload size in bytes"),
+    )
+    metadata = models.JSONField(_("metadata"), db_default=models.Value({}, models.JSONField()))
+    target_group = BytewiseCharField(_("target group"), max_length=NAME_LENGTH, db_default="", blank=True)
+    original_id = BytewiseCharField(_("original id"), max_length=KEY_LENGTH, db_default="", blank=True)
+    original_topic = BytewiseCharField(
+        _("original topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True
+    )
+    original_offset = models.BigIntegerField(_("original offset"), db_default=0)
+    failed_group = BytewiseCharField(_("failed group"), max_length=NAME_LENGTH, db_default="", blank=True)
+    failed_at = models.BigIntegerField(_("failed at"), db_default=0)
+    failure_count = models.PositiveIntegerField(_("failure count"), db_default=0)
+    last_error = BytewiseTextField(_("last error"), db_default=models.Value(""), blank=True)
+
+    class Meta:
+        abstract = True
+
+
+COPIED_COLUMNS = (
+    "topic",
+    "partition_key",
+    "id",
+    "payload",
+    "metadata",
+    "target_group",
+    "original_id",
+    "original_topic",
+    "original_offset",
+    "failed_group",
+    "failed_at",
+    "failure_count",
+    "last_error",
+)
+"""What the sequencer copies from the outbox into the log (``size`` is computed)."""
+
+
+class QueueMessage(MessageColumns):
+    """The log: append-only, in commit order, written by the sequencer alone."""
+
+    offset = models.BigAutoField(_("offset"), primary_key=True)
+    created_at = models.BigIntegerField(_("created at"), help_text=_("when the publisher wrote it"))
+    published_at = models.BigIntegerField(_("published at"), help_text=_("when it took its place in the log"))
+
+    class Meta:
+        db_table = "queue_messages"
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
+        constraints = [
+            models.UniqueConstraint(fields=["topic", "partition_key", "message_id"], name="queue_messages_id"),
+        ]
+        indexes = [
+            models.Index(fields=["topic", "partition_key", "offset"], name="queue_messages_partition"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.offset}] {self.message_id}"
+
+
+class OutboxMessage(MessageColumns):
+    """Where publishers' transactions put messages until the sequencer moves them into the log."""
+
+    outbox_id = models.BigAutoField(_("outbox id"), primary_key=True)
+    deliver_at = models.BigIntegerField(_("deliver at"), db_default=0, help_text=_("0: at once"))
+    created_at = models.BigIntegerField(_("created at"), db_default=NowMilliseconds())
+
+    class Meta:
+        db_table = "queue_outbox"
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
+        indexes = [models.Index(fields=["deliver_at", "outbox_id"], name="queue_outbox_due")]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.message_id}"
+
+
+class Sequencer(models.Model):
+    """The one-row mutex that makes offsets visible in order."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True)
+    last_offset = models.BigIntegerField(_("last offset"), db_default=0)
+    sequenced_at = models.BigIntegerField(_("sequenced at"), db_default=0)
+
+    class Meta:
+        db_table = "queue_sequencer"
+        verbose_name = _("sequencer")
+        verbose_name_plural = _("sequencer")
+
+    def __str__(self) -> str:
+        return f"sequencer at {self.last_offset}"
+
+
+class ConsumerGroup(models.Model):
+    """A consumer group of a topic. GC must know it before its first subscriber comes."""
+
+    class Mode(models.TextChoices):
+        ORDERED = "ordered", _("ordered")
+        SHARED = "shared", _("shared")
+
+    id = models.BigAutoField(primary_key=True)
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    mode = BytewiseCharField(_("mode"), max_length=10, choices=Mode.choices)
+    start_offset = models.BigIntegerField(_("start offset"), db_default=0)
+    paused = models.BooleanField(_("paused"), db_default=False)
+    registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
+
+    class Meta:
+        db_table = "queue_consumer_groups"
+        verbose_name = _("consumer group")
+        verbose_name_plural = _("consumer groups")
+        constraints = [
+            models.UniqueConstraint(fields=["consumer_group", "topic"], name="queue_consumer_groups_name"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group} of {self.topic}"
+
+
+class DeliveryState(models.Model):
+    """A message's state for one group, from its claim until the watermark has passed it."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key", "message_offset")
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    message_offset = models.BigIntegerField(_("message offset"))
+    acked = models.BooleanField(_("settled"), db_default=False, help_text=_("acked or dead-lettered"))
+    invisible_until = models.BigIntegerField(_("invisible until"), db_default=0)
+    retry_count = models.PositiveIntegerField(_("retry count"), db_default=0)
+    delivery_token = models.BigIntegerField(_("delivery token"), db_default=0)
+    delivered_by = BytewiseCharField(_("delivered by"), max_length=KEY_LENGTH, db_default="", blank=True)
+    delivered_at = models.BigIntegerField(_("delivered at"), db_default=0)
+    last_error = BytewiseTextField(_("last error"), db_default=models.Value(""), blank=True)
+
+    class Meta:
+        db_table = "queue_delivery_state"
+        verbose_name = _("delivery state")
+        verbose_name_plural = _("delivery states")
+        indexes = [
+            models.Index(
+                fields=["consumer_group", "topic", "acked", "invisible_until"], name="queue_delivery_state_due"
+            ),
+        ]
+
+
+class PartitionLease(models.Model):
+    """The right of one subscriber to work on a partition; good while its heartbeat is fresh.
+
+    ``leased_by`` is empty while the partition has work and nobody has taken it.
+    """
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key")
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    leased_by = BytewiseCharField(_("leased by"), max_length=KEY_LENGTH, db_default="", blank=True)
+    leased_at = models.BigIntegerField(_("leased at"), db_default=0)
+
+    class Meta:
+        db_table = "queue_partition_leases"
+        verbose_name = _("partition lease")
+        verbose_name_plural = _("partition leases")
+        indexes = [models.Index(fields=["leased_by"], name="queue_leases_owner")]
+
+
+class ConsumerOffset(models.Model):
+    """A group's watermark (``offset_acked``) and cursor (``offset_claimed``) in a partition."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key")
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    offset_acked = models.BigIntegerField(_("watermark"), db_default=0)
+    offset_claimed = models.BigIntegerField(_("cursor"), db_default=0)
+    updated_at = models.BigIntegerField(_("updated at"), db_default=0)
+
+    class Meta:
+        db_table = "queue_offsets"
+        verbose_name = _("consumer offset")
+        verbose_name_plural = _("consumer offsets")
+        indexes = [
+            models.Index(fields=["topic", "partition_key", "offset_acked"], name="queue_offsets_floor"),
+        ]
+
+
+class SubscriberHeartbeat(models.Model):
+    """A subscriber's sign of life, one row for each group and topic that it works for."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "subscriber_name")
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    subscriber_name = BytewiseCharField(_("subscriber"), max_length=KEY_LENGTH)
+    heartbeat_at = models.BigIntegerField(_("heartbeat at"))
+    deregistered_at = models.BigIntegerField(_("deregistered at"), db_default=0)
+    info = models.JSONField(_("info"), db_default=models.Value({}, models.JSONField()))
+
+    class Meta:
+        db_table = "queue_subscriber_heartbeats"
+        verbose_name = _("subscriber heartbeat")
+        verbose_name_plural = _("subscriber heartbeats")

@@ -1,0 +1,127 @@
+"""What a handler gets: one message, and the ways to say what became of it."""
+
+from __future__ import annotations
+
+import datetime
+from functools import cached_property
+from typing import Any
+
+from django.db import connections
+
+from django_mysqlqueue import names
+from django_mysqlqueue.conf import LONGEST_DELAY
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.service import settling
+from django_mysqlqueue.service.claiming import Body
+from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.messages import PUBLISHER_KEY, RESERVED_PREFIX, decode, decode_metadata, duration_ms
+
+
+class Delivery:
+    """One handing-over of one message to one group.
+
+    Returning from the handler acks, raising nacks. The methods say something
+    else; the last one called counts, and a raise after it wins.
+
+    Attributes:
+        id: the message's id; of a dead letter, the original message's.
+        topic, group: where it came from and for whom.
+        offset: its place in the log.
+        attempt: 1 for the first; grows with each failure.
+        body: the payload's bytes as stored.
+    """
+
+    def __init__(self, handler: Handler, claimed: Claimed, body: Body, using: str) -> None:
+        self._handler = handler
+        self._claimed = claimed
+        self._stored = body
+        self._using = using
+        self._verdict: Outcome | None = None
+        self.id = body.original_id or body.message_id
+        self.topic = claimed.ref.topic
+        self.group = claimed.ref.group
+        self.offset = claimed.offset
+        self.attempt = claimed.attempt
+        self.body = body.payload
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.topic}[{self.offset}] to {self.group}, attempt {self.attempt}, id {self.id!r}>"
+
+    @cached_property
+    def _metadata(self) -> dict[str, Any]:
+        return decode_metadata(self._stored.metadata)
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The publisher's metadata and ``content_type``."""
+        return {name: value for name, value in self._metadata.items() if not name.startswith(RESERVED_PREFIX)}
+
+    @cached_property
+    def payload(self) -> Any:
+        """The payload as published: its JSON value, or bytes.
+
+        Raises:
+            InvalidMessage: the content type says JSON and the body is none.
+        """
+        return decode(self.body, self._metadata)
+
+    @property
+    def key(self) -> str | None:
+        """The publisher's key, also where it was hashed to a partition; None if there was none."""
+        if self._claimed.key.startswith(names.PARTITION_PREFIX):
+            return self._metadata.get(PUBLISHER_KEY)
+        return self._claimed.key
+
+    @property
+    def published_at(self) -> datetime.datetime:
+        """When the message took its place in the log (aware, UTC, the database's clock)."""
+        return datetime.datetime.fromtimestamp(self._stored.published_at / 1000, datetime.UTC)
+
+    @property
+    def created_at(self) -> datetime.datetime:
+        """When the publisher wrote it (aware, UTC, the database's clock)."""
+        return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
+
+    def ack(self) -> None:
+        """Done. Inside an open ``atomic()`` on the queue's database the ack is part of that transaction.
+
+        Elsewhere it is written after the handler has returned.
+
+        Raises:
+            StaleDelivery: (inside a transaction) it has been handed out again or settled.
+        """
+        if not self._handler.atomic and connections[self._using].in_atomic_block:
+            settling.ack_here(self._using, self._claimed)
+        self._verdict = Outcome(self._claimed, Kind.ACK)
+
+    def nack(self, delay: float | datetime.timedelta | None = None, reason: str = "") -> None:
+        """Failed: again after ``delay`` (seconds or a timedelta; None: the backoff). Counts as an attempt."""
+        wait = self._backoff_ms() if delay is None else duration_ms("delay", delay, longest=LONGEST_DELAY)
+        self._verdict = Outcome(self._claimed, Kind.NACK, wait, str(reason))
+
+    def snooze(self, delay: float | datetime.timedelta) -> None:
+        """Not now: again after ``delay`` (seconds or a timedelta). Does not count as an attempt."""
+        wait = duration_ms("delay", delay, longest=LONGEST_DELAY)
+        self._verdict = Outcome(self._claimed, Kind.SNOOZE, wait)
+
+    def reject(self, reason: str) -> None:
+        """Failed for good: to the DLQ at once. (A message of a DLQ topic is nacked instead.)"""
+        self._verdict = Outcome(self._claimed, Kind.REJECT, self._backoff_ms(), str(reason))
+
+    def extend(self, seconds: float) -> None:
+        """Makes sure of the delivery before something slow; in shared mode for so many seconds.
+
+        A living subscriber extends what it holds by itself; this is for those
+        who want to know that the delivery is still theirs.
+
+        Raises:
+            StaleDelivery: it has been handed out again or settled.
+        """
+        wait = duration_ms("seconds", seconds, longest=LONGEST_DELAY)
+        settling.extend(self._using, self._claimed, milliseconds=wait, shared=self._handler.shared)
+
+    def _backoff_ms(self) -> int:
+        return round(self._handler.backoff.delay(self.attempt) * 1000)
+
+    def _failed(self, error: str) -> Outcome:
+        return Outcome(self._claimed, Kind.NACK, self._backoff_ms(), error)

@@ -1,0 +1,103 @@
+"""The heart: a thread that does nothing but send heartbeats."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db import Error, connections
+
+from django_mysqlqueue.exceptions import QueueError
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.groups import GroupRef
+
+
+class Heart:
+    """Beats every ``interval`` seconds on a connection of its own, while the poller makes progress.
+
+    Counted by the process's own monotonic clock from just before its last
+    successful beat was sent, leases are good for ``lease`` seconds. Past that
+    they are in doubt, until the poller has read them again under lock.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        subscriber: str,
+        refs: Sequence[GroupRef],
+        *,
+        interval: float,
+        lease: float,
+        info: Mapping[str, Any],
+        progressed_at: Callable[[], float],
+    ) -> None:
+        self._using = using
+        self._subscriber = subscriber
+        self._refs = refs
+        self._interval = interval
+        self._lease = lease
+        self._info = info
+        self._progressed_at = progressed_at
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._doubt = False
+        self.beaten = threading.Event()
+        self.beat_at = float("-inf")
+        """When the last successful beat was sent, by the monotonic clock."""
+        self._thread = threading.Thread(target=self._run, name="mysqlqueue-heart", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(self._interval + 5)
+
+    def good(self) -> bool:
+        """Whether this process's leases are certainly its own."""
+        with self._lock:
+            return not self._doubt and time.monotonic() < self.beat_at + self._lease
+
+    def must_verify(self) -> bool:
+        """It beats again after its leases may have run out: read them again under lock."""
+        with self._lock:
+            return self._doubt and time.monotonic() < self.beat_at + self._lease
+
+    def verified(self) -> None:
+        with self._lock:
+            self._doubt = False
+
+    def _run(self) -> None:
+        sessions.adopt(
+            self._using,
+            sessions.Timeouts(idle=max(2.0, 2 * self._interval), lock_wait=2, network=2),
+        )
+        try:
+            while not self._stop.is_set():
+                self._stop.wait(self._interval if self._beat() else min(1.0, self._interval / 4))
+        finally:
+            sessions.close_all()
+
+    def _beat(self) -> bool:
+        stuck_for = time.monotonic() - self._progressed_at()
+        if stuck_for > self._lease:
+            event(logging.ERROR, "heart.withheld", reason="the poller makes no progress", seconds=round(stuck_for, 1))
+            return False
+        sent = time.monotonic()
+        try:
+            heartbeats.beat(self._using, self._subscriber, self._refs, self._info)
+        except (Error, QueueError) as error:
+            event(logging.WARNING, "heart.failed", error=error)
+            sessions.drop(connections[self._using])
+            return False
+        with self._lock:
+            if self.beaten.is_set() and sent >= self.beat_at + self._lease:
+                self._doubt = True
+            self.beat_at = sent
+        self.beaten.set()
+        return True

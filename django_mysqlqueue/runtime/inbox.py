@@ -1,0 +1,355 @@
+"""What this process has claimed: waiting, running, and finished but not yet written.
+
+The one structure that the poller and the handler threads share; everything in
+it happens under one lock, and none of it talks to the database.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.service.claiming import Body
+from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+
+SLICE = 0.02
+"""Seconds that a thread stays with one lane before other groups and partitions have their turn."""
+FLUSH_DELAY = 0.02
+"""Seconds that an outcome waits for others, so that they are written together."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A delivery in this process."""
+
+    claimed: Claimed
+    body: Body
+    handler: Handler
+    started_at: float = 0.0
+    """Monotonic; 0 while it waits."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """What waits its turn: one partition of an ordered group, or all of a shared group."""
+
+    ref: GroupRef
+    key: str | None
+    """The partition; None for a shared group."""
+    waiting: deque[Held] = field(default_factory=deque)
+    busy: bool = False
+    """A thread is at it; an ordered lane lets no second one in."""
+    blocked: bool = False
+    """``on_failure="block"``: what comes is given back until the failed head is settled."""
+    queued: bool = False
+    """It stands in its group's line of lanes that have something to start."""
+    slice_until: float = 0.0
+
+    @property
+    def exclusive(self) -> bool:
+        return self.key is not None
+
+
+@dataclass(slots=True)
+class _Group:
+    lanes: dict[str | None, Lane] = field(default_factory=dict)
+    ready: deque[Lane] = field(default_factory=deque)
+    waiting: int = 0
+    running: int = 0
+    waiting_bytes: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    first_outcome_at: float = 0.0
+
+
+class Inbox:
+    """Claimed deliveries on their way through the handler threads.
+
+    ``leases_good`` says whether ordered deliveries may start; while it says no,
+    they wait.
+    """
+
+    def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool]) -> None:
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._poller = threading.Condition(self._lock)
+        self._leases_good = leases_good
+        self._groups = {ref: _Group() for ref in refs}
+        self._ring = deque(self._groups)
+        self._running: dict[int, Held] = {}
+        self._suspect_running = False
+        self._closed = False
+        self._woken = False
+        self._hungry = False
+
+    # -- the poller's side ----------------------------------------------------
+
+    def put(self, items: Iterable[Held]) -> None:
+        """Adds claimed deliveries, in offset order per partition."""
+        with self._lock:
+            for held in items:
+                group = self._groups[held.claimed.ref]
+                key = None if held.handler.shared else held.claimed.key
+                lane = group.lanes.get(key)
+                if lane is None:
+                    lane = group.lanes[key] = Lane(held.claimed.ref, key)
+                if lane.blocked or self._closed:
+                    self._settle(group, Outcome(held.claimed, Kind.GIVE_BACK))
+                    continue
+                lane.waiting.append(held)
+                group.waiting += 1
+                group.waiting_bytes += held.claimed.size
+                if not lane.busy or not lane.exclusive:
+                    self._make_ready(group, lane)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Adds an outcome of a delivery that never came in here: its message is gone, or could not be read."""
+        delivery = outcome.delivery
+        with self._lock:
+            group = self._groups[delivery.ref]
+            if outcome.kind is Kind.GIVE_BACK:
+                # In ordered mode nothing behind it may start before it has come again.
+                group.lanes.setdefault(delivery.key, Lane(delivery.ref, delivery.key)).blocked = True
+            self._settle(group, outcome)
+
+    def take_outcomes(self, ref: GroupRef) -> list[Outcome]:
+        with self._lock:
+            group = self._groups[ref]
+            outcomes, group.outcomes = group.outcomes, []
+            return outcomes
+
+    def put_back_outcomes(self, ref: GroupRef, outcomes: list[Outcome]) -> None:
+        """After a flush that failed: they are written by the next one."""
+        with self._lock:
+            group = self._groups[ref]
+            if not group.outcomes:
+                group.first_outcome_at = time.monotonic()
+            group.outcomes = outcomes + group.outcomes
+
+    def flush_due(self, ref: GroupRef, *, enough: int) -> bool:
+        """Whether the group's outcomes have waited long enough, are many, or nothing else is to come."""
+        with self._lock:
+            return self._flush_due(self._groups[ref], enough)
+
+    def waiting(self, ref: GroupRef) -> tuple[int, int]:
+        """How many deliveries of a group wait to start, and their payload bytes."""
+        with self._lock:
+            group = self._groups[ref]
+            return group.waiting, group.waiting_bytes
+
+    def is_idle(self, ref: GroupRef) -> bool:
+        with self._lock:
+            group = self._groups[ref]
+            return not (group.waiting or group.running or group.outcomes)
+
+    def drop(self, ref: GroupRef, key: str) -> list[Claimed]:
+        """Forgets what waits in a partition whose lease was lost; what runs there ends by itself."""
+        with self._lock:
+            return [held.claimed for held in self._empty(self._groups[ref], key)]
+
+    def give_back(self, ref: GroupRef, key: str) -> None:
+        """Turns what waits in a partition into outcomes, uncounted."""
+        with self._lock:
+            group = self._groups[ref]
+            for held in self._empty(group, key):
+                self._settle(group, Outcome(held.claimed, Kind.GIVE_BACK))
+
+    def is_blocked(self, ref: GroupRef, key: str) -> bool:
+        with self._lock:
+            lane = self._groups[ref].lanes.get(key)
+            return lane is not None and lane.blocked
+
+    def unblock(self, ref: GroupRef, key: str) -> None:
+        with self._lock:
+            lane = self._groups[ref].lanes.get(key)
+            if lane is not None:
+                lane.blocked = False
+
+    def forget_lane(self, ref: GroupRef, key: str) -> None:
+        """Removes an empty lane, so that a million keys do not fill the memory."""
+        with self._lock:
+            group = self._groups[ref]
+            lane = group.lanes.get(key)
+            if lane is not None and not lane.busy and not lane.waiting:
+                del group.lanes[key]
+
+    def held(self, ref: GroupRef) -> list[Claimed]:
+        """All deliveries of a group that wait or run."""
+        with self._lock:
+            group = self._groups[ref]
+            waiting = [held.claimed for lane in group.lanes.values() for held in lane.waiting]
+            return waiting + [held.claimed for held in self._running.values() if held.claimed.ref == ref]
+
+    def overrun(self) -> Held | None:
+        """A delivery whose handler has passed its ``max_processing_time``."""
+        now = time.monotonic()
+        with self._lock:
+            for held in self._running.values():
+                if now - held.started_at > held.handler.max_processing_time:
+                    return held
+        return None
+
+    def running(self) -> int:
+        with self._lock:
+            return len(self._running)
+
+    def close(self) -> None:
+        """Nothing starts any more: what waits is given back, handler threads end after what they run."""
+        with self._lock:
+            self._closed = True
+            for group in self._groups.values():
+                for key in list(group.lanes):
+                    for held in self._empty(group, key):
+                        self._settle(group, Outcome(held.claimed, Kind.GIVE_BACK))
+            self._work.notify_all()
+            self._poller.notify_all()
+
+    def wake(self) -> None:
+        """Makes the poller look at once."""
+        with self._lock:
+            self._woken = True
+            self._poller.notify_all()
+
+    def wait(self, timeout: float, *, enough: int) -> bool:
+        """The poller's sleep: until outcomes are to be flushed, ``wake``, or the time is up.
+
+        Returns whether it was woken by ``wake``.
+        """
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while True:
+                now = time.monotonic()
+                due = any(self._flush_due(group, enough) for group in self._groups.values())
+                if self._woken or self._hungry or due or now >= deadline:
+                    woken, self._woken, self._hungry = self._woken, False, False
+                    return woken
+                pending = [group.first_outcome_at + FLUSH_DELAY for group in self._groups.values() if group.outcomes]
+                self._poller.wait(max(0.0, min([deadline, *pending]) - now))
+
+    # -- the handler threads' side --------------------------------------------
+
+    def take(self, lane: Lane | None) -> tuple[Lane, Held] | None:
+        """The next delivery for a thread that may be at ``lane``; None when the inbox is closed.
+
+        A thread stays with its lane for a time slice; then groups have their
+        turn round-robin, and within a group its lanes.
+        """
+        with self._lock:
+            if lane is not None:
+                if not self._closed and time.monotonic() < lane.slice_until and self._may_start(lane):
+                    return lane, self._start(lane)
+                self._leave(lane)
+            while not self._closed:
+                chosen = self._choose()
+                if chosen is not None:
+                    return chosen, self._start(chosen)
+                # Doubt about leases ends by itself, without a notify.
+                self._work.wait(0.5)
+            return None
+
+    def finish(self, held: Held, outcome: Outcome | None) -> None:
+        """The handler has returned; None: the delivery was not this process's any more."""
+        with self._lock:
+            group = self._groups[held.claimed.ref]
+            group.running -= 1
+            del self._running[id(held)]
+            if held.claimed.suspect:
+                self._suspect_running = False
+                self._work.notify_all()
+            if outcome is None:
+                self._poller.notify_all()
+                return
+            self._settle(group, outcome)
+            if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
+                group.lanes[held.claimed.key].blocked = True
+                for behind in self._empty(group, held.claimed.key):
+                    self._settle(group, Outcome(behind.claimed, Kind.GIVE_BACK))
+
+    # -- under the lock -------------------------------------------------------
+
+    @staticmethod
+    def _holds_back(handler: Handler, kind: Kind) -> bool:
+        """Whether what was claimed behind a delivery must not start before it has come again."""
+        if kind is Kind.GIVE_BACK:
+            return True  # it never started, so nothing behind it may
+        return handler.on_failure == "block" and kind in (Kind.NACK, Kind.SNOOZE)
+
+    def _choose(self) -> Lane | None:
+        for _ in range(len(self._ring)):
+            ref = self._ring[0]
+            self._ring.rotate(-1)
+            group = self._groups[ref]
+            for _ in range(len(group.ready)):
+                lane = group.ready.popleft()
+                lane.queued = False
+                if not lane.waiting or (lane.exclusive and lane.busy):
+                    continue  # emptied meanwhile
+                if self._may_start(lane):
+                    lane.busy = True
+                    lane.slice_until = time.monotonic() + SLICE
+                    return lane
+                lane.queued = True
+                group.ready.append(lane)
+        return None
+
+    def _may_start(self, lane: Lane) -> bool:
+        if not lane.waiting:
+            return False
+        if lane.waiting[0].claimed.suspect and self._suspect_running:
+            return False
+        return not lane.exclusive or self._leases_good()
+
+    def _start(self, lane: Lane) -> Held:
+        held = lane.waiting.popleft()
+        group = self._groups[lane.ref]
+        group.waiting -= 1
+        group.waiting_bytes -= held.claimed.size
+        group.running += 1
+        held.started_at = time.monotonic()
+        self._running[id(held)] = held
+        if held.claimed.suspect:
+            self._suspect_running = True
+        if not lane.exclusive and lane.waiting:
+            self._make_ready(group, lane)
+        if not group.waiting:
+            self._hungry = True  # nothing is left to hand out: time to claim
+            self._poller.notify_all()
+        return held
+
+    def _leave(self, lane: Lane) -> None:
+        lane.busy = False
+        if lane.waiting:
+            self._make_ready(self._groups[lane.ref], lane)
+
+    def _make_ready(self, group: _Group, lane: Lane) -> None:
+        if not lane.queued:
+            lane.queued = True
+            group.ready.append(lane)
+        self._work.notify()
+
+    def _empty(self, group: _Group, key: str | None) -> list[Held]:
+        lane = group.lanes.get(key)
+        if lane is None:
+            return []
+        taken = list(lane.waiting)
+        lane.waiting.clear()
+        group.waiting -= len(taken)
+        group.waiting_bytes -= sum(held.claimed.size for held in taken)
+        return taken
+
+    def _settle(self, group: _Group, outcome: Outcome) -> None:
+        if not group.outcomes:
+            group.first_outcome_at = time.monotonic()
+            self._poller.notify_all()
+        group.outcomes.append(outcome)
+
+    def _flush_due(self, group: _Group, enough: int) -> bool:
+        if not group.outcomes:
+            return False
+        if len(group.outcomes) >= enough or not (group.waiting or group.running):
+            return True
+        return time.monotonic() >= group.first_outcome_at + FLUSH_DELAY

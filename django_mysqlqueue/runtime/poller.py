@@ -1,0 +1,258 @@
+"""The poller: the one thread of a subscriber that moves work between database and inbox.
+
+It sequences, notices news, takes and gives back leases, claims, writes
+outcomes, extends, and does the housekeeping in turn. Everything it remembers is
+a hint that can be started anew; what counts is decided under locks in the
+database.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.db import Error, connections
+
+from django_mysqlqueue.conf import Settings
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.heart import Heart
+from django_mysqlqueue.runtime.housekeeping import Housekeeping
+from django_mysqlqueue.runtime.inbox import Inbox
+from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.runtime.work import GroupWork, OrderedWork, SharedWork
+from django_mysqlqueue.service import leasing, news, sequencing
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Retry, Session
+
+SEQUENCER_PASSES = 4
+"""Passes of the sequencer in a poll, so that flushes and extensions are not starved."""
+NEWS_ROWS = 2000
+NEWS_PASSES = 5
+LOOK_PAUSE = 10
+"""A look at the outbox walks uncommitted rows too: wait this many times as long as the last one took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The database's clock, carried on by the monotonic clock between looks."""
+
+    offset_ms: float
+
+    @classmethod
+    def at(cls, database_ms: int) -> Clock:
+        return cls(database_ms - time.monotonic() * 1000)
+
+    def now(self) -> int:
+        """Epoch milliseconds."""
+        return int(time.monotonic() * 1000 + self.offset_ms)
+
+
+class Poller:
+    """Runs in one thread until ``stop``; ``step`` is one turn, for tests that drive it by hand."""
+
+    def __init__(
+        self,
+        using: str,
+        subscriber: str,
+        handlers: dict[GroupRef, Handler],
+        settings: Settings,
+        inbox: Inbox,
+        heart: Heart,
+        *,
+        batch_size: int,
+    ) -> None:
+        self.using = using
+        self.subscriber = subscriber
+        self.settings = settings
+        self.inbox = inbox
+        self.heart = heart
+        self.batch_size = batch_size
+        self.progressed_at = time.monotonic()
+        self.clock = Clock.at(0)
+        share = max(1, settings.prefetch // len(handlers))
+        self.works: list[GroupWork] = [
+            (SharedWork if handler.shared else OrderedWork)(self, handler, share=share)
+            for handler in handlers.values()
+        ]
+        self.by_topic: dict[str, list[GroupWork]] = {}
+        for work in self.works:
+            self.by_topic.setdefault(work.ref.topic, []).append(work)
+        self.ordered = [work for work in self.works if isinstance(work, OrderedWork)]
+        self.shared = [work for work in self.works if isinstance(work, SharedWork)]
+        self.housekeeping = Housekeeping(self)
+        self._tail: int | None = None
+        self._interval = settings.poll_interval
+        self._next_poll = 0.0
+        self._next_tick = 0.0
+        self._failures = 0
+        self._recovered_at: float | None = None
+        self._steal_from = 0.0
+        self.outbox_idle = False
+        """The last look found nothing due."""
+        self.next_deliver_at: int | None = None
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.settings.lease_duration * 1000)
+
+    # -- the loop -------------------------------------------------------------
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Turns until ``stopping`` says so. A database error starts everything in memory anew."""
+        while not stopping():
+            self.progressed_at = time.monotonic()
+            if self.guarded(self.step):
+                self.sleep()
+
+    def guarded(self, action: Callable[[], object]) -> bool:
+        """Runs a step; after a database error drops the connection, waits, and starts anew."""
+        try:
+            action()
+        except (Error, CommitOutcomeUnknown, Retry) as error:
+            self._failures += 1
+            event(logging.WARNING, "poller.failed", error=f"{type(error).__name__}: {error}", failures=self._failures)
+            sessions.drop(connections[self.using])
+            self.start_anew()
+            time.sleep(min(5.0, 0.05 * 2 ** min(self._failures, 10)) * (0.5 + random.random() / 2))
+            return False
+        self._failures = 0
+        return True
+
+    def start_anew(self) -> None:
+        """Forgets every hint. Leases are read again under lock, partitions loaded as when they were taken."""
+        self._tail = None
+        self._next_poll = self._next_tick = 0.0
+        # The first to come back from a database stall must not steal everything: others are about to beat.
+        self._recovered_at = time.monotonic()
+        self._steal_from = float("inf")
+        for work in self.works:
+            work.start_anew()
+        self.housekeeping.start_anew()
+
+    def step(self) -> None:
+        """One turn: verify, tick, poll, write and claim, keep house; each only when it is due."""
+        now = time.monotonic()
+        if self.heart.must_verify():
+            self._verify_leases()
+        if now >= self._next_tick:
+            self._tick()
+            self._next_tick = time.monotonic() + self.settings.lease_renewal_interval
+        if now >= self._next_poll:
+            self._poll()
+        for work in self.works:
+            work.turn()
+        self.works.append(self.works.pop(0))
+        self.housekeeping.turn()
+
+    def sleep(self) -> None:
+        """Until the next thing that is due, or until something happens in this process."""
+        now = time.monotonic()
+        until = min(self._next_poll, self._next_tick, self.housekeeping.next_at, now + self.settings.max_poll_interval)
+        clock = self.clock.now()
+        times = [work.next_at() for work in self.works if work.room() > 0]
+        times.append(self.next_deliver_at)
+        for moment in times:
+            if moment is not None:
+                until = min(until, now + max(0.0, (moment - clock) / 1000))
+        if any(work.wants_turn() for work in self.works):
+            until = now
+        if self.inbox.wait(max(0.0, until - now), enough=self.enough):
+            self.poll_soon()
+
+    @property
+    def enough(self) -> int:
+        """Outcomes that are worth a flush before their delay is over."""
+        return max(1, self.batch_size // 2)
+
+    def poll_soon(self) -> None:
+        self._next_poll = 0.0
+        self._interval = self.settings.poll_interval
+
+    # -- polling --------------------------------------------------------------
+
+    def _poll(self) -> None:
+        """At most three queries when nothing happens, whatever the number of partitions and groups."""
+        session = Session(self.using)
+        began = time.monotonic()
+        look = sequencing.look(session)
+        took = time.monotonic() - began
+        self.clock = Clock.at(look.now)
+        self.next_deliver_at = look.next_deliver_at
+        self.outbox_idle = not look.due
+        moved, again = self._sequence() if look.due else (False, False)
+        if self._tail is None:
+            self._tail = news.head(session)
+            self.housekeeping.scan_all()
+        read, more = self._read_news(session)
+        if self.shared:
+            due = news.next_due(session, [work.ref for work in self.shared])
+            for work in self.shared:
+                work.next_due = due.get(work.ref)
+        interval = self.settings.poll_interval
+        found = moved or read
+        self._interval = interval if found else min(self._interval * 1.5, self.settings.max_poll_interval)
+        # Jitter keeps the processes of a fleet from looking all at once.
+        pause = 0.0 if again or more else max(self._interval * (0.9 + random.random() / 5), LOOK_PAUSE * took)
+        self._next_poll = time.monotonic() + pause
+
+    def _sequence(self) -> tuple[bool, bool]:
+        """Moves what is due into the log; returns whether anything was, and whether to come again at once."""
+        moved = 0
+        for _ in range(SEQUENCER_PASSES):
+            done = sequencing.sequence(self.using)
+            moved += done.moved
+            if done.busy or not done.more:
+                self.outbox_idle = not done.busy
+                return moved > 0, False
+        return moved > 0, True
+
+    def _read_news(self, session: Session) -> tuple[bool, bool]:
+        """Tells the groups which partitions got messages; whether any did, and whether there is more to read."""
+        read = False
+        for _ in range(NEWS_PASSES):
+            batch = news.since(session, self._tail or 0, limit=NEWS_ROWS)
+            self._tail = batch.tail
+            read = read or bool(batch.partitions)
+            for topic, key in batch.partitions:
+                for work in self.by_topic.get(topic, ()):
+                    work.news(key)
+            if not batch.more:
+                return read, False
+        return read, True
+
+    def check_tail(self, session: Session) -> None:
+        """After a failover the log's head may be below the tail."""
+        if self._tail is not None and news.head(session) < self._tail:
+            event(logging.WARNING, "poller.log_went_back", tail=self._tail)
+            self._tail = None
+
+    # -- leases ---------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Once a renewal interval: shares, stale owners, extensions."""
+        for group in self.works:
+            group.ask_again()
+        if self.ordered:
+            session = Session(self.using)
+            refs = [work.ref for work in self.ordered]
+            leases = leasing.read(session, refs, self.lease_ms)
+            live = leasing.heartbeats.live(session, refs, self.lease_ms)
+            for work in self.ordered:
+                work.rebalance(leases[work.ref], live[work.ref], steal=self.may_steal())
+
+    def may_steal(self) -> bool:
+        """Not before one renewal interval after the first beat that followed a connection error."""
+        if self._recovered_at is not None and self.heart.beat_at > self._recovered_at:
+            self._steal_from = self.heart.beat_at + self.settings.lease_renewal_interval
+            self._recovered_at = None
+        return time.monotonic() >= self._steal_from
+
+    def _verify_leases(self) -> None:
+        for work in self.ordered:
+            work.verify()
+        self.heart.verified()

@@ -1,0 +1,223 @@
+"""Handlers: what ``@subscriber`` declares, and what their groups' settings make of it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from asgiref.sync import async_to_sync
+from django.db import router
+from django.utils.module_loading import autodiscover_modules
+
+from django_mysqlqueue import names
+from django_mysqlqueue.conf import Backoff, check_handler_option, get_settings
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.groups import GroupRef
+
+logger = logging.getLogger("django_mysqlqueue.subscriber")
+
+HandlerFunction = Callable[..., Any]
+F = TypeVar("F", bound=HandlerFunction)
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<the setting's>"
+
+
+UNSET: Any = _Unset()
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A handler as it was decorated: only the options that were given."""
+
+    ref: GroupRef
+    function: HandlerFunction
+    options: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        return f"{self.function.__module__}.{getattr(self.function, '__qualname__', repr(self.function))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A handler with every option resolved. Durations in seconds."""
+
+    ref: GroupRef
+    function: HandlerFunction
+    where: str
+    mode: Literal["ordered", "shared"]
+    atomic: bool
+    start: Literal["earliest", "latest"]
+    on_failure: Literal["skip", "block"]
+    max_attempts: int | None
+    visibility_timeout: float
+    max_processing_time: float
+    backoff: Backoff
+
+    @property
+    def shared(self) -> bool:
+        return self.mode == "shared"
+
+
+_declared: list[Declared] = []
+
+
+def subscriber(
+    topic: str,
+    *,
+    group: str,
+    mode: Literal["ordered", "shared"] = "ordered",
+    atomic: bool = False,
+    start: Literal["earliest", "latest"] = "earliest",
+    on_failure: Literal["skip", "block"] = "skip",
+    max_attempts: int | None = UNSET,
+    visibility_timeout: float = UNSET,
+    max_processing_time: float = UNSET,
+    backoff: Backoff | dict[str, float] = UNSET,
+    batch: bool = False,
+) -> Callable[[F], F]:
+    """Declares a function as the handler of a topic for a consumer group.
+
+    The function takes one argument, a ``Delivery``. Returning acks it, raising
+    nacks it, unless it said otherwise through the delivery's methods. What is
+    not given here comes from ``MYSQLQUEUE``; ``MYSQLQUEUE["GROUPS"]`` overrides both.
+
+    Args:
+        topic: the topic; one ending in the DLQ suffix handles dead letters.
+        group: the consumer group. A required name of its own: one taken from the
+            function would replay everything when the function is renamed.
+        mode: ``"ordered"`` handles a partition's messages one after another, in
+            order, on one subscriber at a time; ``"shared"`` hands each message to any.
+        atomic: run the handler in a transaction that also writes the ack.
+        start: where a new group begins: ``"earliest"`` or ``"latest"``.
+        on_failure: in ordered mode, whether later messages of a partition pass a
+            failed one (``"skip"``) or wait until it is settled (``"block"``).
+        max_attempts: failed attempts until a message goes to the DLQ; None: no limit.
+        visibility_timeout: shared mode: seconds until a vanished subscriber's
+            deliveries are handed out again.
+        max_processing_time: seconds after which a handler counts as hung and its
+            process shuts down.
+        backoff: a ``Backoff`` or a dict of its fields.
+        batch: reserved.
+
+    Raises:
+        SubscriberError: names the function and the rule that it breaks.
+    """
+    given = {
+        "mode": mode,
+        "atomic": atomic,
+        "start": start,
+        "on_failure": on_failure,
+        "max_attempts": max_attempts,
+        "visibility_timeout": visibility_timeout,
+        "max_processing_time": max_processing_time,
+        "backoff": backoff,
+    }
+
+    def declare(function: F) -> F:
+        where = f"@subscriber({topic!r}, group={group!r}) on {getattr(function, '__qualname__', function)}"
+        if batch:
+            raise SubscriberError(f"{where}: batch=True is reserved for a later version")
+        try:
+            options = {
+                name: check_handler_option(name, value) for name, value in given.items() if value is not UNSET
+            }
+            ref = GroupRef(names.check_name("group", group), names.check_name("topic", topic))
+        except ValueError as error:
+            raise SubscriberError(f"{where}: {error}") from error
+        _check_function(where, function, atomic=options["atomic"])
+        _remember(Declared(ref, function, options))
+        return function
+
+    return declare
+
+
+def _check_function(where: str, function: HandlerFunction, *, atomic: bool) -> None:
+    if not callable(function):
+        raise SubscriberError(f"{where}: is not callable")
+    call = function if inspect.isroutine(function) else type(function).__call__
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise SubscriberError(f"{where}: is a generator function, whose body would never run")
+    if atomic and inspect.iscoroutinefunction(call):
+        raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
+
+
+def _remember(declared: Declared) -> None:
+    # A module that is imported again (by the autoreloader, under a test) replaces its own handlers.
+    same = [known for known in _declared if known.where == declared.where and known.ref == declared.ref]
+    for known in same:
+        _declared.remove(known)
+    _declared.append(declared)
+
+
+def discover() -> None:
+    """Imports ``subscribers.py`` of every installed app, as the admin does with ``admin.py``."""
+    autodiscover_modules("subscribers")
+
+
+def handlers() -> dict[GroupRef, Handler]:
+    """Every declared handler, resolved.
+
+    Raises:
+        SubscriberError: two functions are declared for one group and topic.
+    """
+    discover()
+    found: dict[GroupRef, Handler] = {}
+    for declared in _declared:
+        if declared.ref in found:
+            raise SubscriberError(
+                f"Two handlers for the group {declared.ref.group!r} of {declared.ref.topic!r}: "
+                f"{found[declared.ref].where} and {declared.where}."
+            )
+        found[declared.ref] = _resolve(declared)
+    return found
+
+
+def _resolve(declared: Declared) -> Handler:
+    settings = get_settings()
+    options: dict[str, Any] = {
+        "max_attempts": settings.max_attempts,
+        "visibility_timeout": settings.visibility_timeout,
+        "max_processing_time": settings.max_processing_time,
+        "backoff": settings.backoff,
+        **declared.options,
+        **settings.groups.get(declared.ref.group, {}),
+    }
+    _check_function(declared.where, declared.function, atomic=options["atomic"])
+    function = declared.function
+    call = function if inspect.isroutine(function) else type(function).__call__
+    if inspect.iscoroutinefunction(call):
+        function = async_to_sync(function)
+    return Handler(ref=declared.ref, function=function, where=declared.where, **options)
+
+
+def register_groups(using: str, only: Iterable[GroupRef] | None = None) -> None:
+    """Registers the handlers' groups on ``using`` if the queue lives there.
+
+    A mode that differs from the registered one is only logged here, so that
+    ``migrate`` does not fail; the subscriber refuses to start.
+    """
+    if using != (get_settings().database or router.db_for_write(ConsumerGroup)):
+        return
+    known = handlers()
+    for ref in only if only is not None else known:
+        handler = known[ref]
+        registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
+        if registered.mode != handler.mode:
+            logger.warning(mode_text(handler, registered.mode))
+
+
+def mode_text(handler: Handler, registered: str) -> str:
+    return (
+        f"The group {handler.ref.group!r} of {handler.ref.topic!r} is registered as {registered}, but "
+        f"{handler.where} says mode={handler.mode!r}. Stop its subscribers and run: manage.py queuegroupmode "
+        f"{handler.ref.group} {handler.ref.topic} {handler.mode}"
+    )

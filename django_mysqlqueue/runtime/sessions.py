@@ -1,0 +1,87 @@
+"""Database connections of the subscriber's threads.
+
+A process can freeze at any instruction and keep its row locks. Each kind of
+thread therefore tells the server how long a silent client may live.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+from django_mysqlqueue.sql import dialect_of
+
+_role = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Session time-outs in seconds."""
+
+    idle: float
+    """How long the client may be silent; above the longest interval at which it speaks."""
+    lock_wait: float
+    network: float
+
+
+def adopt(using: str, timeouts: Timeouts) -> None:
+    """Gives every connection that this thread opens to ``using`` these session time-outs."""
+    _role.using, _role.timeouts = using, timeouts
+
+
+def _set_up(*, connection: Any, **kwargs: Any) -> None:
+    if getattr(_role, "using", None) != connection.alias:
+        return
+    timeouts: Timeouts = _role.timeouts
+    with connection.cursor() as cursor:
+        for statement in dialect_of(connection).session_timeouts(
+            idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network
+        ):
+            cursor.execute(statement)
+
+
+connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
+
+
+def tidy() -> None:
+    """Between two messages: what the handler left behind must not reach the next one.
+
+    Unlike ``close_old_connections`` it keeps sound connections at CONN_MAX_AGE 0,
+    where connecting anew for each message alone cost 45%.
+    """
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        if connection.connection is None:
+            continue
+        left_open = connection.in_atomic_block or (
+            not connection.get_autocommit() and connection.settings_dict["AUTOCOMMIT"]
+        )
+        expired = bool(connection.settings_dict["CONN_MAX_AGE"]) and (
+            connection.close_at is not None and time.monotonic() >= connection.close_at
+        )
+        if left_open or expired or (connection.errors_occurred and not connection.is_usable()):
+            drop(connection)
+        else:
+            connection.errors_occurred = False
+
+
+def drop(connection: Any) -> None:
+    """Closes a connection whatever state it is in; the next statement opens another."""
+    connection.in_atomic_block = False
+    connection.savepoint_ids = []
+    connection.atomic_blocks = []
+    connection.needs_rollback = False
+    connection.closed_in_transaction = False
+    connection.run_on_commit = []
+    connection.close()
+
+
+def close_all() -> None:
+    """At the end of a thread."""
+    for connection in connections.all(initialized_only=True):
+        drop(connection)

@@ -1,0 +1,467 @@
+"""Claims: taking messages of one group, from many partitions, in one transaction.
+
+Locks, in this order everywhere: group (shared), leases, offsets, delivery state,
+outbox; within a table by primary key in key order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from secrets import randbits
+from typing import Any
+
+from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.service import dead_letters, groups, leasing, settling, watermarks
+from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
+from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.watermarks import BY_ROW, UNION_TERMS, Offsets
+
+STATE = DeliveryState._meta.db_table
+LOG = QueueMessage._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims, and by which rules."""
+
+    ref: GroupRef
+    subscriber: str
+    max_attempts: int | None
+    visibility_ms: int | None
+    """Shared mode: how long a delivery stays invisible; None: ordered mode, the lease is the visibility."""
+
+    @property
+    def shared(self) -> bool:
+        return self.visibility_ms is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What to take from one partition: redeliveries, or else rows above the cursor."""
+
+    key: str
+    due: tuple[int, ...] = ()
+    """Offsets believed due for redelivery, ascending (ordered mode)."""
+    look_at: int = 0
+    """How many rows above the cursor to look at."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """What a claim found. The deliveries are this process's from the COMMIT on."""
+
+    flushed: Flushed
+    deliveries: list[Claimed] = field(default_factory=list)
+    dead: list[Claimed] = field(default_factory=list)
+    """Suspects that had used up their attempts: now in the DLQ."""
+    lost: set[str] = field(default_factory=set)
+    """Partitions whose lease is somebody else's by now."""
+    missing: set[str] = field(default_factory=set)
+    """Partitions without an offsets row: create them and claim again."""
+    drained: set[str] = field(default_factory=set)
+    """Partitions seen, under their lock, to have nothing above the cursor."""
+    settled: set[tuple[str, int]] = field(default_factory=set)
+    """Expected redeliveries that turned out to be settled."""
+    later: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Expected redeliveries that are not due yet → when, epoch milliseconds."""
+    dropped: bool = False
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A message's content, read from the log after the claim has committed."""
+
+    message_id: str
+    payload: bytes
+    metadata: str | bytes
+    original_id: str
+    published_at: int
+    created_at: int
+
+
+def new_token() -> int:
+    """A random 63-bit token: it names the deliveries of one claim transaction and never comes again."""
+    return randbits(63) or 1
+
+
+def claim(
+    using: str,
+    claimant: Claimant,
+    wants: Sequence[Want],
+    *,
+    token: int,
+    outcomes: Sequence[Outcome] = (),
+    also: Collection[str] = (),
+    max_due: int = 0,
+    max_bytes: int = 2**62,
+    after_clock_step: bool = False,
+) -> Claim:
+    """Writes the group's pending outcomes and takes new deliveries, in one transaction.
+
+    Args:
+        wants: what to take from which partitions; leased ones in ordered mode.
+        token: names these deliveries; from ``new_token``, never used before.
+        outcomes, also: as in ``settling.flush``.
+        max_due: redeliveries to take in shared mode, oldest first, of any partition.
+        max_bytes: payload bytes to take at most (but at least one message).
+        after_clock_step: in shared mode, also look for rows that a mended clock left far ahead.
+
+    Raises:
+        CommitOutcomeUnknown: the deliveries may be this process's or not; see ``undo``.
+    """
+
+    def take(session: Session) -> Claim:
+        return _claim(session, claimant, wants, token, outcomes, also, max_due, max_bytes, after_clock_step)
+
+    return run(using, take)
+
+
+def _claim(
+    session: Session,
+    claimant: Claimant,
+    wants: Sequence[Want],
+    token: int,
+    outcomes: Sequence[Outcome],
+    also: Collection[str],
+    max_due: int,
+    max_bytes: int,
+    after_clock_step: bool,
+) -> Claim:
+    ref, shared = claimant.ref, claimant.shared
+    fence = groups.fence(session, ref)
+    keys = {want.key for want in wants}
+    lost: set[str] = set()
+    if not shared:
+        owners = leasing.lock(session, ref, sorted(keys))
+        lost = {key for key in keys if owners.get(key) != claimant.subscriber}
+    touched = keys | set(also) | {outcome.delivery.key for outcome in outcomes}
+    offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
+    flushed = settling.apply(session, ref, outcomes, offsets, max_attempts=claimant.max_attempts, also=also)
+    result = Claim(flushed, lost=lost, dropped=fence is None, paused=fence is not None and fence.paused)
+    if fence is None or fence.paused:
+        return result
+    budget = _Budget(max_bytes)
+    taken: list[Claimed] = []
+    open_wants = [want for want in wants if want.key not in lost]
+    if shared:
+        due = _due_shared(session, ref, max_due, fence.now, after_clock_step=after_clock_step)
+    else:
+        due = [(want.key, offset) for want in open_wants for offset in want.due]
+    if due:
+        taken += _redeliver(session, claimant, due, token, fence.now, budget, result)
+    fresh, cursors = _above_cursors(session, claimant, open_wants, offsets, token, budget, result)
+    taken += fresh
+    _insert_rows(session, claimant, fresh, fence.now)
+    watermarks.move_cursors(session, ref, cursors)
+    result.deliveries = sorted(taken, key=lambda delivery: (delivery.key, delivery.offset))
+    return result
+
+
+class _Budget:
+    """Payload bytes that a claim may still take; the first message always fits."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.left = max_bytes
+        self.any = False
+
+    def takes(self, size: int) -> bool:
+        if self.any and size > self.left:
+            self.left = 0
+            return False
+        self.any = True
+        self.left -= size
+        return True
+
+
+# -- redeliveries -------------------------------------------------------------
+
+
+def _due_shared(
+    session: Session, ref: GroupRef, limit: int, now: int, *, after_clock_step: bool
+) -> list[tuple[str, int]]:
+    """Rows that look due, read without locks from the head of the index."""
+    if limit <= 0:
+        return []
+    select = (
+        f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        "WHERE consumer_group = %s AND topic = %s AND acked = %s AND invisible_until "
+    )
+    found = session.rows(f"{select} <= %s ORDER BY invisible_until LIMIT %s", (*ref, False, now, limit))
+    if after_clock_step:
+        found = [
+            *found,
+            *session.rows(
+                f"{select} > %s AND delivered_at > %s ORDER BY invisible_until LIMIT %s",
+                (*ref, False, now, now + CLOCK_STEP_MS, limit),
+            ),
+        ]
+    return [(key, offset) for key, offset in found]
+
+
+def _redeliver(
+    session: Session,
+    claimant: Claimant,
+    due: Sequence[tuple[str, int]],
+    token: int,
+    now: int,
+    budget: _Budget,
+    result: Claim,
+) -> list[Claimed]:
+    """Takes rows again, by primary key; a locked one is never waited for.
+
+    In ordered mode a locked row leaves its whole partition out of this claim,
+    so that nothing behind it overtakes it.
+    """
+    ref = claimant.ref
+    rows = _lock_due(session, ref, due)
+    locked: set[str] = set()
+    if len(rows) < len(due):
+        unsettled = _still_unsettled(session, ref, [row for row in due if row not in rows])
+        locked = {key for key, _ in unsettled}
+        result.settled |= set(due) - set(rows) - unsettled
+    sizes = _sizes(session, [offset for _, offset in rows])
+    taken: list[Claimed] = []
+    letters: list[tuple[str, int, int, str]] = []
+    for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in rows.items():
+        if not claimant.shared and key in locked:
+            continue
+        if due_at > now and delivered_at <= now + CLOCK_STEP_MS and (claimant.shared or not delivered_by):
+            result.later[key, offset] = due_at
+            continue
+        suspect = bool(delivered_by)
+        size = sizes.get(offset, 0)
+        claimed = Claimed(ref, key, offset, token, retries + 1, suspect, size)
+        if suspect and _used_up(claimant, retries):
+            text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
+            letters.append((key, offset, retries, f"{error}\n{text}" if error else text))
+            result.dead.append(claimed)
+        elif budget.takes(size):
+            taken.append(claimed)
+    if letters:
+        dead_letters.dead_letter(session, ref, letters)
+    _renew_rows(session, claimant, taken, now)
+    return taken
+
+
+def _used_up(claimant: Claimant, retries: int) -> bool:
+    from django_mysqlqueue.names import is_dlq
+
+    return claimant.max_attempts is not None and retries >= claimant.max_attempts and not is_dlq(claimant.ref.topic)
+
+
+def _lock_due(
+    session: Session, ref: GroupRef, due: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], tuple[int, str, int, int, str]]:
+    rows: dict[tuple[str, int], tuple[int, str, int, int, str]] = {}
+    for chunk in session.chunks(sorted(due)):
+        for key, offset, *rest in session.rows(
+            "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivered_by, s.delivered_at, "
+            f"s.retry_count, s.last_error FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+            f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
+            (*flat(chunk), *ref, False),
+        ):
+            rows[key, offset] = tuple(rest)  # type: ignore[assignment]
+    return rows
+
+
+def _still_unsettled(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Which of the rows that SKIP LOCKED left out are there unsettled, so locked by somebody."""
+    found: set[tuple[str, int]] = set()
+    for chunk in session.chunks(sorted(rows)):
+        found.update(
+            session.rows(
+                f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+                f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s",
+                (*flat(chunk), *ref, False),
+            )
+        )
+    return found
+
+
+def _sizes(session: Session, offsets: Sequence[int]) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for chunk in session.chunks(offsets):
+        sizes.update(
+            session.rows(
+                f"SELECT m.`offset`, m.size FROM {session.dialect.rows(('o',), len(chunk))} "
+                f"{session.dialect.join} {LOG} m ON m.`offset` = v.o",
+                chunk,
+            )
+        )
+    return sizes
+
+
+def _renew_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed], now: int) -> None:
+    for chunk in session.chunks(taken):
+        session.execute(
+            session.dialect.update_joined(
+                STATE,
+                ("k", "o", "t", "who", "at", "until"),
+                len(chunk),
+                BY_ROW,
+                {
+                    "delivery_token": "v.t",
+                    "delivered_by": "v.who",
+                    "delivered_at": "v.at",
+                    "invisible_until": "v.until",
+                },
+            ),
+            (
+                *flat(
+                    (one.key, one.offset, one.token, claimant.subscriber, now, now + (claimant.visibility_ms or 0))
+                    for one in chunk
+                ),
+                *claimant.ref,
+            ),
+        )
+
+
+# -- rows above the cursor ----------------------------------------------------
+
+
+def _above_cursors(
+    session: Session,
+    claimant: Claimant,
+    wants: Sequence[Want],
+    offsets: Mapping[str, Offsets],
+    token: int,
+    budget: _Budget,
+    result: Claim,
+) -> tuple[list[Claimed], dict[str, int]]:
+    """Takes rows above the cursors; returns them and the new cursors.
+
+    A cursor moves to the last row looked at, also past rows for another
+    ``target_group``: else watermark and GC would stick there.
+    """
+    places: dict[str, tuple[int, int]] = {}
+    for want in wants:
+        if want.look_at <= 0:
+            continue
+        if want.key in offsets:
+            places[want.key] = (offsets[want.key].claimed, want.look_at)
+        else:
+            result.missing.add(want.key)
+    if claimant.shared and result.missing:
+        # A locked row looks missing to SKIP LOCKED. It is not an empty poll: the partition stays on the list.
+        result.missing -= _existing(session, claimant.ref, result.missing)
+    taken: list[Claimed] = []
+    cursors: dict[str, int] = {}
+    found = _look(session, claimant.ref.topic, places)
+    for key, (_, look_at) in places.items():
+        rows = found.get(key, [])
+        for offset, target, size in rows:
+            if target and target != claimant.ref.group:
+                cursors[key] = offset
+                continue
+            if not budget.takes(size):
+                break
+            taken.append(Claimed(claimant.ref, key, offset, token, 1, suspect=False, size=size))
+            cursors[key] = offset
+        if len(rows) < look_at and (not rows or cursors.get(key) == rows[-1][0]):
+            result.drained.add(key)
+    return taken, cursors
+
+
+def _existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]:
+    found: set[str] = set()
+    for chunk in session.chunks(sorted(keys)):
+        found.update(
+            key
+            for (key,) in session.rows(
+                f"SELECT s.partition_key FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"{session.dialect.join} {watermarks.OFFSETS} s ON {watermarks.BY_KEY}",
+                (*chunk, *ref),
+            )
+        )
+    return found
+
+
+def _look(
+    session: Session, topic: str, places: Mapping[str, tuple[int, int]]
+) -> dict[str, list[tuple[int, str, int]]]:
+    """The next rows of each partition: (offset, target group, size), in offset order."""
+    one = (
+        "SELECT * FROM (SELECT partition_key, `offset`, target_group, size "
+        f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s) m{number}"
+    )
+    found: dict[str, list[tuple[int, str, int]]] = {}
+    items = sorted(places.items())
+    for start in range(0, len(items), UNION_TERMS):
+        piece = items[start : start + UNION_TERMS]
+        sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(piece)))
+        parameters = flat((topic, key, cursor, limit) for key, (cursor, limit) in piece)
+        for key, offset, target, size in session.rows(sql, parameters):
+            found.setdefault(key, []).append((offset, target, size))
+    for rows in found.values():
+        rows.sort()
+    return found
+
+
+def _insert_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed], now: int) -> None:
+    until = now + (claimant.visibility_ms or 0)
+    for chunk in session.chunks(taken):
+        session.execute(
+            f"INSERT INTO {STATE} (consumer_group, topic, partition_key, message_offset, delivery_token, "
+            "delivered_by, delivered_at, invisible_until) VALUES "
+            + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s, %s, %s, %s)"),
+            flat(
+                (*claimant.ref, one.key, one.offset, one.token, claimant.subscriber, now, until) for one in chunk
+            ),
+        )
+
+
+# -- after the COMMIT ---------------------------------------------------------
+
+
+def bodies(using: str, offsets: Iterable[int]) -> dict[int, Body]:
+    """Reads messages from the log, outside any transaction.
+
+    A process that is frozen while rows stream to it must hold no locks (they
+    were kept for 60 s). An offset that is missing has been collected or
+    discarded meanwhile.
+    """
+    session = Session(using)
+    found: dict[int, Body] = {}
+    for chunk in session.chunks(sorted(offsets)):
+        for offset, *columns in session.rows(
+            "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at "
+            f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m ON m.`offset` = v.o",
+            chunk,
+        ):
+            found[offset] = _body(*columns)
+    return found
+
+
+def _body(
+    message_id: str, payload: Any, metadata: str | bytes, original_id: str, published_at: int, created_at: int
+) -> Body:
+    return Body(message_id, bytes(payload), metadata, original_id, published_at, created_at)
+
+
+def undo(using: str, ref: GroupRef, token: int) -> None:
+    """Gives back, uncounted, what a claim with an unknown outcome may have taken.
+
+    The exclusive lock on the group row waits until that claim's transaction,
+    which held it shared, is over on the server.
+    """
+
+    def give_back(session: Session) -> None:
+        groups.wait_for_claims(session, ref)
+        rows = session.rows(
+            f"SELECT partition_key, message_offset, retry_count FROM {STATE}"
+            f"{session.dialect.force_index('queue_delivery_state_due')} "
+            "WHERE consumer_group = %s AND topic = %s AND acked = %s AND delivery_token = %s",
+            (*ref, False, token),
+        )
+        unstarted = [
+            Outcome(Claimed(ref, key, offset, token, retries + 1, suspect=retries > 0, size=0), Kind.GIVE_BACK)
+            for key, offset, retries in rows
+        ]
+        settling.apply(session, ref, unstarted, {}, max_attempts=None)
+
+    run(using, give_back)

@@ -1,0 +1,65 @@
+"""Dead letters: a message that failed for good goes to the DLQ topic, for its group alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django_mysqlqueue import names
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, flat
+from django_mysqlqueue.service.watermarks import BY_ROW
+
+STATE = DeliveryState._meta.db_table
+OUTBOX = OutboxMessage._meta.db_table
+LOG = QueueMessage._meta.db_table
+
+ERROR_LENGTH = 16_000
+"""Characters of an error that are kept: its end, where a traceback names the exception."""
+
+
+def cut(error: str) -> str:
+    """An error text that fits its column and that UTF-8 can encode."""
+    text = error.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= ERROR_LENGTH else "…" + text[1 - ERROR_LENGTH :]
+
+
+def dead_letter(session: Session, ref: GroupRef, letters: Sequence[tuple[str, int, int, str]]) -> None:
+    """Settles deliveries for this group and puts copies into the outbox for the DLQ topic.
+
+    ``letters``: (partition key, offset, failed attempts, error) of rows that
+    this transaction has locked and found unsettled. Both happen in the one
+    transaction: at every crash point the message is live or in the DLQ. The log
+    row stays, since other groups still need it. The copy has a fresh id: with
+    the old one it would be dropped as a repeat the second time.
+    """
+    ordered = sorted(letters)
+    for chunk in session.chunks(ordered):
+        session.execute(
+            session.dialect.update_joined(
+                STATE,
+                ("k", "o", "n"),
+                len(chunk),
+                BY_ROW,
+                {"acked": "1", "delivery_token": "0", "delivered_by": "''", "retry_count": "v.n"},
+            ),
+            (*flat((key, offset, count) for key, offset, count, _ in chunk), *ref),
+        )
+    now = session.dialect.now_ms
+    for chunk in session.chunks(ordered):
+        session.execute(
+            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, original_id, original_topic, "
+            "original_offset, failed_group, failed_at, failure_count, last_error) "
+            f"SELECT %s, m.partition_key, v.id, m.payload, m.metadata, "
+            "CASE WHEN m.original_id = '' THEN m.id ELSE m.original_id END, "
+            "CASE WHEN m.original_topic = '' THEN m.topic ELSE m.original_topic END, "
+            "CASE WHEN m.original_offset = 0 THEN m.`offset` ELSE m.original_offset END, "
+            f"%s, {now}, v.n, v.error "
+            f"FROM {session.dialect.rows(('o', 'id', 'n', 'error'), len(chunk))} "
+            f"{session.dialect.join} {LOG} m ON m.`offset` = v.o",
+            (
+                names.dlq_topic(ref.topic),
+                ref.group,
+                *flat((offset, names.new_message_id(), count, cut(error)) for _, offset, count, error in chunk),
+            ),
+        )

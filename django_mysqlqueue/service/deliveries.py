@@ -1,0 +1,61 @@
+"""The values that pass between claiming, the subscriber process and settling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from django_mysqlqueue.service.groups import GroupRef
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A delivery that a claim has handed to this process: one row and its token."""
+
+    ref: GroupRef
+    key: str
+    offset: int
+    token: int
+    attempt: int
+    """The number of this attempt, fixed at the claim; 1 is the first."""
+    suspect: bool
+    """An earlier holder of this message vanished: its start goes on record before it runs."""
+    size: int
+    """Payload size in bytes."""
+
+
+class Kind(Enum):
+    """What became of a delivery."""
+
+    ACK = "ack"
+    SETTLED = "settled"
+    """Already written by the handler's own transaction; the watermark may pass it."""
+    NACK = "nack"
+    SNOOZE = "snooze"
+    REJECT = "reject"
+    GIVE_BACK = "give_back"
+    """Claimed and never started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A delivery's end in this process, to be written by the next flush."""
+
+    delivery: Claimed
+    kind: Kind
+    delay_ms: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Flushed:
+    """What a flush found."""
+
+    stale: list[Outcome] = field(default_factory=list)
+    """Outcomes whose delivery was no longer this process's: nothing was changed for them."""
+    dead: list[Claimed] = field(default_factory=list)
+    """Deliveries that went to the DLQ."""
+    waiting: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(partition key, offset) of what is to come again → when, epoch milliseconds."""
+    unfinished: set[str] = field(default_factory=set)
+    """Partitions whose watermark has further to go: flush them again."""

@@ -1,0 +1,166 @@
+"""Consumer groups: registering them, fencing claims from them, dropping them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    PartitionLease,
+    QueueMessage,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.service.transactions import Session, run
+
+GROUPS = ConsumerGroup._meta.db_table
+LOG = QueueMessage._meta.db_table
+CHUNK = 1000
+
+
+class GroupRef(NamedTuple):
+    """A consumer group of a topic."""
+
+    group: str
+    topic: str
+
+    def __str__(self) -> str:
+        return f"{self.group}/{self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A group as the database knows it."""
+
+    ref: GroupRef
+    mode: str
+    start_offset: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A group row locked shared: until the transaction ends it is not paused, sought or dropped."""
+
+    paused: bool
+    start_offset: int
+    now: int
+
+
+def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
+    """Registers a group if it is new: from then on GC keeps what it has not passed.
+
+    ``start="latest"`` begins behind the log's present end: messages that were
+    published but not yet sequenced still reach the group.
+    """
+    run(using, lambda session: _insert(session, ref, mode, start))
+    registered = find(using, ref)
+    if registered is None:
+        raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} was dropped while it was registered.")
+    return registered
+
+
+def _insert(session: Session, ref: GroupRef, mode: str, start: str) -> None:
+    end = f"(SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m)" if start == "latest" else "0"
+    if ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).exists():
+        return  # so that a start-up takes no lock that a running group would wait for
+    session.execute(
+        f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset) VALUES (%s, %s, %s, {end})"
+        + session.dialect.on_conflict_keep(GROUPS, ("consumer_group", "topic")),
+        (ref.group, ref.topic, mode),
+    )
+
+
+def find(using: str, ref: GroupRef) -> Registered | None:
+    row = (
+        ConsumerGroup.objects.using(using)
+        .filter(consumer_group=ref.group, topic=ref.topic)
+        .values_list("mode", "start_offset", "paused")
+        .first()
+    )
+    return None if row is None else Registered(ref, *row)
+
+
+def fence(session: Session, ref: GroupRef) -> Fence | None:
+    """Locks the group row shared; None if the group has been dropped."""
+    row = session.row(
+        f"SELECT paused, start_offset, {session.dialect.now_ms} FROM {GROUPS} "
+        f"WHERE consumer_group = %s AND topic = %s{session.dialect.share_lock}",
+        ref,
+    )
+    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]))
+
+
+def wait_for_claims(session: Session, ref: GroupRef) -> None:
+    """Locks the group row exclusively: every claim that held it shared is over."""
+    group = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
+    list(group.select_for_update().values_list("id"))
+
+
+def drop(using: str, ref: GroupRef) -> bool:
+    """Forgets a group and all its state; GC no longer waits for it.
+
+    The group row goes first, under its exclusive lock: claims that hold it
+    shared finish before, later ones find no group. Returns whether it existed.
+    """
+
+    def forget(session: Session) -> bool:
+        group = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
+        ids = list(group.select_for_update().values_list("id", flat=True))
+        return bool(group.filter(id__in=ids).delete()[0]) if ids else False
+
+    existed = run(using, forget)
+    for model, key in (
+        (PartitionLease, ("partition_key",)),
+        (ConsumerOffset, ("partition_key",)),
+        (DeliveryState, ("partition_key", "message_offset")),
+        (SubscriberHeartbeat, ("subscriber_name",)),
+    ):
+        while run(using, lambda session, model=model, key=key: _delete_chunk(session, ref, model, key)):  # type: ignore[misc]
+            pass
+    return existed
+
+
+def _delete_chunk(session: Session, ref: GroupRef, model: type, key: tuple[str, ...]) -> int:
+    """Deletes up to ``CHUNK`` of the group's rows by primary key; 0 when none is left, or it lives again."""
+    if fence(session, ref) is not None:
+        return 0
+    table = model._meta.db_table  # type: ignore[attr-defined]
+    columns = ", ".join(key)
+    rows = session.rows(
+        f"SELECT {columns} FROM {table} WHERE consumer_group = %s AND topic = %s ORDER BY {columns} LIMIT %s",
+        (*ref, CHUNK),
+    )
+    if not rows:
+        return 0
+    on = "s.consumer_group = %s AND s.topic = %s AND " + " AND ".join(f"s.{name} = v.{name}" for name in key)
+    session.execute(
+        session.dialect.delete_joined(table, key, len(rows), on), (*(v for row in rows for v in row), *ref)
+    )
+    return len(rows)
+
+
+def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int) -> None:
+    """Changes a group's mode while nobody works for it.
+
+    Raises:
+        SubscriberError: the group does not exist or has a live subscriber.
+    """
+    from django_mysqlqueue.service import heartbeats
+
+    def change(session: Session) -> None:
+        group = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
+        if not list(group.select_for_update().values_list("id")):
+            raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} is not registered.")
+        live = heartbeats.live(session, [ref], lease_ms)[ref]
+        if live:
+            raise SubscriberError(
+                f"The group {ref.group!r} of {ref.topic!r} has live subscribers: {', '.join(live)}. "
+                "Stop them before you change its mode."
+            )
+        group.update(mode=mode)
+
+    run(using, change)

@@ -1,0 +1,93 @@
+"""Signs of life. A subscriber's leases are good as long as its heartbeat is fresh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from django_mysqlqueue.models import SubscriberHeartbeat
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, flat, run
+
+HEARTBEATS = SubscriberHeartbeat._meta.db_table
+KEY = ("consumer_group", "topic", "subscriber_name")
+FORGET_AFTER_MS = 86_400_000
+"""Every start is a new incarnation with a row of its own: rows a day old are deleted."""
+
+
+def beat(using: str, subscriber: str, refs: Sequence[GroupRef], info: Mapping[str, Any]) -> None:
+    """Writes the subscriber's heartbeat for all its groups at the database's clock."""
+
+    def write(session: Session) -> None:
+        now = session.dialect.now_ms
+        rows = sorted((ref.group, ref.topic, subscriber, json.dumps(info)) for ref in refs)
+        session.execute(
+            f"INSERT INTO {HEARTBEATS} (consumer_group, topic, subscriber_name, info, heartbeat_at) VALUES "
+            + session.dialect.placeholders(len(rows), f"(%s, %s, %s, %s, {now})")
+            + session.dialect.on_conflict(KEY, {"heartbeat_at": now, "deregistered_at": "0"}),
+            flat(rows),
+        )
+
+    run(using, write)
+
+
+def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
+    """Says that the subscriber has left: its leases are free at once."""
+
+    def write(session: Session) -> None:
+        rows = sorted((ref.group, ref.topic) for ref in refs)
+        session.execute(
+            session.dialect.update_joined(
+                HEARTBEATS,
+                ("g", "t"),
+                len(rows),
+                "s.consumer_group = v.g AND s.topic = v.t AND s.subscriber_name = %s",
+                {"deregistered_at": session.dialect.now_ms},
+            ),
+            (*flat(rows), subscriber),
+        )
+
+    run(using, write)
+
+
+def fresh(alias: str, session: Session) -> str:
+    """The condition that a heartbeat row is fresh; takes the lease duration in ms twice.
+
+    A beat further ahead of now than a lease lasts was written by a clock that
+    has been mended since, and counts as long ago.
+    """
+    now = session.dialect.now_ms
+    return (
+        f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
+    )
+
+
+def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, list[str]]:
+    """The live subscribers of each group, in order of name."""
+    found: dict[GroupRef, list[str]] = {ref: [] for ref in refs}
+    for group, topic, name in session.rows(
+        f"SELECT h.consumer_group, h.topic, h.subscriber_name FROM {session.dialect.rows(('g', 't'), len(refs))} "
+        f"{session.dialect.join} {HEARTBEATS} h ON h.consumer_group = v.g AND h.topic = v.t "
+        f"WHERE {fresh('h', session)}",
+        (*flat(refs), lease_ms, lease_ms),
+    ):
+        found[GroupRef(group, topic)].append(name)
+    return {ref: sorted(names) for ref, names in found.items()}
+
+
+def forget_old(using: str, *, limit: int = 500) -> int:
+    """Deletes heartbeats that are a day old, by primary key; returns how many."""
+
+    def delete(session: Session) -> int:
+        rows = session.rows(
+            f"SELECT consumer_group, topic, subscriber_name FROM {HEARTBEATS} "
+            f"WHERE heartbeat_at < {session.dialect.now_ms} - %s ORDER BY consumer_group, topic, subscriber_name LIMIT %s",
+            (FORGET_AFTER_MS, limit),
+        )
+        if rows:
+            on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+            session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(rows), on), flat(rows))
+        return len(rows)
+
+    return run(using, delete)

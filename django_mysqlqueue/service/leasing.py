@@ -1,0 +1,260 @@
+"""Partition leases of ordered groups: who may work on a partition.
+
+The lease row is the record of responsibility. It exists while its partition may
+have work, is given away only under its own lock, and is deleted only when the
+partition is seen drained under that lock. So a subscriber that has read a live
+owner in it may forget the partition: the owner either drains it or leaves the
+row behind, unowned or with a stale owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.service import groups, heartbeats
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, flat, run
+
+LEASES = PartitionLease._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+STATE = DeliveryState._meta.db_table
+LOG = QueueMessage._meta.db_table
+
+CLOCK_STEP_MS = 5000
+"""A row last written so far ahead of now was written by a clock that has been mended
+since: the time until which it waits counts as passed. Less is ordinary slewing."""
+
+BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease row with what its owner's heartbeat says."""
+
+    key: str
+    owner: str
+    """The owner's name; empty if nobody has taken it."""
+    good: bool
+    """The owner's heartbeat is fresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A claimed delivery that a new owner finds not settled."""
+
+    key: str
+    offset: int
+    token: int
+    due: int
+    """When it may be handed out again, epoch milliseconds; 0: its holder was lost, now."""
+
+
+def caps(partitions: int, subscribers: Collection[str], ref: GroupRef) -> dict[str, int]:
+    """How many partitions each live subscriber may hold; the caps sum to ``partitions``.
+
+    floor(P/n) each and one more for the first P mod n, in an order rotated by a
+    hash of the group and topic, so that the extra ones of many groups do not
+    all fall to the same subscriber.
+    """
+    names = sorted(subscribers)
+    if not names:
+        return {}
+    share, extra = divmod(partitions, len(names))
+    first = int.from_bytes(hashlib.sha256(f"{ref.group}\0{ref.topic}".encode()).digest()[:8])
+    return {name: share + ((place - first) % len(names) < extra) for place, name in enumerate(names)}
+
+
+def read(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, list[Lease]]:
+    """All lease rows of some groups, one query, in order of key."""
+    found: dict[GroupRef, list[Lease]] = {ref: [] for ref in refs}
+    for group, topic, key, owner, good in session.rows(
+        f"SELECT s.consumer_group, s.topic, s.partition_key, s.leased_by, h.subscriber_name IS NOT NULL "
+        f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
+        f"{session.dialect.join} {LEASES} s ON s.consumer_group = v.g AND s.topic = v.t "
+        f"LEFT JOIN {heartbeats.HEARTBEATS} h ON h.consumer_group = s.consumer_group AND h.topic = s.topic "
+        f"AND h.subscriber_name = s.leased_by AND {heartbeats.fresh('h', session)}",
+        (*flat(refs), lease_ms, lease_ms),
+    ):
+        found[GroupRef(group, topic)].append(Lease(key, owner, bool(good)))
+    for leases in found.values():
+        leases.sort(key=lambda lease: lease.key)
+    return found
+
+
+def lock(session: Session, ref: GroupRef, keys: Sequence[str], *, skip_locked: bool = False) -> dict[str, str]:
+    """Locks lease rows in order of key; returns the owner of each that there is."""
+    if not keys:
+        return {}
+    suffix = session.dialect.skip_locked if skip_locked else session.dialect.for_update
+    owners: dict[str, str] = {}
+    for chunk in session.chunks(sorted(keys)):
+        owners.update(
+            session.rows(
+                f"SELECT s.partition_key, s.leased_by FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"{session.dialect.join} {LEASES} s ON {BY_KEY}{suffix}",
+                (*chunk, *ref),
+            )
+        )
+    return owners
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What an attempt to take leases came to; keys in neither set were locked by somebody."""
+
+    held: set[str]
+    """Leases that the subscriber now holds."""
+    elsewhere: set[str]
+    """Leases of a live owner, or (without ``steal``) of a stale one."""
+
+
+def acquire(
+    using: str, ref: GroupRef, subscriber: str, keys: Collection[str], *, lease_ms: int, steal: bool = True
+) -> Acquired:
+    """Takes the leases that are free or, with ``steal``, stale.
+
+    A row that is locked (its owner is at work) is passed over, never waited for.
+    """
+    wanted = sorted(keys)
+
+    def take(session: Session) -> Acquired:
+        fence = groups.fence(session, ref)
+        if fence is None:
+            return Acquired(set(), set())
+        _create_missing(session, ref, wanted)
+        # The lock first, then the owner's heartbeat: what is read after the lock cannot be out of date.
+        owners = lock(session, ref, wanted, skip_locked=True)
+        alive = set(heartbeats.live(session, [ref], lease_ms)[ref])
+        kept = {owner for owner in owners.values() if owner and (owner in alive or not steal)} - {subscriber}
+        free = sorted(key for key, owner in owners.items() if owner not in kept)
+        _assign(session, ref, free, subscriber)
+        return Acquired(set(free), set(owners) - set(free))
+
+    return run(using, take) if wanted else Acquired(set(), set())
+
+
+def _create_missing(session: Session, ref: GroupRef, keys: Sequence[str]) -> None:
+    """Inserts the rows that are not there, unowned. Existing ones are not touched: they may be locked."""
+    for chunk in session.chunks(keys):
+        there = {
+            key
+            for (key,) in session.rows(
+                f"SELECT s.partition_key FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"{session.dialect.join} {LEASES} s ON {BY_KEY}",
+                (*chunk, *ref),
+            )
+        }
+        missing = [key for key in chunk if key not in there]
+        if missing:
+            session.execute(
+                f"INSERT INTO {LEASES} (consumer_group, topic, partition_key, leased_by, leased_at) VALUES "
+                + session.dialect.placeholders(len(missing), f"(%s, %s, %s, '', {session.dialect.now_ms})")
+                + session.dialect.on_conflict_keep(LEASES, ("consumer_group", "topic", "partition_key")),
+                flat((*ref, key) for key in missing),
+            )
+
+
+def _assign(session: Session, ref: GroupRef, keys: Sequence[str], subscriber: str) -> None:
+    for chunk in session.chunks(keys):
+        session.execute(
+            session.dialect.update_joined(
+                LEASES, ("k", "who"), len(chunk), BY_KEY, {"leased_by": "v.who", "leased_at": session.dialect.now_ms}
+            ),
+            (*flat((key, subscriber) for key in chunk), *ref),
+        )
+
+
+def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettled]:
+    """Every claimed delivery of some partitions that is not settled, in offset order."""
+    found: list[Unsettled] = []
+    for chunk in session.chunks(sorted(keys)):
+        found += [
+            Unsettled(key, offset, token, 0 if delivered_by or delivered_at > now + CLOCK_STEP_MS else due)
+            for key, offset, token, due, delivered_by, delivered_at, now in session.rows(
+                "SELECT s.partition_key, s.message_offset, s.delivery_token, s.invisible_until, s.delivered_by, "
+                f"s.delivered_at, {session.dialect.now_ms} "
+                f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join} {STATE} s"
+                f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} WHERE s.acked = %s",
+                (*chunk, *ref, False),
+            )
+        ]
+    found.sort(key=lambda row: (row.key, row.offset))
+    return found
+
+
+def mine(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
+    """Which of these leases the subscriber still holds, read under lock (after doubt)."""
+
+    def check(session: Session) -> set[str]:
+        return {key for key, owner in lock(session, ref, sorted(keys)).items() if owner == subscriber}
+
+    return run(using, check)
+
+
+def release(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> None:
+    """Gives back leases whose partitions still have work: the rows stay, unowned."""
+
+    def give_back(session: Session) -> None:
+        owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner == subscriber)
+        _assign(session, ref, owned, "")
+
+    if keys:
+        run(using, give_back)
+
+
+def drop_drained(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
+    """Deletes the subscriber's leases whose partitions have nothing left; returns which."""
+
+    def delete(session: Session) -> set[str]:
+        owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner == subscriber)
+        drained = sorted(set(owned) - with_work(session, ref, owned))
+        for chunk in session.chunks(drained):
+            session.execute(session.dialect.delete_joined(LEASES, ("k",), len(chunk), BY_KEY), (*chunk, *ref))
+        return set(drained)
+
+    return run(using, delete) if keys else set()
+
+
+def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
+    """The partitions that have rows above the cursor, or deliveries that the watermark has not passed."""
+    busy: set[str] = set()
+    start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"
+    for chunk in session.chunks(sorted(keys)):
+        busy.update(
+            key
+            for (key,) in session.rows(
+                f"SELECT v.k FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"LEFT JOIN {OFFSETS} s ON {BY_KEY} "
+                f"WHERE EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = %s AND m.partition_key = v.k "
+                f"AND m.`offset` > COALESCE(s.offset_claimed, {start})) "
+                f"OR EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = %s "
+                "AND d.partition_key = v.k)",
+                (*chunk, *ref, ref.topic, *ref, *ref),
+            )
+        )
+    return busy
+
+
+def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> tuple[list[str], str | None]:
+    """Partitions that may have work, read partition by partition along an index.
+
+    Serves the start and the slow safety net, not the poll: its cost grows with
+    the number of partitions in the log and of the group.
+
+    Returns:
+        The keys with work among the next ``limit`` partitions, and where to go on (None: at the end).
+    """
+    above = "" if after is None else " AND partition_key > %s"
+    parameters = (ref.topic,) if after is None else (ref.topic, after)
+    in_log = [
+        key
+        for (key,) in session.rows(
+            f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+            f"WHERE topic = %s{above} ORDER BY partition_key LIMIT %s",
+            (*parameters, limit),
+        )
+    ]
+    return sorted(with_work(session, ref, in_log)), (in_log[-1] if len(in_log) == limit else None)

@@ -1,0 +1,184 @@
+"""What a message is on its way in and out: validation, encoding, decoding."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.serializers.json import DjangoJSONEncoder
+from django.utils import timezone
+
+from django_mysqlqueue import names
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import InvalidMessage
+
+JSON_TYPE = "application/json"
+BINARY_TYPE = "application/octet-stream"
+CONTENT_TYPE = "content_type"
+RESERVED_PREFIX = "mysqlqueue."
+PUBLISHER_KEY = RESERVED_PREFIX + "key"
+"""Where the publisher's key is kept when it was hashed to a partition."""
+MAX_METADATA_BYTES = 65_535
+LATEST_DELIVERY = 253_402_300_799_000  # the end of the year 9999
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to publish, for ``publish_many``; the fields are those of ``publish``."""
+
+    payload: Any
+    key: str | None = None
+    id: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    delay: float | datetime.timedelta | None = None
+    deliver_at: datetime.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """A valid message as the outbox stores it."""
+
+    topic: str
+    partition_key: str
+    message_id: str
+    payload: bytes
+    metadata: str
+    delay_ms: int | None
+    """Milliseconds from the database's now; None: ``deliver_at`` counts."""
+    deliver_at: int
+    """Epoch milliseconds; 0: at once."""
+
+
+def encode(topic: str, message: Message) -> OutboxRow:
+    """Checks a message for a checked topic and gives it its partition.
+
+    Raises:
+        InvalidMessage: naming the value and the rule that it breaks.
+    """
+    message_id = names.new_message_id() if message.id is None else names.check_text("id", message.id)
+    if not message_id:
+        raise InvalidMessage("id '': must not be empty")
+    metadata = _metadata(message.metadata)
+    payload = _payload(message.payload, metadata)
+    partition_key = _partition(topic, message.key, message_id, metadata)
+    delay_ms, deliver_at = _schedule(message)
+    return OutboxRow(topic, partition_key, message_id, payload, _metadata_text(metadata), delay_ms, deliver_at)
+
+
+def _payload(payload: Any, metadata: dict[str, Any]) -> bytes:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        body = bytes(payload)
+        metadata.setdefault(CONTENT_TYPE, BINARY_TYPE)
+    else:
+        if metadata.setdefault(CONTENT_TYPE, JSON_TYPE) != JSON_TYPE:
+            raise InvalidMessage(
+                f"metadata {CONTENT_TYPE}={metadata[CONTENT_TYPE]!r}: a payload that is not bytes is stored as {JSON_TYPE}"
+            )
+        body = _json(payload, "payload")
+    limit = get_settings().max_payload_bytes
+    if len(body) > limit:
+        raise InvalidMessage(f"payload of {len(body)} bytes: MAX_PAYLOAD_BYTES allows {limit}")
+    return body
+
+
+def _json(value: Any, what: str) -> bytes:
+    try:
+        text = json.dumps(value, cls=DjangoJSONEncoder, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(f"{what} of type {type(value).__name__} cannot be written as JSON: {error}") from error
+
+
+def _metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
+        raise InvalidMessage(f"metadata {metadata!r}: must be a mapping with str keys")
+    for name in metadata:
+        if name.startswith(RESERVED_PREFIX):
+            raise InvalidMessage(f"metadata {name!r}: names beginning with {RESERVED_PREFIX!r} are the queue's own")
+    if CONTENT_TYPE in metadata and not isinstance(metadata[CONTENT_TYPE], str):
+        raise InvalidMessage(f"metadata {CONTENT_TYPE}={metadata[CONTENT_TYPE]!r}: must be a str")
+    return dict(metadata)
+
+
+def _metadata_text(metadata: dict[str, Any]) -> str:
+    text = _json(metadata, "metadata")
+    if len(text) > MAX_METADATA_BYTES:
+        raise InvalidMessage(f"metadata of {len(text)} bytes: at most {MAX_METADATA_BYTES} are allowed")
+    return text.decode()
+
+
+def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str, Any]) -> str:
+    settings = get_settings()
+    partitions = settings.partitions_of(topic)
+    if key is None:
+        return names.hashed_partition(message_id, partitions or settings.keyless_partitions)
+    names.check_key(key)
+    if partitions is None:
+        return key
+    metadata[PUBLISHER_KEY] = key
+    return names.hashed_partition(key, partitions)
+
+
+def _schedule(message: Message) -> tuple[int | None, int]:
+    if message.delay is not None and message.deliver_at is not None:
+        raise InvalidMessage("delay and deliver_at were both given: one of them says when")
+    if message.delay is not None:
+        return duration_ms("delay", message.delay, longest=100 * 366 * 86400.0), 0
+    if message.deliver_at is None:
+        return None, 0
+    moment = message.deliver_at
+    if not isinstance(moment, datetime.datetime):
+        raise InvalidMessage(f"deliver_at {moment!r}: must be a datetime")
+    if timezone.is_naive(moment):
+        if django_settings.USE_TZ:
+            raise InvalidMessage(f"deliver_at {moment!r}: must be aware, since USE_TZ is True")
+        moment = timezone.make_aware(moment, timezone.get_default_timezone())
+    milliseconds = int(moment.timestamp() * 1000)
+    # 0 stands for "at once"; a moment at or before the epoch is long due.
+    return None, min(max(milliseconds, 1), LATEST_DELIVERY)
+
+
+def duration_ms(what: str, value: object, *, longest: float) -> int:
+    """Milliseconds of a duration in seconds or a timedelta, from 0 to ``longest`` seconds.
+
+    Raises:
+        InvalidMessage: naming the value and the rule.
+    """
+    seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= longest:
+        raise InvalidMessage(f"{what} {value!r}: must be a timedelta or seconds, from 0 to {longest:g}")
+    return round(seconds * 1000)
+
+
+def decode(body: bytes, metadata: Mapping[str, Any]) -> Any:
+    """A body in its published form: JSON where the content type says so, else bytes.
+
+    A row that plain SQL enqueued has no content type: it is JSON if it parses.
+
+    Raises:
+        InvalidMessage: the content type says JSON and the body is none.
+    """
+    content_type = metadata.get(CONTENT_TYPE)
+    if content_type is None:
+        try:
+            return json.loads(body)
+        except ValueError:
+            return body
+    if content_type != JSON_TYPE:
+        return body
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise InvalidMessage(f"payload {body[:80]!r}: its content type is {JSON_TYPE}, but: {error}") from error
+
+
+def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata as the driver gives it; what plain SQL stored as no object counts as empty."""
+    value = json.loads(text) if isinstance(text, (str, bytes)) else text
+    return dict(value) if isinstance(value, Mapping) else {}

@@ -1,0 +1,224 @@
+"""Publishing: rows of the outbox, in the caller's transaction.
+
+Nothing is locked and nothing shared is updated here: at REPEATABLE READ with
+MariaDB's snapshot isolation that could roll back the user's transaction.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any, Literal
+
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_mysqlqueue import names
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
+from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.service import wakeups
+from django_mysqlqueue.service.messages import Message, OutboxRow, encode
+from django_mysqlqueue.service.transactions import Session
+
+CHUNK_ROWS = 500
+CHUNK_BYTES = 1_048_576
+"""Bounds of one multi-row INSERT, and so of what publish_many keeps in memory."""
+
+OnMismatch = Literal["error", "commit_now", "on_commit"]
+
+
+def queue_alias(using: str | None = None) -> str:
+    """The database alias of the queue: the one given, the setting's, else the router's."""
+    return using or get_settings().database or router.db_for_write(OutboxMessage)
+
+
+def publish(
+    topic: str,
+    payload: Any,
+    *,
+    key: str | None = None,
+    id: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    delay: float | datetime.timedelta | None = None,
+    deliver_at: datetime.datetime | None = None,
+    using: str | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> str:
+    """Publishes one message, in the open transaction of the queue's database if there is one.
+
+    Args:
+        topic: 1 to 100 letters, digits, ``.``, ``_``, ``-``; not ending in the DLQ suffix.
+        payload: anything DjangoJSONEncoder can write, or bytes.
+        key: messages of one key keep their order (at most 190 characters). None
+            spreads messages over ``KEYLESS_PARTITIONS`` partitions by their id.
+        id: a repeat of an id under the same topic and key is dropped while the
+            first is in the log. None: a fresh one.
+        metadata: a JSON object that travels beside the payload, at most 65,535 bytes.
+        delay: seconds or a timedelta to wait before delivery.
+        deliver_at: when to deliver (aware where USE_TZ is on); a past one is at once.
+        using: the database alias; the setting's or the router's by default.
+        on_mismatch: what to do when the queue's database has no open transaction
+            and another one has. ``"error"`` refuses; ``"commit_now"`` commits the
+            message by itself (it stays even if the other transaction rolls back);
+            ``"on_commit"`` publishes after the other commits (it is lost if the
+            process dies between the two).
+
+    Returns:
+        The message's id.
+
+    Raises:
+        InvalidMessage: nothing was stored; the text names the value and the rule.
+        TransactionMismatch: see ``on_mismatch``.
+    """
+    alias = queue_alias(using)
+    message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at)
+    row = encode(names.check_topic(topic), message)
+    _store(alias, iter((row,)), on_mismatch, single=True)
+    return row.message_id
+
+
+def publish_many(
+    topic: str,
+    messages: Iterable[Any],
+    *,
+    using: str | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> int:
+    """Publishes many messages to one topic, all or none of them, in bounded memory.
+
+    Args:
+        topic: as in ``publish``.
+        messages: ``Message`` objects or bare payloads; any iterable, read once.
+        using: as in ``publish``.
+        on_mismatch: as in ``publish``; ``"on_commit"`` keeps the encoded messages
+            in memory until the other transaction commits.
+
+    Returns:
+        The number of messages.
+
+    Raises:
+        InvalidMessage: names the first bad message by its place; none was stored.
+        TransactionMismatch: see ``publish``.
+    """
+    alias = queue_alias(using)
+    return _store(alias, _encoded(names.check_topic(topic), messages), on_mismatch)
+
+
+def _encoded(topic: str, messages: Iterable[Any]) -> Iterator[OutboxRow]:
+    if isinstance(messages, (str, bytes, Mapping)):
+        raise InvalidMessage(f"messages: must be an iterable of messages, not one {type(messages).__name__}")
+    for place, message in enumerate(messages):
+        try:
+            yield encode(topic, message if isinstance(message, Message) else Message(message))
+        except InvalidMessage as error:
+            raise InvalidMessage(f"message {place}: {error}") from error
+
+
+def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, single: bool = False) -> int:
+    if on_mismatch not in ("error", "commit_now", "on_commit"):
+        raise ValueError(f"on_mismatch={on_mismatch!r}: must be 'error', 'commit_now' or 'on_commit'")
+    other = None if on_mismatch == "commit_now" else _transaction_elsewhere(alias)
+    if other is None:
+        return _insert(alias, rows, single=single)
+    if on_mismatch == "error":
+        raise TransactionMismatch(
+            f"The queue is on the database {alias!r}, which has no open transaction, but {other!r} has one: "
+            f"the message would not commit with it. Open transaction.atomic(using={alias!r}), or pass "
+            "on_mismatch='commit_now' or 'on_commit'."
+        )
+    kept = list(rows)
+    transaction.on_commit(lambda: None if not kept else _insert(alias, iter(kept), single=single), using=other)
+    return len(kept)
+
+
+def _transaction_elsewhere(alias: str) -> str | None:
+    """Another database with an open transaction while the queue's has none."""
+    queue = connections[alias]
+    if _in_transaction(queue):
+        return None
+    for connection in connections.all(initialized_only=True):
+        if connection is not queue and _in_transaction(connection):
+            return connection.alias
+    return None
+
+
+def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    if connection.in_atomic_block:
+        # TestCase wraps every test in blocks of its own, on every database.
+        return any(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
+    return connection.connection is not None and not connection.get_autocommit()
+
+
+def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
+    session = Session(alias)
+    if wakeups.has_listeners(alias):
+        transaction.on_commit(partial(wakeups.notify, alias), using=alias, robust=True)
+    if single:
+        _insert_chunk(session, list(rows))
+        return 1
+    published = 0
+    # A savepoint inside a caller's transaction: all or nothing also for one who catches the error.
+    with transaction.atomic(alias):
+        limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 4)
+        for chunk in _chunks(rows, limit):
+            _insert_chunk(session, chunk)
+            published += len(chunk)
+    return published
+
+
+def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[list[OutboxRow]]:
+    chunk: list[OutboxRow] = []
+    size = 0
+    for row in rows:
+        length = len(row.payload) + len(row.metadata)
+        if chunk and (len(chunk) >= CHUNK_ROWS or size + length > limit):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += length
+    if chunk:
+        yield chunk
+
+
+def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
+    _check_packet(session, chunk)
+    table = OutboxMessage._meta.db_table
+    now = session.dialect.now_ms
+    values = ", ".join(
+        "(%s, %s, %s, %s, %s, %s)" if row.delay_ms is None else f"(%s, %s, %s, %s, %s, {now} + %s)" for row in chunk
+    )
+    session.execute(
+        f"INSERT INTO {table} (topic, partition_key, id, payload, metadata, deliver_at) VALUES {values}",
+        tuple(
+            chain.from_iterable(
+                (
+                    row.topic,
+                    row.partition_key,
+                    row.message_id,
+                    row.payload,
+                    row.metadata,
+                    row.deliver_at if row.delay_ms is None else row.delay_ms,
+                )
+                for row in chunk
+            )
+        ),
+    )
+
+
+def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
+    """Refuses what the server would refuse by closing the connection.
+
+    Escaping doubles a byte at worst, so half of max_allowed_packet always fits.
+    """
+    size = sum(len(row.payload) + len(row.metadata.encode()) + 2000 for row in chunk)
+    if size < CHUNK_BYTES and size * 2 < 1_048_576:
+        return
+    limit = session.dialect.max_statement_bytes(session.connection)
+    if size * 2 > limit:
+        largest = max(len(row.payload) for row in chunk)
+        raise InvalidMessage(
+            f"payload of {largest} bytes: the server's max_allowed_packet of {limit} bytes takes at most half of that"
+        )

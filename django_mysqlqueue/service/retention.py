@@ -1,0 +1,228 @@
+"""GC: deletes from the log what every group has passed and the retention has outlived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.watermarks import BY_KEY, UNION_TERMS
+
+LOG = QueueMessage._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+STATE = DeliveryState._meta.db_table
+LEASES = PartitionLease._meta.db_table
+CHUNK_ROWS = 500
+PARTITIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an incremental collection goes on: partitions up to here have been looked at."""
+
+    topic: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one step of GC did (or would do)."""
+
+    messages: int
+    offsets_rows: int
+    place: Place | None
+    """Where to go on; None: the round is complete."""
+
+
+def topics(session: Session) -> list[str]:
+    """All topics in the log, by a loose scan of the index: one look a topic."""
+    found: list[str] = []
+    while True:
+        row = session.row(
+            f"SELECT MIN(topic) FROM {LOG}" + (" WHERE topic > %s" if found else ""), found[-1:] if found else ()
+        )
+        if row is None or row[0] is None:
+            return found
+        found.append(row[0])
+
+
+def collect(using: str, *, dry_run: bool = False) -> Collected:
+    """A full round over every topic and partition; with ``dry_run`` it only counts."""
+    messages = rows = 0
+    place: Place | None = Place()
+    while place is not None:
+        step = collect_step(using, place, dry_run=dry_run)
+        messages, rows, place = messages + step.messages, rows + step.offsets_rows, step.place
+    return Collected(messages, rows, None)
+
+
+def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collected:
+    """Collects some partitions, busy ones too, and says where to go on.
+
+    Of each partition a chunk is deleted per transaction until nothing is left to
+    delete, so that nobody waits long for a lock.
+    """
+    session = Session(using)
+    found = _next_partitions(session, place)
+    if found is None:
+        return Collected(0, _forget_offsets(using) if not dry_run else 0, None)
+    topic, keys = found
+    messages = 0
+    above = dict.fromkeys(keys, 0)
+    while above:
+        chunk, above = run(using, lambda session, above=above: _delete_chunk(session, topic, above, dry_run))  # type: ignore[misc]
+        messages += chunk
+    return Collected(messages, 0, Place(topic, keys[-1]))
+
+
+def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | None:
+    if place.topic:
+        keys = [
+            key
+            for (key,) in session.rows(
+                f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+                "WHERE topic = %s AND partition_key > %s ORDER BY partition_key LIMIT %s",
+                (place.topic, place.key, PARTITIONS),
+            )
+        ]
+        if keys:
+            return place.topic, keys
+    row = session.row(f"SELECT MIN(topic) FROM {LOG} WHERE topic > %s", (place.topic,))
+    if row is None or row[0] is None:
+        return None
+    topic = str(row[0])
+    keys = [
+        key
+        for (key,) in session.rows(
+            f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+            "WHERE topic = %s ORDER BY partition_key LIMIT %s",
+            (topic, PARTITIONS),
+        )
+    ]
+    return (topic, keys) if keys else None
+
+
+def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | None:
+    """How far every registered group has passed each partition; None: the topic has no group.
+
+    A group without an offsets row in a partition counts with its start offset:
+    one that is being deployed must lose nothing.
+    """
+    starts = dict(
+        session.rows(
+            f"SELECT consumer_group, start_offset FROM {ConsumerGroup._meta.db_table} WHERE topic = %s", (topic,)
+        )
+    )
+    if not starts:
+        return None
+    acked: dict[str, dict[str, int]] = {key: {} for key in keys}
+    for group in starts:
+        for key, offset in session.rows(
+            f"SELECT s.partition_key, s.offset_acked FROM {session.dialect.rows(('k',), len(keys))} "
+            f"{session.dialect.join} {OFFSETS} s ON {BY_KEY}",
+            (*keys, group, topic),
+        ):
+            acked[key][group] = offset
+    return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
+
+
+def _delete_chunk(
+    session: Session, topic: str, above: dict[str, int], dry_run: bool  # noqa: FBT001
+) -> tuple[int, dict[str, int]]:
+    """Deletes a chunk of each partition; returns how many rows, and which partitions may have more.
+
+    ``above`` maps each partition to the offset above which to look, which moves
+    on only in a dry run (a real one deletes what it has looked at).
+    """
+    keys = sorted(above)
+    lowest = floors(session, topic, keys)
+    retention = get_settings().retention_of(topic, has_groups=lowest is not None)
+    if retention is None:
+        return 0, {}
+    limit = CHUNK_ROWS
+    one = (
+        "SELECT * FROM (SELECT partition_key, `offset`, published_at "
+        f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND partition_key = %s AND `offset` > %s AND `offset` <= %s "
+        "ORDER BY `offset` LIMIT %s) m{number}"
+    )
+    youngest = session.now() - int(retention * 1000)
+    doomed: list[int] = []
+    again: dict[str, int] = {}
+    for start in range(0, len(keys), UNION_TERMS):
+        piece = keys[start : start + UNION_TERMS]
+        sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(piece)))
+        parameters = flat(
+            (topic, key, above[key], 2**62 if lowest is None else lowest[key], limit) for key in piece
+        )
+        seen: dict[str, int] = {}
+        for key, offset, published_at in session.rows(sql, parameters):
+            if published_at <= youngest:
+                doomed.append(offset)
+                seen[key] = seen.get(key, 0) + 1
+                again[key] = max(again.get(key, 0), offset)
+        again = {key: offset for key, offset in again.items() if seen.get(key, limit) == limit}
+    if not dry_run:
+        for chunk in session.chunks(sorted(doomed)):
+            session.execute(
+                session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk
+            )
+    return len(doomed), again if dry_run else dict.fromkeys(again, 0)
+
+
+def _forget_offsets(using: str) -> int:
+    """Deletes offsets rows of partitions of which the log holds nothing any more."""
+    forgotten = 0
+    for group, topic in list(ConsumerGroup.objects.using(using).values_list("consumer_group", "topic")):
+        ref = GroupRef(group, topic)
+        for keys in _idle_partitions(Session(using), ref):
+            forgotten += run(using, lambda session, ref=ref, keys=keys: _forget_chunk(session, ref, keys))  # type: ignore[misc]
+    return forgotten
+
+
+def _idle_partitions(session: Session, ref: GroupRef) -> Iterator[list[str]]:
+    """The group's offsets rows without messages in the log, in chunks, by key."""
+    after: str | None = None
+    while True:
+        above = "" if after is None else "AND s.partition_key > %s "
+        keys = [
+            (key, bool(empty))
+            for key, empty in session.rows(
+                f"SELECT s.partition_key, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = s.topic "
+                f"AND m.partition_key = s.partition_key) FROM {OFFSETS} s "
+                f"WHERE s.consumer_group = %s AND s.topic = %s {above}ORDER BY s.partition_key LIMIT %s",
+                (*ref, *(() if after is None else (after,)), CHUNK_ROWS),
+            )
+        ]
+        idle = [key for key, empty in keys if empty]
+        if idle:
+            yield idle
+        if len(keys) < CHUNK_ROWS:
+            return
+        after = keys[-1][0]
+
+
+def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:
+    """Locks the rows first and looks at the log then: the other way round settled messages came again."""
+    from django_mysqlqueue.service import watermarks
+
+    locked = watermarks.lock(session, ref, keys, skip_locked=True)
+    if not locked:
+        return 0
+    ordered = sorted(locked)
+    busy = {
+        key
+        for (key,) in session.rows(
+            f"SELECT v.k FROM {session.dialect.rows(('k',), len(ordered))} WHERE "
+            f"EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = %s AND m.partition_key = v.k) OR "
+            f"EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
+            (*ordered, ref.topic, *ref),
+        )
+    }
+    empty = [key for key in ordered if key not in busy]
+    for chunk in session.chunks(empty):
+        session.execute(session.dialect.delete_joined(OFFSETS, ("k",), len(chunk), BY_KEY), (*chunk, *ref))
+    return len(empty)

@@ -1,0 +1,297 @@
+"""Ack, nack, snooze, reject, give back, extend.
+
+Each is an UPDATE (or DELETE) by primary key and token, never an upsert: a
+delivery whose token has been replaced is no longer its holder's, and a late
+word about it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from django_mysqlqueue.exceptions import StaleDelivery
+from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.service import dead_letters, watermarks
+from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
+
+STATE = DeliveryState._meta.db_table
+ONE_ROW = (
+    "consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset = %s "
+    "AND delivery_token = %s AND acked = %s"
+)
+
+
+def _one(delivery: Claimed) -> tuple[object, ...]:
+    return (*delivery.ref, delivery.key, delivery.offset, delivery.token, False)
+
+
+# -- one delivery, on the handler's connection --------------------------------
+
+
+def ack_here(using: str, delivery: Claimed) -> None:
+    """Acks in the transaction that is open on the queue's database.
+
+    Raises:
+        StaleDelivery: it has been handed out again or settled.
+    """
+    session = Session(using)
+    if not session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery))):
+        raise StaleDelivery(_stale_text(delivery))
+
+
+def reject_here(using: str, delivery: Claimed, error: str) -> None:
+    """Dead-letters in the transaction that is open on the queue's database.
+
+    Raises:
+        StaleDelivery: it has been handed out again or settled.
+    """
+    session = Session(using)
+    if not session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery))):
+        raise StaleDelivery(_stale_text(delivery))
+    dead_letters.dead_letter(session, delivery.ref, [(delivery.key, delivery.offset, delivery.attempt, error)])
+
+
+def record_start(using: str, delivery: Claimed) -> bool:
+    """Puts the start of a suspect on record; False if it is no longer this process's.
+
+    A handler that kills its process leaves nothing else behind to count.
+    """
+
+    def store(session: Session) -> bool:
+        return bool(
+            session.execute(
+                f"UPDATE {STATE} SET retry_count = %s WHERE {ONE_ROW}", (delivery.attempt, *_one(delivery))
+            )
+        )
+
+    return run(using, store)
+
+
+def extend(using: str, delivery: Claimed, *, milliseconds: int, shared: bool) -> None:
+    """Keeps a delivery for at least so much longer; in ordered mode only checks that it is held.
+
+    Raises:
+        StaleDelivery: it has been handed out again or settled.
+    """
+
+    def store(session: Session) -> int:
+        if not shared:
+            return len(session.rows(f"SELECT 1 FROM {STATE} WHERE {ONE_ROW}", _one(delivery)))
+        until = f"{session.dialect.greatest}(invisible_until, {session.dialect.now_ms} + %s)"
+        return session.execute(
+            f"UPDATE {STATE} SET invisible_until = {until} WHERE {ONE_ROW}", (milliseconds, *_one(delivery))
+        )
+
+    if not run(using, store):
+        raise StaleDelivery(_stale_text(delivery))
+
+
+def _stale_text(delivery: Claimed) -> str:
+    return (
+        f"Delivery {delivery.token} of {delivery.ref.topic}[{delivery.offset}] to the group "
+        f"{delivery.ref.group!r} has been handed out again or settled."
+    )
+
+
+# -- all that a process holds -------------------------------------------------
+
+
+def extend_all(using: str, ref: GroupRef, deliveries: Collection[Claimed], *, milliseconds: int) -> None:
+    """Extends every delivery of a shared group that a living process holds.
+
+    Rows that an atomic handler has locked are passed over: its lock keeps
+    others from claiming them as well.
+    """
+
+    def store(session: Session) -> None:
+        rows = sorted((delivery.key, delivery.offset, delivery.token) for delivery in deliveries)
+        for chunk in session.chunks(rows):
+            free = session.rows(
+                f"SELECT s.partition_key, s.message_offset, s.delivery_token "
+                f"FROM {session.dialect.rows(('k', 'o', 't'), len(chunk))} {session.dialect.join} {STATE} s "
+                f"ON {BY_ROW} AND s.delivery_token = v.t AND s.acked = %s{session.dialect.skip_locked}",
+                (*flat(chunk), *ref, False),
+            )
+            if free:
+                until = f"{session.dialect.greatest}(s.invisible_until, {session.dialect.now_ms} + v.ms)"
+                session.execute(
+                    session.dialect.update_joined(
+                        STATE, ("k", "o", "ms"), len(free), BY_ROW, {"invisible_until": until}
+                    ),
+                    (*flat((key, offset, milliseconds) for key, offset, _ in free), *ref),
+                )
+
+    run(using, store)
+
+
+def flush(
+    using: str, ref: GroupRef, outcomes: Sequence[Outcome], *, max_attempts: int | None, shared: bool,
+    also: Collection[str] = (),
+) -> Flushed:  # fmt: skip
+    """Writes the outcomes of a group and moves its watermarks, in one transaction.
+
+    ``also`` names partitions whose watermarks have further to go. In shared
+    mode a locked offsets row is passed over: its outcomes are written, its
+    watermark waits for the next flush.
+    """
+
+    def write(session: Session) -> Flushed:
+        keys = {outcome.delivery.key for outcome in outcomes} | set(also)
+        offsets = watermarks.lock(session, ref, keys, skip_locked=shared)
+        return apply(session, ref, outcomes, offsets, max_attempts=max_attempts, also=also)
+
+    return run(using, write)
+
+
+def apply(
+    session: Session,
+    ref: GroupRef,
+    outcomes: Sequence[Outcome],
+    offsets: Mapping[str, Offsets],
+    *,
+    max_attempts: int | None,
+    also: Collection[str] = (),
+) -> Flushed:
+    """The body of a flush, in a transaction that has locked the offsets rows in ``offsets``."""
+    flushed = Flushed()
+    failures = [outcome for outcome in outcomes if outcome.kind not in (Kind.ACK, Kind.SETTLED)]
+    if failures:
+        _apply_failures(session, ref, failures, max_attempts, flushed)
+    acks: dict[str, dict[int, int]] = {}
+    by_row: dict[tuple[str, int], Outcome] = {}
+    for outcome in outcomes:
+        if outcome.kind is Kind.ACK:
+            delivery = outcome.delivery
+            acks.setdefault(delivery.key, {})[delivery.offset] = delivery.token
+            by_row[delivery.key, delivery.offset] = outcome
+    touched = {outcome.delivery.key for outcome in outcomes} | set(also)
+    locked = {key: offsets[key] for key in sorted(touched) if key in offsets}
+    advanced = watermarks.advance(session, ref, locked, acks)
+    beyond = advanced.beyond + [
+        (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
+    ]
+    _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
+    flushed.unfinished = advanced.unfinished | (touched - set(locked))
+    return flushed
+
+
+def _mark_acked(
+    session: Session,
+    ref: GroupRef,
+    rows: Sequence[tuple[str, int, int]],
+    offsets: Mapping[str, Offsets],
+    by_row: Mapping[tuple[str, int], Outcome],
+    flushed: Flushed,
+) -> None:
+    """Marks acks that the watermark cannot pass yet; tells the stale ones apart."""
+    for chunk in session.chunks(rows):
+        marked = session.execute(
+            session.dialect.update_joined(
+                STATE,
+                ("k", "o", "t"),
+                len(chunk),
+                f"{BY_ROW} AND s.delivery_token = v.t",
+                {"acked": "1"},
+                where="s.acked = 0",
+            ),
+            (*flat(chunk), *ref),
+        )
+        if marked == len(chunk):
+            continue
+        there = {
+            (key, offset): (token, bool(acked))
+            for key, offset, token, acked in session.rows(
+                "SELECT s.partition_key, s.message_offset, s.delivery_token, s.acked "
+                f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s ON {BY_ROW}",
+                (*flat((key, offset) for key, offset, _ in chunk), *ref),
+            )
+        }
+        for key, offset, token in chunk:
+            passed = key in offsets and offset <= offsets[key].acked
+            # Settled already, perhaps by this very ack in a COMMIT whose answer was lost: not stale.
+            if there.get((key, offset)) != (token, True) and not (passed and (key, offset) not in there):
+                flushed.stale.append(by_row[key, offset])
+
+
+def _apply_failures(
+    session: Session, ref: GroupRef, failures: Sequence[Outcome], max_attempts: int | None, flushed: Flushed
+) -> None:
+    ordered = sorted(failures, key=lambda outcome: (outcome.delivery.key, outcome.delivery.offset))
+    held = _lock_rows(session, ref, [(outcome.delivery.key, outcome.delivery.offset) for outcome in ordered])
+    letters: list[tuple[str, int, int, str]] = []
+    waits: list[tuple[str, int, int, int, str | None, int]] = []
+    for outcome in ordered:
+        delivery = outcome.delivery
+        key, offset = delivery.key, delivery.offset
+        if held.get((key, offset)) != delivery.token:
+            flushed.stale.append(outcome)
+        elif _is_final(outcome, max_attempts, ref):
+            letters.append((key, offset, delivery.attempt, outcome.error))
+            flushed.dead.append(delivery)
+        else:
+            # Nack stores the attempt that failed; the others store what was there before it.
+            failed = outcome.kind in (Kind.NACK, Kind.REJECT)
+            count = delivery.attempt if failed else delivery.attempt - 1
+            error = outcome.error if failed else None
+            # A suspect that never started stays one.
+            keep = outcome.kind is Kind.GIVE_BACK and delivery.suspect
+            waits.append((key, offset, outcome.delay_ms, count, error and dead_letters.cut(error), int(keep)))
+    if letters:
+        dead_letters.dead_letter(session, ref, letters)
+    if waits:
+        _make_wait(session, ref, waits)
+        now = session.now()
+        for key, offset, delay, _, _, _ in waits:
+            flushed.waiting[key, offset] = now + delay if delay else 0
+
+
+def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool:
+    from django_mysqlqueue.names import is_dlq
+
+    if is_dlq(ref.topic):
+        # A DLQ handler's own failures do not dead-letter again: they back off for ever.
+        return False
+    if outcome.kind is Kind.REJECT:
+        return True
+    return outcome.kind is Kind.NACK and max_attempts is not None and outcome.delivery.attempt >= max_attempts
+
+
+def _lock_rows(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Locks unsettled rows; returns the token of each."""
+    tokens: dict[tuple[str, int], int] = {}
+    for chunk in session.chunks(rows):
+        for key, offset, token in session.rows(
+            "SELECT s.partition_key, s.message_offset, s.delivery_token "
+            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s "
+            f"ON {BY_ROW} AND s.acked = %s{session.dialect.for_update}",
+            (*flat(chunk), *ref, False),
+        ):
+            tokens[key, offset] = token
+    return tokens
+
+
+def _make_wait(
+    session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int, int, str | None, int]]
+) -> None:
+    now = session.dialect.now_ms
+    for chunk in session.chunks(waits):
+        session.execute(
+            session.dialect.update_joined(
+                STATE,
+                ("k", "o", "delay", "n", "error", "keep"),
+                len(chunk),
+                BY_ROW,
+                {
+                    "invisible_until": f"CASE WHEN v.delay = 0 THEN 0 ELSE {now} + v.delay END",
+                    "retry_count": "v.n",
+                    "last_error": "COALESCE(v.error, s.last_error)",
+                    "delivered_by": "CASE WHEN v.keep = 1 THEN s.delivered_by ELSE '' END",
+                    "delivered_at": now,
+                    "delivery_token": "0",
+                },
+            ),
+            (*flat(chunk), *ref),
+        )

@@ -1,0 +1,87 @@
+"""MySQL 8.4 and later, and what MariaDB shares with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from django.db import Error, OperationalError
+
+from django_mysqlqueue.fields import NOW_MS_MYSQL
+from django_mysqlqueue.sql.base import Dialect
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+DEADLOCK = 1213
+LOCK_WAIT_TIMEOUT = 1205
+
+
+class MySQL(Dialect):
+    name = "mysql"
+    # A literal percent sign would be doubled by the driver; there is none in it.
+    now_ms = f"({NOW_MS_MYSQL})"
+    share_lock = " LOCK IN SHARE MODE"
+    for_update = " FOR UPDATE"
+    skip_locked = " FOR UPDATE SKIP LOCKED"
+    join = "STRAIGHT_JOIN"
+    greatest = "GREATEST"
+    max_rows = 5000
+    has_row_locks = True
+
+    def __init__(self) -> None:
+        self._packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def rows(self, names: Sequence[str], count: int) -> str:
+        first = ", ".join(f"%s AS {name}" for name in names)
+        more = f" UNION ALL SELECT {', '.join(['%s'] * len(names))}"
+        return f"(SELECT {first}{more * (count - 1)}) v"
+
+    def force_index(self, name: str) -> str:
+        return f" FORCE INDEX ({name})"
+
+    def update_joined(
+        self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
+    ) -> str:
+        sets = ", ".join(f"s.{column} = {value}" for column, value in assign.items())
+        condition = f" WHERE {where}" if where else ""
+        return f"UPDATE {self.rows(names, count)} STRAIGHT_JOIN {table} s ON {on} SET {sets}{condition}"
+
+    def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
+        condition = f" WHERE {where}" if where else ""
+        return f"DELETE s FROM {self.rows(names, count)} STRAIGHT_JOIN {table} s ON {on}{condition}"
+
+    def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
+        return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = {value}" for column, value in assign.items())
+
+    def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
+        return f" ON DUPLICATE KEY UPDATE {key[0]} = {table}.{key[0]}"
+
+    def is_retryable(self, error: Error) -> bool:
+        return isinstance(error, OperationalError) and error.args[:1] in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,))
+
+    def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
+        if connection.isolation_level == "read committed":  # type: ignore[attr-defined]
+            return None
+        return "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
+        yield (
+            f"SET SESSION wait_timeout = {math.ceil(idle)}, net_read_timeout = {math.ceil(network)}, "
+            f"net_write_timeout = {math.ceil(network)}, innodb_lock_wait_timeout = {math.ceil(lock_wait)}"
+        )
+
+    def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
+        # Asked once for each server connection: publishing must not pay for it.
+        connection.ensure_connection()
+        raw = connection.connection
+        if raw not in self._packets:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT @@max_allowed_packet")
+                (self._packets[raw],) = cursor.fetchone()
+        return self._packets[raw]
+
+
+DIALECT = MySQL()

@@ -1,0 +1,73 @@
+"""SQLite, the embedded default: one host, one writer at a time.
+
+A transaction that begins IMMEDIATE holds the write lock of the whole database,
+so there are no row locks to take and nothing to skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from django.db import Error, OperationalError
+
+from django_mysqlqueue.fields import NOW_MS_SQLITE
+from django_mysqlqueue.sql.base import Dialect
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class SQLite(Dialect):
+    name = "sqlite"
+    now_ms = NOW_MS_SQLITE
+    share_lock = ""
+    for_update = ""
+    skip_locked = ""
+    join = "CROSS JOIN"
+    greatest = "MAX"
+    # SQLite takes 32,766 parameters a statement since 3.32; derived rows have up to 8.
+    max_rows = 1000
+    has_row_locks = False
+
+    def rows(self, names: Sequence[str], count: int) -> str:
+        named = ", ".join(f"column{number} AS {name}" for number, name in enumerate(names, 1))
+        row = f"({', '.join(['%s'] * len(names))})"
+        return f"(SELECT {named} FROM (VALUES {self.placeholders(count, row)})) AS v"
+
+    def force_index(self, name: str) -> str:
+        return ""
+
+    def update_joined(
+        self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
+    ) -> str:
+        sets = ", ".join(f"{column} = {value}" for column, value in assign.items())
+        condition = f" AND {where}" if where else ""
+        return f"UPDATE {table} AS s SET {sets} FROM {self.rows(names, count)} WHERE {on}{condition}"
+
+    def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
+        condition = f" WHERE {where}" if where else ""
+        joined = f"SELECT s.rowid FROM {self.rows(names, count)} CROSS JOIN {table} s ON {on}{condition}"
+        return f"DELETE FROM {table} WHERE rowid IN ({joined})"
+
+    def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
+        sets = ", ".join(f"{column} = {value}" for column, value in assign.items())
+        return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {sets}"
+
+    def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
+        return f" ON CONFLICT ({', '.join(key)}) DO NOTHING"
+
+    def is_retryable(self, error: Error) -> bool:
+        return isinstance(error, OperationalError) and "locked" in str(error)
+
+    def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
+        return None
+
+    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
+        return ()
+
+    def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
+        return 1_000_000_000  # SQLITE_MAX_LENGTH
+
+
+DIALECT = SQLite()

@@ -1,0 +1,325 @@
+#!/usr/bin/env python3
+"""Private MariaDB and MySQL servers for tests and demos.
+
+Standard library only, so that it runs before anything is installed. Each
+server lives in a temporary folder, listens on a Unix socket alone and is ended
+by the process that started it. No server that was not started here is touched.
+
+    tools/servers.py install mariadb mysql     # what the machine lacks
+    tools/servers.py run mariadb -- COMMAND    # COMMAND with DATABASE_URL set
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ENGINES = ("mariadb", "mysql")
+DATABASE = "mysqlqueue"
+# Debian's packages: the servers' own and what mysqlclient compiles against.
+DRIVER_PACKAGES = ("gcc", "libc6-dev", "libmariadb-dev", "pkg-config")
+MARIADB_PACKAGES = ("mariadb-server-core", "mariadb-client-core")
+# The name of glibc's loader differs by architecture: (file name, library folder).
+LOADERS = {
+    "x86_64": ("ld-linux-x86-64.so.2", "x86_64-linux-gnu"),
+    "aarch64": ("ld-linux-aarch64.so.1", "aarch64-linux-gnu"),
+}
+START_TIMEOUT = 120.0
+
+
+class NotAvailable(Exception):
+    """The engine cannot be had on this machine; the message says why."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running private server."""
+
+    engine: str
+    socket: Path
+    pid: int
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        """A ``DATABASE_URL`` for django-environ: root without a password, by socket."""
+        return f"mysql://root@/{DATABASE}?unix_socket={urllib.parse.quote(str(self.socket), safe='')}"
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "django-mysqlqueue"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+# -- installing ---------------------------------------------------------------
+
+
+def apt_install(packages: tuple[str, ...]) -> None:
+    """Installs what dpkg does not report as installed, with sudo where needed."""
+    missing = [name for name in packages if not _installed(name)]
+    if not missing:
+        return
+    if shutil.which("apt-get") is None:
+        raise NotAvailable(
+            f"needs {', '.join(missing)} and this system has no apt-get: install them by hand, or name "
+            "servers of your own in TEST_MARIADB_URL and TEST_MYSQL_URL"
+        )
+    prefix = [] if os.geteuid() == 0 else ["sudo"]
+    if prefix and shutil.which("sudo") is None:
+        raise NotAvailable(f"needs {', '.join(missing)}: not root and no sudo; run apt-get install yourself")
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+    ):
+        done = subprocess.run(
+            [*prefix, *command], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        # A third-party source that is out of reach fails "update" without harm to the rest.
+        if done.returncode and command[1] == "install":
+            raise NotAvailable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def _installed(package: str) -> bool:
+    if shutil.which("dpkg-query") is None:
+        return False
+    done = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Status}", package], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() == "install ok installed"
+
+
+def install(engine: str) -> None:
+    if engine == "mariadb":
+        apt_install(MARIADB_PACKAGES)
+    elif engine == "mysql":
+        mysql_folder()
+    else:
+        raise ValueError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
+
+
+def mysql_folder() -> Path:
+    """The folder with MySQL unpacked, fetched on first use from Debian unstable.
+
+    Debian stable has no MySQL. apt downloads the server and the libraries it
+    needs into folders of our own; nothing of it is installed into the system.
+    """
+    folder = cache_folder() / "mysql"
+    with open(cache_folder() / "mysql.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            _fetch_mysql(folder)
+    return folder
+
+
+def _fetch_mysql(folder: Path) -> None:
+    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+        raise NotAvailable("MySQL is taken from Debian unstable with apt-get and dpkg, which are missing here")
+    shutil.rmtree(folder, ignore_errors=True)
+    work = folder / "apt"
+    for name in ("state/lists/partial", "cache/archives/partial", "etc/sources"):
+        (work / name).mkdir(parents=True)
+    (work / "state/status").touch()
+    (work / "etc/sources/sid.sources").write_text(_sid_source())
+    options = [
+        "-o", f"Dir::State={work}/state",
+        "-o", f"Dir::State::status={work}/state/status",
+        "-o", f"Dir::Cache={work}/cache",
+        "-o", "Dir::Etc::SourceList=/dev/null",
+        "-o", f"Dir::Etc::SourceParts={work}/etc/sources",
+        "-o", "APT::Sandbox::User=",
+        "-o", "Debug::NoLocking=1",
+        "-o", "APT::Get::Assume-Yes=true",
+    ]  # fmt: skip
+    for command in (
+        ["update", "-qq"],
+        ["install", "-qq", "--download-only", "--no-install-recommends", "mysql-server-core"],
+    ):
+        done = subprocess.run(
+            ["apt-get", *options, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise NotAvailable(f"apt-get {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    packages = sorted((work / "cache/archives").glob("*.deb"))
+    if not packages:
+        raise NotAvailable("apt-get downloaded nothing for mysql-server-core")
+    for package in packages:
+        subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
+    shutil.rmtree(work)
+    (folder / "complete").touch()
+
+
+def _sid_source() -> str:
+    """A sources entry for unstable at the mirror that this machine's apt already uses."""
+    keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
+    for place in places:
+        if not place.is_file():
+            continue
+        for line in place.read_text().splitlines():
+            found = re.match(r"(?:URIs:\s*|deb\s+(?:\[[^\]]*\]\s+)?)(https?://\S+/debian/?)(?:\s|$)", line.strip())
+            if found:
+                return f"Types: deb\nURIs: {found[1]}\nSuites: sid\nComponents: main\nSigned-By: {keyring}\n"
+    raise NotAvailable("no Debian mirror is named in this machine's apt sources")
+
+
+# -- running ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(engine: str, *, extra: tuple[str, ...] = ()) -> Iterator[Server]:
+    """Starts a private server, yields it, and ends it whatever happens."""
+    folder = Path(tempfile.mkdtemp(prefix=f"mysqlqueue-{engine}-"))
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        command, setup = (_mariadb if engine == "mariadb" else _mysql)(folder)
+        log = (folder / "server.log").open("wb")
+        for step in setup:
+            if subprocess.run(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode:
+                raise NotAvailable(f"{step[0]} failed:\n{(folder / 'server.log').read_text(errors='replace')}")
+        process = subprocess.Popen([*command, *extra], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        server = Server(engine, folder / "s", process.pid, folder)
+        _wait_until_ready(server, process)
+        yield server
+    finally:
+        if process is not None:
+            _stop(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _common_options(folder: Path) -> list[str]:
+    return [
+        f"--datadir={folder}/data",
+        f"--socket={folder}/s",
+        f"--pid-file={folder}/pid",
+        f"--tmpdir={folder}",
+        "--skip-networking",
+        "--secure-file-priv=",
+        "--max-connections=300",
+        "--innodb-buffer-pool-size=256M",
+        # Tests kill clients, not the server's disk: the log is written at each
+        # commit and flushed once a second. Benchmarks and the soak override it.
+        "--innodb-flush-log-at-trx-commit=2",
+        *(["--user=root"] if os.geteuid() == 0 else []),
+    ]
+
+
+def _mariadb(folder: Path) -> tuple[list[str], list[list[str]]]:
+    server = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/local/sbin")
+    installer = shutil.which("mariadb-install-db")
+    if server is None or installer is None:
+        raise NotAvailable("mariadbd is not installed: tools/servers.py install mariadb")
+    options = _common_options(folder)
+    create = [
+        installer,
+        "--no-defaults",
+        f"--datadir={folder}/data",
+        "--auth-root-authentication-method=normal",
+        "--skip-test-db",
+        *(["--user=root"] if os.geteuid() == 0 else []),
+    ]
+    return [server, "--no-defaults", *options], [create]
+
+
+def _mysql(folder: Path) -> tuple[list[str], list[list[str]]]:
+    root = mysql_folder() / "root"
+    loader_name, library = LOADERS.get(platform.machine(), ("", ""))
+    if not loader_name:
+        raise NotAvailable(f"no known loader for the architecture {platform.machine()!r}")
+    loader = next((path for path in root.rglob(loader_name) if path.is_file()), None)
+    binary = next((path for path in root.rglob("mysqld") if path.is_file()), None)
+    if loader is None or binary is None:
+        raise NotAvailable(f"the unpacked MySQL in {root} has no {loader_name} or no mysqld")
+    libraries = ":".join(str(root / place / library) for place in ("usr/lib", "lib"))
+    start = [str(loader), "--library-path", libraries, str(binary), "--no-defaults"]
+    options = [
+        f"--basedir={root}/usr",
+        f"--lc-messages-dir={root}/usr/share/mysql",
+        "--mysqlx=OFF",
+        *[
+            option if not option.startswith("--secure-file-priv") else "--secure-file-priv=NULL"
+            for option in _common_options(folder)
+        ],
+        "--sync-binlog=0",
+    ]
+    return [*start, *options], [[*start, *options, "--initialize-insecure"]]
+
+
+def _client(server: Server, sql: str) -> subprocess.CompletedProcess[str]:
+    client = shutil.which("mariadb") or shutil.which("mysql")
+    if client is None:
+        raise NotAvailable("the mariadb client is not installed: tools/servers.py install mariadb")
+    return subprocess.run(
+        [client, "--no-defaults", "-uroot", f"--socket={server.socket}", "-e", sql],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    create = f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4"
+    while True:
+        if process.poll() is not None or time.monotonic() > deadline:
+            text = (server.folder / "server.log").read_text(errors="replace")
+            raise NotAvailable(f"{server.engine} did not start:\n{text[-4000:]}")
+        if server.socket.exists() and _client(server, create).returncode == 0:
+            return
+        time.sleep(0.1)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    installing = commands.add_parser("install", help="install what the engines need")
+    installing.add_argument("engines", nargs="+", choices=(*ENGINES, "driver"))
+    serving = commands.add_parser("run", help="run a command beside a private server")
+    serving.add_argument("engine", choices=ENGINES)
+    serving.add_argument("arguments", nargs="+", metavar="COMMAND")
+    options = parser.parse_args()
+    try:
+        if options.command == "install":
+            for name in options.engines:
+                if name == "driver":
+                    apt_install(DRIVER_PACKAGES)
+                else:
+                    install(name)
+            return 0
+        with running(options.engine) as server:
+            env = {**os.environ, "DATABASE_URL": server.url}
+            return subprocess.run(options.arguments, env=env, check=False).returncode
+    except NotAvailable as error:
+        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
