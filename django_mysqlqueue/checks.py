@@ -79,8 +79,7 @@ def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
         return []
     return [
         checks.Warning(
-            f"The queue's SQLite database {alias!r} lacks options: two processes would fail with "
-            "“database is locked”.",
+            f"The queue's SQLite database {alias!r} lacks options: two processes would fail with “database is locked”.",
             hint=f"Add to its OPTIONS: {', '.join(wanted)}.",
             id="django_mysqlqueue.W010",
         )

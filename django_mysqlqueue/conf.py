@@ -302,8 +302,13 @@ def _topics(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, TopicSetti
     parsers: dict[str, Callable[[Any], Any]] = {"RETENTION": _FIELDS["retention"], "PARTITIONS": _integer(1, 100_000)}
     for topic, options in raw.items():
         parsed = _options(f"MYSQLQUEUE['TOPICS'][{topic!r}]", options, parsers, "E005", problems)
-        yield str(topic), TopicSettings(
-            retention=parsed.get("RETENTION"), has_retention="RETENTION" in parsed, partitions=parsed.get("PARTITIONS")
+        yield (
+            str(topic),
+            TopicSettings(
+                retention=parsed.get("RETENTION"),
+                has_retention="RETENTION" in parsed,
+                partitions=parsed.get("PARTITIONS"),
+            ),
         )
 
 

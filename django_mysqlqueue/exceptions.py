@@ -26,9 +26,5 @@ class SubscriberError(QueueError):
     """A handler is declared wrongly, twice, or otherwise than its registered group."""
 
 
-class LeaseLost(QueueError):
-    """A lease that a statement relied on belongs to somebody else by now."""
-
-
 class CommitOutcomeUnknown(QueueError):
     """The connection broke while COMMIT was under way: it may have happened or not."""

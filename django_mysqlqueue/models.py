@@ -31,9 +31,7 @@ class MessageColumns(models.Model):
     metadata = models.JSONField(_("metadata"), db_default=models.Value({}, models.JSONField()))
     target_group = BytewiseCharField(_("target group"), max_length=NAME_LENGTH, db_default="", blank=True)
     original_id = BytewiseCharField(_("original id"), max_length=KEY_LENGTH, db_default="", blank=True)
-    original_topic = BytewiseCharField(
-        _("original topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True
-    )
+    original_topic = BytewiseCharField(_("original topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True)
     original_offset = models.BigIntegerField(_("original offset"), db_default=0)
     failed_group = BytewiseCharField(_("failed group"), max_length=NAME_LENGTH, db_default="", blank=True)
     failed_at = models.BigIntegerField(_("failed at"), db_default=0)

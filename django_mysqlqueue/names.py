@@ -22,7 +22,7 @@ PARTITION_PREFIX = "__p:"
 """Partitions made by hashing are named ``__p:0``, ``__p:1``, …; publishers' keys
 may not begin with it."""
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,%d}" % NAME_LENGTH)
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 
 
 def check_name(kind: str, name: object) -> str:

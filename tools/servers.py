@@ -99,9 +99,7 @@ def apt_install(packages: tuple[str, ...]) -> None:
 def _installed(package: str) -> bool:
     if shutil.which("dpkg-query") is None:
         return False
-    done = subprocess.run(
-        ["dpkg-query", "-W", "-f", "${Status}", package], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["dpkg-query", "-W", "-f", "${Status}", package], capture_output=True, text=True, check=False)
     return done.stdout.strip() == "install ok installed"
 
 

@@ -6,6 +6,7 @@ import inspect
 import logging
 import threading
 import traceback
+from typing import Any
 
 from django.db import Error, connections, transaction
 
@@ -65,11 +66,17 @@ def handle(held: Held, using: str) -> Outcome | None:
     the attempt, not the thread.
     """
     claimed = held.claimed
-    fields = {"group": claimed.ref.group, "topic": claimed.ref.topic, "key": claimed.key, "offset": claimed.offset}
+    fields: dict[str, Any] = {
+        "group": claimed.ref.group,
+        "topic": claimed.ref.topic,
+        "key": claimed.key,
+        "offset": claimed.offset,
+        "attempt": claimed.attempt,
+    }
     if claimed.suspect:
         try:
             if not settling.record_start(using, claimed):
-                event(logging.WARNING, "delivery.stale", **fields, attempt=claimed.attempt)
+                event(logging.WARNING, "delivery.stale", **fields)
                 return None
         except (Error, QueueError) as error:
             event(logging.WARNING, "delivery.not_started", **fields, error=error)
@@ -81,14 +88,13 @@ def handle(held: Held, using: str) -> Outcome | None:
         _call(held, delivery)
         return delivery._verdict or Outcome(claimed, Kind.ACK)
     except StaleDelivery as error:
-        event(logging.WARNING, "delivery.stale", **fields, attempt=claimed.attempt, error=error)
+        event(logging.WARNING, "delivery.stale", **fields, error=error)
         return delivery._failed(str(error))
     except BaseException as error:  # noqa: BLE001
         event(
             logging.WARNING,
             "delivery.failed",
             **fields,
-            attempt=claimed.attempt,
             error=f"{type(error).__name__}: {error}",
             exc_info=True,
         )

@@ -13,9 +13,7 @@ def event(level: int, verb: str, *, exc_info: bool = False, **fields: Any) -> No
     if not logger.isEnabledFor(level):
         return
     text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-    logger.log(
-        level, "%s %s", verb, text, exc_info=exc_info, extra={"mysqlqueue": {"event": verb, **fields}}
-    )
+    logger.log(level, "%s %s", verb, text, exc_info=exc_info, extra={"mysqlqueue": {"event": verb, **fields}})
 
 
 def _shown(value: Any) -> str:

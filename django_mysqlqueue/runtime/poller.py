@@ -25,7 +25,7 @@ from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.runtime.work import GroupWork, OrderedWork, SharedWork
-from django_mysqlqueue.service import leasing, news, sequencing
+from django_mysqlqueue.service import heartbeats, leasing, news, sequencing
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry, Session
 
@@ -76,8 +76,7 @@ class Poller:
         self.clock = Clock.at(0)
         share = max(1, settings.prefetch // len(handlers))
         self.works: list[GroupWork] = [
-            (SharedWork if handler.shared else OrderedWork)(self, handler, share=share)
-            for handler in handlers.values()
+            (SharedWork if handler.shared else OrderedWork)(self, handler, share=share) for handler in handlers.values()
         ]
         self.by_topic: dict[str, list[GroupWork]] = {}
         for work in self.works:
@@ -241,7 +240,7 @@ class Poller:
             session = Session(self.using)
             refs = [work.ref for work in self.ordered]
             leases = leasing.read(session, refs, self.lease_ms)
-            live = leasing.heartbeats.live(session, refs, self.lease_ms)
+            live = heartbeats.live(session, refs, self.lease_ms)
             for work in self.ordered:
                 work.rebalance(leases[work.ref], live[work.ref], steal=self.may_steal())
 

@@ -166,7 +166,7 @@ class Subscriber:
             event(logging.INFO, "subscriber.started", name=self.name)
             self.poller.run(self._must_stop)
             self._shut_down()
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             # A bug in the poller: without it the process is of no use, so its supervisor shall replace it.
             event(logging.CRITICAL, "poller.died", exc_info=True)
             self.exit_code = EXIT_UNCLEAN

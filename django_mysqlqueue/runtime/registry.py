@@ -127,9 +127,7 @@ def subscriber(
         if batch:
             raise SubscriberError(f"{where}: batch=True is reserved for a later version")
         try:
-            options = {
-                name: check_handler_option(name, value) for name, value in given.items() if value is not UNSET
-            }
+            options = {name: check_handler_option(name, value) for name, value in given.items() if value is not UNSET}
             ref = GroupRef(names.check_name("group", group), names.check_name("topic", topic))
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error

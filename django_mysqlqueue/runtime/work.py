@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error
 
@@ -171,7 +171,7 @@ class GroupWork(ABC):
         self.unfinished |= flushed.unfinished
         for outcome in flushed.stale:
             delivery = outcome.delivery
-            fields = {
+            fields: dict[str, Any] = {
                 "group": self.ref.group,
                 "topic": self.ref.topic,
                 "key": delivery.key,
@@ -198,9 +198,7 @@ class GroupWork(ABC):
 
     # -- claiming -------------------------------------------------------------
 
-    def _claim(
-        self, wants: Sequence[Want], outcomes: Sequence[Outcome], also: Collection[str], max_due: int
-    ) -> Claim:
+    def _claim(self, wants: Sequence[Want], outcomes: Sequence[Outcome], also: Collection[str], max_due: int) -> Claim:
         token = claiming.new_token()
         try:
             return claiming.claim(
@@ -475,9 +473,7 @@ class OrderedWork(GroupWork):
             rotated = waiting[start:] + waiting[:start]
             overdue = time.monotonic() - self.poller.settings.lease_duration
             below_share = rotated[: max(0, cap - len(self.owned()))]
-            wanted = below_share + [
-                key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue
-            ]
+            wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
         if not wanted:
             return
         watermarks.create_missing(self.using, self.ref, wanted)
@@ -500,9 +496,7 @@ class OrderedWork(GroupWork):
             partition.owned, partition.leaving, partition.fresh = True, False, True
             self._reload.add(key)
         self._load(keys)
-        event(
-            logging.DEBUG, "leases.taken", group=self.ref.group, topic=self.ref.topic, partitions=len(keys)
-        )
+        event(logging.DEBUG, "leases.taken", group=self.ref.group, topic=self.ref.topic, partitions=len(keys))
 
     def _verify_and_load(self) -> None:
         self.verify()

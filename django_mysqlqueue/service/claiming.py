@@ -115,7 +115,17 @@ def claim(
     """
 
     def take(session: Session) -> Claim:
-        return _claim(session, claimant, wants, token, outcomes, also, max_due, max_bytes, after_clock_step)
+        return _claim(
+            session,
+            claimant,
+            wants,
+            token,
+            outcomes,
+            also,
+            max_due=max_due,
+            max_bytes=max_bytes,
+            after_clock_step=after_clock_step,
+        )
 
     return run(using, take)
 
@@ -127,6 +137,7 @@ def _claim(
     token: int,
     outcomes: Sequence[Outcome],
     also: Collection[str],
+    *,
     max_due: int,
     max_bytes: int,
     after_clock_step: bool,
@@ -264,7 +275,7 @@ def _lock_due(
             f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False),
         ):
-            rows[key, offset] = tuple(rest)  # type: ignore[assignment]
+            rows[key, offset] = tuple(rest)
     return rows
 
 
@@ -380,9 +391,7 @@ def _existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str
     return found
 
 
-def _look(
-    session: Session, topic: str, places: Mapping[str, tuple[int, int]]
-) -> dict[str, list[tuple[int, str, int]]]:
+def _look(session: Session, topic: str, places: Mapping[str, tuple[int, int]]) -> dict[str, list[tuple[int, str, int]]]:
     """The next rows of each partition: (offset, target group, size), in offset order."""
     one = (
         "SELECT * FROM (SELECT partition_key, `offset`, target_group, size "
@@ -409,9 +418,7 @@ def _insert_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed],
             f"INSERT INTO {STATE} (consumer_group, topic, partition_key, message_offset, delivery_token, "
             "delivered_by, delivered_at, invisible_until) VALUES "
             + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s, %s, %s, %s)"),
-            flat(
-                (*claimant.ref, one.key, one.offset, one.token, claimant.subscriber, now, until) for one in chunk
-            ),
+            flat((*claimant.ref, one.key, one.offset, one.token, claimant.subscriber, now, until) for one in chunk),
         )
 
 

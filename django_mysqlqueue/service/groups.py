@@ -137,9 +137,7 @@ def _delete_chunk(session: Session, ref: GroupRef, model: type, key: tuple[str, 
     if not rows:
         return 0
     on = "s.consumer_group = %s AND s.topic = %s AND " + " AND ".join(f"s.{name} = v.{name}" for name in key)
-    session.execute(
-        session.dialect.delete_joined(table, key, len(rows), on), (*(v for row in rows for v in row), *ref)
-    )
+    session.execute(session.dialect.delete_joined(table, key, len(rows), on), (*(v for row in rows for v in row), *ref))
     return len(rows)
 
 

@@ -58,9 +58,7 @@ def fresh(alias: str, session: Session) -> str:
     has been mended since, and counts as long ago.
     """
     now = session.dialect.now_ms
-    return (
-        f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
-    )
+    return f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
 
 
 def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, list[str]]:
@@ -82,7 +80,7 @@ def forget_old(using: str, *, limit: int = 500) -> int:
     def delete(session: Session) -> int:
         rows = session.rows(
             f"SELECT consumer_group, topic, subscriber_name FROM {HEARTBEATS} "
-            f"WHERE heartbeat_at < {session.dialect.now_ms} - %s ORDER BY consumer_group, topic, subscriber_name LIMIT %s",
+            f"WHERE heartbeat_at < {session.dialect.now_ms} - %s ORDER BY {', '.join(KEY)} LIMIT %s",
             (FORGET_AFTER_MS, limit),
         )
         if rows:

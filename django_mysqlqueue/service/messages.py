@@ -76,7 +76,8 @@ def _payload(payload: Any, metadata: dict[str, Any]) -> bytes:
     else:
         if metadata.setdefault(CONTENT_TYPE, JSON_TYPE) != JSON_TYPE:
             raise InvalidMessage(
-                f"metadata {CONTENT_TYPE}={metadata[CONTENT_TYPE]!r}: a payload that is not bytes is stored as {JSON_TYPE}"
+                f"metadata {CONTENT_TYPE}={metadata[CONTENT_TYPE]!r}: "
+                f"a payload that is not bytes is stored as {JSON_TYPE}"
             )
         body = _json(payload, "payload")
     limit = get_settings().max_payload_bytes

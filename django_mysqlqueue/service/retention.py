@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.service import watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session, flat, run
-from django_mysqlqueue.service.watermarks import BY_KEY, UNION_TERMS
+from django_mysqlqueue.service.watermarks import BY_KEY
 
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
-LEASES = PartitionLease._meta.db_table
 CHUNK_ROWS = 500
 PARTITIONS = 100
+NO_FLOOR = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +36,6 @@ class Collected:
     offsets_rows: int
     place: Place | None
     """Where to go on; None: the round is complete."""
-
-
-def topics(session: Session) -> list[str]:
-    """All topics in the log, by a loose scan of the index: one look a topic."""
-    found: list[str] = []
-    while True:
-        row = session.row(
-            f"SELECT MIN(topic) FROM {LOG}" + (" WHERE topic > %s" if found else ""), found[-1:] if found else ()
-        )
-        if row is None or row[0] is None:
-            return found
-        found.append(row[0])
 
 
 def collect(using: str, *, dry_run: bool = False) -> Collected:
@@ -73,8 +62,9 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collecte
     messages = 0
     above = dict.fromkeys(keys, 0)
     while above:
-        chunk, above = run(using, lambda session, above=above: _delete_chunk(session, topic, above, dry_run))  # type: ignore[misc]
-        messages += chunk
+        doomed = run(using, lambda session, above=above: _collect_chunk(session, topic, above, dry_run=dry_run))  # type: ignore[misc]
+        messages += sum(map(len, doomed.values()))
+        above = {key: offsets[-1] for key, offsets in doomed.items() if len(offsets) == CHUNK_ROWS}
     return Collected(messages, 0, Place(topic, keys[-1]))
 
 
@@ -111,7 +101,7 @@ def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | No
     A group without an offsets row in a partition counts with its start offset:
     one that is being deployed must lose nothing.
     """
-    starts = dict(
+    starts: dict[str, int] = dict(
         session.rows(
             f"SELECT consumer_group, start_offset FROM {ConsumerGroup._meta.db_table} WHERE topic = %s", (topic,)
         )
@@ -129,48 +119,32 @@ def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | No
     return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
 
 
-def _delete_chunk(
-    session: Session, topic: str, above: dict[str, int], dry_run: bool  # noqa: FBT001
-) -> tuple[int, dict[str, int]]:
-    """Deletes a chunk of each partition; returns how many rows, and which partitions may have more.
-
-    ``above`` maps each partition to the offset above which to look, which moves
-    on only in a dry run (a real one deletes what it has looked at).
-    """
-    keys = sorted(above)
-    lowest = floors(session, topic, keys)
+def _collect_chunk(session: Session, topic: str, above: dict[str, int], *, dry_run: bool) -> dict[str, list[int]]:
+    """Deletes up to ``CHUNK_ROWS`` of each partition above the given offsets; returns which, in order."""
+    lowest = floors(session, topic, sorted(above))
     retention = get_settings().retention_of(topic, has_groups=lowest is not None)
     if retention is None:
-        return 0, {}
-    limit = CHUNK_ROWS
+        return {}
+    youngest = session.now() - int(retention * 1000)
+    # At most PARTITIONS terms, well below what SQLite takes in a UNION.
     one = (
         "SELECT * FROM (SELECT partition_key, `offset`, published_at "
         f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s AND `offset` <= %s "
         "ORDER BY `offset` LIMIT %s) m{number}"
     )
-    youngest = session.now() - int(retention * 1000)
-    doomed: list[int] = []
-    again: dict[str, int] = {}
-    for start in range(0, len(keys), UNION_TERMS):
-        piece = keys[start : start + UNION_TERMS]
-        sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(piece)))
-        parameters = flat(
-            (topic, key, above[key], 2**62 if lowest is None else lowest[key], limit) for key in piece
-        )
-        seen: dict[str, int] = {}
-        for key, offset, published_at in session.rows(sql, parameters):
-            if published_at <= youngest:
-                doomed.append(offset)
-                seen[key] = seen.get(key, 0) + 1
-                again[key] = max(again.get(key, 0), offset)
-        again = {key: offset for key, offset in again.items() if seen.get(key, limit) == limit}
+    doomed: dict[str, list[int]] = {}
+    sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(above)))
+    parameters = flat(
+        (topic, key, offset, NO_FLOOR if lowest is None else lowest[key], CHUNK_ROWS) for key, offset in above.items()
+    )
+    for key, offset, published_at in session.rows(sql, parameters):
+        if published_at <= youngest:
+            doomed.setdefault(key, []).append(offset)
     if not dry_run:
-        for chunk in session.chunks(sorted(doomed)):
-            session.execute(
-                session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk
-            )
-    return len(doomed), again if dry_run else dict.fromkeys(again, 0)
+        for chunk in session.chunks(sorted(offset for offsets in doomed.values() for offset in offsets)):
+            session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
+    return {key: sorted(offsets) for key, offsets in doomed.items()}
 
 
 def _forget_offsets(using: str) -> int:
@@ -207,8 +181,6 @@ def _idle_partitions(session: Session, ref: GroupRef) -> Iterator[list[str]]:
 
 def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:
     """Locks the rows first and looks at the log then: the other way round settled messages came again."""
-    from django_mysqlqueue.service import watermarks
-
     locked = watermarks.lock(session, ref, keys, skip_locked=True)
     if not locked:
         return 0

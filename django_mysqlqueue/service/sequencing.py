@@ -8,6 +8,7 @@ offset is final. Watermarks, GC and every other reader rest on that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import COPIED_COLUMNS, OutboxMessage, QueueMessage, Sequencer
@@ -140,7 +141,7 @@ def _within(rows: list[tuple[int, int]], max_rows: int, max_bytes: int) -> tuple
     return ids, False
 
 
-def _append(session: Session, ids: list[int], order: str) -> None:
+def _append(session: Session, ids: Sequence[int], order: str) -> None:
     columns = ", ".join(COPIED_COLUMNS)
     places = ", ".join(["%s"] * len(ids))
     # A repeat of an id is dropped here by an upsert that changes nothing.

@@ -62,9 +62,7 @@ def record_start(using: str, delivery: Claimed) -> bool:
 
     def store(session: Session) -> bool:
         return bool(
-            session.execute(
-                f"UPDATE {STATE} SET retry_count = %s WHERE {ONE_ROW}", (delivery.attempt, *_one(delivery))
-            )
+            session.execute(f"UPDATE {STATE} SET retry_count = %s WHERE {ONE_ROW}", (delivery.attempt, *_one(delivery)))
         )
 
     return run(using, store)
@@ -273,9 +271,7 @@ def _lock_rows(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]])
     return tokens
 
 
-def _make_wait(
-    session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int, int, str | None, int]]
-) -> None:
+def _make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int, int, str | None, int]]) -> None:
     now = session.dialect.now_ms
     for chunk in session.chunks(waits):
         session.execute(

@@ -38,17 +38,18 @@ class Session:
         """Runs a statement and returns its row count (for an UPDATE: rows matched)."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
-            return cursor.rowcount
+            return int(cursor.rowcount)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
-            return cursor.fetchall()
+            return list(cursor.fetchall())
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
-            return cursor.fetchone()
+            found: tuple[Any, ...] | None = cursor.fetchone()
+            return found
 
     def chunks(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
         """``items`` in pieces that one derived table of keys can take."""

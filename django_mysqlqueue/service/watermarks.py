@@ -70,9 +70,7 @@ def create_missing(using: str, ref: GroupRef, keys: Collection[str]) -> bool:
     return run(using, create) if keys else True
 
 
-def lock(
-    session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked: bool = False
-) -> dict[str, Offsets]:
+def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked: bool = False) -> dict[str, Offsets]:
     """Locks the offsets rows of some partitions in order of key."""
     suffix = session.dialect.skip_locked if skip_locked else session.dialect.for_update
     found: dict[str, Offsets] = {}
@@ -135,9 +133,7 @@ def advance(
                 result.unfinished.add(key)
         if watermark > place.acked:
             watermarks.append((key, watermark))
-        result.beyond += [
-            (key, offset, token) for offset, token in mine.items() if (key, offset) not in result.settled
-        ]
+        result.beyond += [(key, offset, token) for offset, token in mine.items() if (key, offset) not in result.settled]
     _store(session, ref, sorted(watermarks))
     _delete_passed(session, ref, sorted(passed))
     return result

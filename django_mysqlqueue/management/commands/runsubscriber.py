@@ -35,9 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--threads", type=positive, metavar="N", help="handler threads (default: THREADS)")
         parser.add_argument("--name", help="a name for this subscriber (default: the host's)")
         parser.add_argument("--batch-size", type=positive, metavar="N", help="messages a claim (default: BATCH_SIZE)")
-        parser.add_argument(
-            "--drain", action="store_true", help="exit when nothing is left to do (waits for backoffs)"
-        )
+        parser.add_argument("--drain", action="store_true", help="exit when nothing is left to do (waits for backoffs)")
         parser.add_argument("--database", metavar="ALIAS", help="the queue's database alias")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,0 +1,33 @@
+"""``manage.py queuegroupmode``: changes a group's mode while nobody works for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.groups import GroupRef
+
+
+class Command(QueueCommand):
+    help = "Changes a consumer group's mode. Its subscribers must be stopped."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("group")
+        parser.add_argument("topic")
+        parser.add_argument("mode", choices=ConsumerGroup.Mode.values)
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        ref = GroupRef(options["group"], options["topic"])
+        lease_ms = int(get_settings().lease_duration * 1000)
+        try:
+            groups.set_mode(using, ref, options["mode"], lease_ms=lease_ms)
+        except SubscriberError as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(f"The group {ref.group!r} of {ref.topic!r} is {options['mode']} now.")

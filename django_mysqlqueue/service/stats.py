@@ -1,0 +1,175 @@
+"""What the queue's state is: for looking, not for the hot path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django_mysqlqueue import names
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+    Sequencer,
+)
+from django_mysqlqueue.service import groups, heartbeats
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session
+
+LOG = QueueMessage._meta.db_table
+OUTBOX = OutboxMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+LEASES = PartitionLease._meta.db_table
+SEQUENCER = Sequencer._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """A topic. Counts are of messages."""
+
+    topic: str
+    in_log: int
+    partitions: int
+    waiting: int
+    """In the outbox and due: the sequencer has not moved them yet."""
+    scheduled: int
+    """In the outbox for later."""
+    is_dlq: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """A consumer group of a topic. Counts are of messages, ages in seconds."""
+
+    group: str
+    topic: str
+    mode: str
+    paused: bool
+    lag: int
+    """Messages in the log that the group has not settled: a count, not a difference of offsets."""
+    oldest_unacked_age: float | None
+    in_flight: int
+    """Handed out to a subscriber."""
+    retrying: int
+    """Waiting for another attempt."""
+    dead_letters: int
+    """In the DLQ topic because this group failed them."""
+    subscribers: tuple[str, ...]
+    """Live ones."""
+    partitions_owned: dict[str, int]
+    """Leases by owner; '' is nobody."""
+    abandoned: bool
+    """It has something to do and nobody alive to do it: GC waits for it."""
+    failing: bool
+    """A handler of a DLQ topic that fails: its messages back off for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """The whole queue on one database."""
+
+    now: int
+    """The database's clock, epoch milliseconds."""
+    last_offset: int
+    sequenced_at: int
+    topics: tuple[TopicStatus, ...]
+    groups: tuple[GroupStatus, ...]
+
+
+def status(using: str, *, lease_ms: int) -> QueueStatus:
+    """Reads the state of every topic and group; counts are exact, so it walks what is unsettled."""
+    session = Session(using)
+    now = session.now()
+    sequencer = session.row(f"SELECT last_offset, sequenced_at FROM {SEQUENCER} WHERE id = 1") or (0, 0)
+    refs = [
+        GroupRef(group, topic)
+        for group, topic in ConsumerGroup.objects.using(using)
+        .order_by("topic", "consumer_group")
+        .values_list("consumer_group", "topic")
+    ]
+    return QueueStatus(
+        now,
+        int(sequencer[0]),
+        int(sequencer[1]),
+        tuple(_topics(session, now)),
+        tuple(_group(session, ref, now, lease_ms) for ref in refs),
+    )
+
+
+def _topics(session: Session, now: int) -> list[TopicStatus]:
+    log = {
+        topic: (count, partitions)
+        for topic, count, partitions in session.rows(
+            f"SELECT topic, COUNT(*), COUNT(DISTINCT partition_key) FROM {LOG} GROUP BY topic"
+        )
+    }
+    outbox = {
+        topic: (int(due), int(total))
+        for topic, due, total in session.rows(
+            f"SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), COUNT(*) FROM {OUTBOX} GROUP BY topic",
+            (now,),
+        )
+    }
+    found = []
+    for topic in sorted({*log, *outbox}):
+        count, partitions = log.get(topic, (0, 0))
+        due, total = outbox.get(topic, (0, 0))
+        found.append(TopicStatus(topic, count, partitions, due, total - due, names.is_dlq(topic)))
+    return found
+
+
+def _group(session: Session, ref: GroupRef, now: int, lease_ms: int) -> GroupStatus:
+    registered = groups.find(session.using, ref)
+    lag, oldest = unsettled(session, ref)
+    counts = session.row(
+        "SELECT SUM(CASE WHEN delivered_by <> '' THEN 1 ELSE 0 END), "
+        "SUM(CASE WHEN delivered_by = '' THEN 1 ELSE 0 END), SUM(CASE WHEN retry_count > 0 THEN 1 ELSE 0 END) "
+        f"FROM {STATE} WHERE consumer_group = %s AND topic = %s AND acked = %s",
+        (*ref, False),
+    )
+    in_flight, waiting, failed = (int(value or 0) for value in counts or (0, 0, 0))
+    dead = session.row(
+        f"SELECT COUNT(*) FROM {LOG} WHERE topic = %s AND failed_group = %s AND original_topic = %s",
+        (names.dlq_topic(ref.topic), ref.group, ref.topic),
+    )
+    live = heartbeats.live(session, [ref], lease_ms)[ref]
+    owners = {
+        owner: int(count)
+        for owner, count in session.rows(
+            f"SELECT leased_by, COUNT(*) FROM {LEASES} WHERE consumer_group = %s AND topic = %s GROUP BY leased_by",
+            ref,
+        )
+    }
+    return GroupStatus(
+        group=ref.group,
+        topic=ref.topic,
+        mode=registered.mode if registered else "",
+        paused=bool(registered and registered.paused),
+        lag=lag,
+        oldest_unacked_age=None if oldest is None else max(0.0, (now - oldest) / 1000),
+        in_flight=in_flight,
+        retrying=waiting,
+        dead_letters=int(dead[0]) if dead else 0,
+        subscribers=tuple(live),
+        partitions_owned=owners,
+        abandoned=lag > 0 and not live,
+        failing=names.is_dlq(ref.topic) and failed > 0,
+    )
+
+
+def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:
+    """How many messages in the log the group has not settled, and when the oldest took its place there."""
+    start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"
+    row = session.row(
+        f"SELECT COUNT(*), MIN(m.published_at) FROM {LOG} m "
+        f"LEFT JOIN {OFFSETS} o ON o.consumer_group = %s AND o.topic = m.topic AND o.partition_key = m.partition_key "
+        f"WHERE m.topic = %s AND m.`offset` > COALESCE(o.offset_acked, {start}) AND m.target_group IN ('', %s) "
+        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = m.topic "
+        "AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` AND d.acked = %s)",
+        (ref.group, ref.topic, *ref, ref.group, ref.group, True),
+    )
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    return int(row[0]), None if row[1] is None else int(row[1])
