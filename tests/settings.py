@@ -1,6 +1,7 @@
-"""Settings of the test suite. DATABASE_URL names the engine; SQLite in a file by default."""
+"""Settings of the test suite. DATABASE_URL names the engine; SQLite in a file without it."""
 
 import os
+from typing import Any
 
 import environ
 
@@ -11,13 +12,16 @@ INSTALLED_APPS = ["django_mysqlqueue", "tests.app"]
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-_url = os.environ.get("DATABASE_URL", "")
-if _url:
-    _default = env.db_url("DATABASE_URL")
-    # Queue code must bring its own isolation level: MySQL's own default here.
-    _default["OPTIONS"] = {**_default.get("OPTIONS", {}), "charset": "utf8mb4"}
-else:
-    _default = {
+
+def _database() -> dict[str, Any]:
+    if os.environ.get("DATABASE_URL"):
+        database = dict(env.db_url("DATABASE_URL"))
+        database["OPTIONS"] = {**database.get("OPTIONS", {}), "charset": "utf8mb4"}
+        if os.environ.get("TEST_ISOLATION"):
+            # Where the project's default differs, the queue must bring its own level.
+            database["OPTIONS"]["isolation_level"] = os.environ["TEST_ISOLATION"]
+        return database
+    return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("TEST_SQLITE_FILE", "tests.sqlite3"),
         "OPTIONS": {
@@ -25,6 +29,14 @@ else:
             "timeout": 30,
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         },
+        # A database in memory could not be shared with real subscriber processes.
+        "TEST": {"NAME": os.environ.get("TEST_SQLITE_FILE", "tests.sqlite3")},
     }
-DATABASES = {"default": _default}
+
+
+DATABASES = {
+    "default": _database(),
+    "other": {"ENGINE": "django.db.backends.sqlite3", "NAME": "file:other?mode=memory&cache=shared"},
+}
+DATABASE_ROUTERS: list[str] = []
 MYSQLQUEUE: dict[str, object] = {}

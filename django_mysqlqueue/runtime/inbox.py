@@ -81,7 +81,7 @@ class Inbox:
         self._groups = {ref: _Group() for ref in refs}
         self._ring = deque(self._groups)
         self._running: dict[int, Held] = {}
-        self._suspect_running = False
+        self._suspect: Claimed | None = None
         self._closed = False
         self._woken = False
         self._hungry = False
@@ -129,6 +129,16 @@ class Inbox:
             if not group.outcomes:
                 group.first_outcome_at = time.monotonic()
             group.outcomes = outcomes + group.outcomes
+
+    def written(self, outcomes: Iterable[Outcome]) -> None:
+        """These outcomes are committed. Only now may the next suspect start.
+
+        Otherwise one that kills its process would take with it the unwritten
+        acks of suspects before it, time after time, until they had used up their attempts.
+        """
+        with self._lock:
+            for outcome in outcomes:
+                self._release_suspect(outcome.delivery)
 
     def flush_due(self, ref: GroupRef, *, enough: int) -> bool:
         """Whether the group's outcomes have waited long enough, are many, or nothing else is to come."""
@@ -232,8 +242,10 @@ class Inbox:
 
     # -- the handler threads' side --------------------------------------------
 
-    def take(self, lane: Lane | None) -> tuple[Lane, Held] | None:
+    def take(self, lane: Lane | None, *, wait: bool = True) -> tuple[Lane, Held] | None:
         """The next delivery for a thread that may be at ``lane``; None when the inbox is closed.
+
+        Without ``wait``: None also when there is nothing to start.
 
         A thread stays with its lane for a time slice; then groups have their
         turn round-robin, and within a group its lanes.
@@ -247,6 +259,8 @@ class Inbox:
                 chosen = self._choose()
                 if chosen is not None:
                     return chosen, self._start(chosen)
+                if not wait:
+                    return None
                 # Doubt about leases ends by itself, without a notify.
                 self._work.wait(0.5)
             return None
@@ -257,10 +271,8 @@ class Inbox:
             group = self._groups[held.claimed.ref]
             group.running -= 1
             del self._running[id(held)]
-            if held.claimed.suspect:
-                self._suspect_running = False
-                self._work.notify_all()
             if outcome is None:
+                self._release_suspect(held.claimed)
                 self._poller.notify_all()
                 return
             self._settle(group, outcome)
@@ -277,6 +289,11 @@ class Inbox:
         if kind is Kind.GIVE_BACK:
             return True  # it never started, so nothing behind it may
         return handler.on_failure == "block" and kind in (Kind.NACK, Kind.SNOOZE)
+
+    def _release_suspect(self, claimed: Claimed) -> None:
+        if claimed is self._suspect:
+            self._suspect = None
+            self._work.notify_all()
 
     def _choose(self) -> Lane | None:
         for _ in range(len(self._ring)):
@@ -299,7 +316,7 @@ class Inbox:
     def _may_start(self, lane: Lane) -> bool:
         if not lane.waiting:
             return False
-        if lane.waiting[0].claimed.suspect and self._suspect_running:
+        if lane.waiting[0].claimed.suspect and self._suspect is not None:
             return False
         return not lane.exclusive or self._leases_good()
 
@@ -312,7 +329,7 @@ class Inbox:
         held.started_at = time.monotonic()
         self._running[id(held)] = held
         if held.claimed.suspect:
-            self._suspect_running = True
+            self._suspect = held.claimed
         if not lane.exclusive and lane.waiting:
             self._make_ready(group, lane)
         if not group.waiting:
@@ -351,5 +368,7 @@ class Inbox:
         if not group.outcomes:
             return False
         if len(group.outcomes) >= enough or not (group.waiting or group.running):
+            return True
+        if any(outcome.delivery is self._suspect for outcome in group.outcomes):
             return True
         return time.monotonic() >= group.first_outcome_at + FLUSH_DELAY

@@ -168,6 +168,7 @@ class GroupWork(ABC):
         )
 
     def _after_flush(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        self.inbox.written(outcomes)
         self.unfinished |= flushed.unfinished
         for outcome in flushed.stale:
             delivery = outcome.delivery

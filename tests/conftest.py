@@ -1,0 +1,89 @@
+"""Fixtures: a clean queue, a clock to move, and what differs between the engines under test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+
+from django_mysqlqueue import models
+from django_mysqlqueue.runtime import registry
+from django_mysqlqueue.sql import dialect_of
+from tests.app.models import Effect
+
+QUEUE_MODELS = (
+    models.OutboxMessage,
+    models.QueueMessage,
+    models.DeliveryState,
+    models.PartitionLease,
+    models.ConsumerOffset,
+    models.SubscriberHeartbeat,
+    models.ConsumerGroup,
+    models.Sequencer,
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("servers_only") and not os.environ.get("DATABASE_URL"):
+            item.add_marker(pytest.mark.skip(reason="cannot hold on SQLite: one writer at a time"))
+
+
+@pytest.fixture(scope="session")
+def _database(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> Iterator[None]:
+    """The test database, reachable from any thread: most tests are about more than one connection."""
+    with django_db_blocker.unblock():  # type: ignore[attr-defined]
+        call_command("migrate", verbosity=0)
+        yield
+        connections.close_all()
+
+
+@pytest.fixture
+def db(_database: None) -> Iterator[None]:
+    """An empty queue and no transaction open."""
+    for model in (*QUEUE_MODELS, Effect):
+        model.objects.all().delete()
+    yield
+    if connection.in_atomic_block:
+        raise AssertionError("the test left a transaction open")
+
+
+@pytest.fixture
+def engine(db: None) -> str:
+    """The engine under test: mysql, mariadb or sqlite."""
+    return dialect_of(connection).name
+
+
+class Clock:
+    """Moves the database's clock, as every statement of the queue in this process sees it."""
+
+    def __init__(self) -> None:
+        self._dialect = dialect_of(connection)
+        self._expression = type(self._dialect).now_ms
+        self._offset = 0
+
+    def advance(self, seconds: float) -> None:
+        self._offset += int(seconds * 1000)
+        self._dialect.now_ms = f"({self._expression} + {self._offset})"
+
+    def restore(self) -> None:
+        self._dialect.__dict__.pop("now_ms", None)
+
+
+@pytest.fixture
+def clock(db: None) -> Iterator[Clock]:
+    clock = Clock()
+    yield clock
+    clock.restore()
+
+
+@pytest.fixture
+def no_handlers() -> Iterator[None]:
+    """An empty registry, put back afterwards."""
+    declared = list(registry._declared)
+    registry._declared.clear()
+    yield
+    registry._declared[:] = declared

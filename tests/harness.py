@@ -1,0 +1,195 @@
+"""A subscriber that tests drive by hand: same poller, same inbox, no threads, no sleeping."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django.db import connections
+
+from django_mysqlqueue.conf import Backoff, get_settings
+from django_mysqlqueue.runtime import executor
+from django_mysqlqueue.runtime.delivery import Delivery
+from django_mysqlqueue.runtime.inbox import Held, Inbox
+from django_mysqlqueue.runtime.poller import Poller
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.service import groups, heartbeats, sequencing, stats
+from django_mysqlqueue.service.groups import GroupRef
+
+USING = "default"
+_numbers = itertools.count(1)
+
+
+def handler(
+    topic: str = "t", group: str = "g", function: Callable[[Delivery], Any] | None = None, **options: Any
+) -> Handler:
+    """A handler with test defaults: no backoff, five attempts."""
+    defaults: dict[str, Any] = {
+        "mode": "ordered",
+        "atomic": False,
+        "start": "earliest",
+        "on_failure": "skip",
+        "max_attempts": 5,
+        "visibility_timeout": 60.0,
+        "max_processing_time": 600.0,
+        "backoff": Backoff(initial=0, jitter=0),
+    }
+    return Handler(
+        ref=GroupRef(group, topic), function=function or (lambda delivery: None), where="tests", **{**defaults, **options}
+    )
+
+
+class ManualHeart:
+    """Beats when it is told to; its leases are good until the test says otherwise."""
+
+    def __init__(self, sub: Sub) -> None:
+        self._sub = sub
+        self.is_good = True
+        self.in_doubt = False
+        self.beat_at = time.monotonic()
+
+    def good(self) -> bool:
+        return self.is_good and not self.in_doubt
+
+    def must_verify(self) -> bool:
+        return self.in_doubt
+
+    def verified(self) -> None:
+        self.in_doubt = False
+
+    def beat(self) -> None:
+        heartbeats.beat(USING, self._sub.name, list(self._sub.handlers), {"host": "tests"})
+        self.beat_at = time.monotonic()
+
+
+class Sub:
+    """One subscriber. ``step`` is a poll, a tick and a claim; ``work`` runs what was claimed."""
+
+    def __init__(
+        self, *handlers: Handler, name: str = "s", batch_size: int = 100, prefetch: int = 200, **settings: Any
+    ) -> None:
+        self.name = f"{name}:{next(_numbers)}"
+        self.handlers = {one.ref: one for one in handlers}
+        self.settings = dataclasses.replace(get_settings(), prefetch=prefetch, **settings)
+        for one in handlers:
+            groups.register(USING, one.ref, mode=one.mode, start=one.start)
+        self.heart = ManualHeart(self)
+        self.inbox = Inbox(self.handlers, leases_good=self.heart.good)
+        self.poller = Poller(
+            USING, self.name, self.handlers, self.settings, self.inbox, self.heart, batch_size=batch_size  # type: ignore[arg-type]
+        )
+        self.handled: list[Delivery] = []
+        self.heart.beat()
+        # Housekeeping has tests of its own; here only the scan at the start runs.
+        self.poller.housekeeping.next_at = float("inf")
+
+    def step(self, *, tick: bool = True, times: int = 1) -> Sub:
+        for _ in range(times):
+            self.poller.poll_soon()
+            if tick:
+                self.poller._next_tick = 0.0
+            self.poller.step()
+            for _ in range(3):
+                if any(work.wants_turn() for work in self.poller.works):
+                    self.poller.step()
+            while self.poller.housekeeping.is_scanning():
+                self.poller.housekeeping.next_at = 0.0
+                self.poller.step()
+            self.poller.housekeeping.next_at = float("inf")
+        return self
+
+    def take(self, lane: Any = None) -> Held | None:
+        """Starts the next delivery without running it."""
+        taken = self.inbox.take(None, wait=False)
+        if taken is None:
+            return None
+        self._lane, held = taken
+        return held
+
+    def run(self, held: Held) -> None:
+        """Runs the handler of a started delivery and records the outcome."""
+        outcome = executor.handle(held, USING)
+        self.inbox.finish(held, outcome)
+        with self.inbox._lock:
+            self.inbox._leave(self._lane)
+
+    def work(self, limit: int | None = None) -> int:
+        """Runs waiting deliveries, at most ``limit``; returns how many."""
+        count = 0
+        while limit is None or count < limit:
+            held = self.take()
+            if held is None:
+                break
+            self.run(held)
+            count += 1
+        return count
+
+    def flush(self) -> None:
+        for work in self.poller.works:
+            work.flush_now()
+
+    def settle(self, *, rounds: int = 50) -> int:
+        """Steps and works until nothing comes any more; returns how many deliveries ran."""
+        total = quiet = 0
+        for _ in range(rounds):
+            self.step()
+            done = self.work()
+            total += done
+            self.flush()
+            quiet = 0 if done else quiet + 1
+            if quiet == 2:
+                break
+        return total
+
+    def owned(self) -> set[str]:
+        return {key for work in self.poller.ordered for key in work.owned()}
+
+    def leave(self) -> None:
+        """Leaves as on SIGTERM."""
+        self.inbox.close()
+        self.flush()
+        for work in self.poller.ordered:
+            keys = [key for key, one in work.partitions.items() if one.owned and not one.in_hand]
+            if keys:
+                work.release(keys)
+        heartbeats.deregister(USING, self.name, list(self.handlers))
+
+
+def sequence() -> None:
+    """Moves everything that is due into the log."""
+    while sequencing.sequence(USING).moved:
+        pass
+
+
+def lag(group: str = "g", topic: str = "t") -> int:
+    return stats.unsettled(stats.Session(USING), GroupRef(group, topic))[0]
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Runs a function on a thread, and so on a connection, of its own; re-raises what it raises."""
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(function())
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the thread hangs"
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def payloads(deliveries: Iterable[Delivery]) -> list[Any]:
+    return [delivery.payload for delivery in deliveries]
