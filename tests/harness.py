@@ -14,7 +14,7 @@ from django.db import connections
 from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.runtime import executor
 from django_mysqlqueue.runtime.delivery import Delivery
-from django_mysqlqueue.runtime.inbox import Held, Inbox
+from django_mysqlqueue.runtime.inbox import Held, Inbox, Lane
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import groups, heartbeats, sequencing, stats
@@ -39,7 +39,10 @@ def handler(
         "backoff": Backoff(initial=0, jitter=0),
     }
     return Handler(
-        ref=GroupRef(group, topic), function=function or (lambda delivery: None), where="tests", **{**defaults, **options}
+        ref=GroupRef(group, topic),
+        function=function or (lambda delivery: None),
+        where="tests",
+        **{**defaults, **options},
     )
 
 
@@ -80,9 +83,15 @@ class Sub:
         self.heart = ManualHeart(self)
         self.inbox = Inbox(self.handlers, leases_good=self.heart.good)
         self.poller = Poller(
-            USING, self.name, self.handlers, self.settings, self.inbox, self.heart, batch_size=batch_size  # type: ignore[arg-type]
+            USING,
+            self.name,
+            self.handlers,
+            self.settings,
+            self.inbox,
+            self.heart,
+            batch_size=batch_size,  # type: ignore[arg-type]
         )
-        self.handled: list[Delivery] = []
+        self._lanes: dict[int, Lane] = {}
         self.heart.beat()
         # Housekeeping has tests of its own; here only the scan at the start runs.
         self.poller.housekeeping.next_at = float("inf")
@@ -102,12 +111,13 @@ class Sub:
             self.poller.housekeeping.next_at = float("inf")
         return self
 
-    def take(self, lane: Any = None) -> Held | None:
+    def take(self) -> Held | None:
         """Starts the next delivery without running it."""
         taken = self.inbox.take(None, wait=False)
         if taken is None:
             return None
-        self._lane, held = taken
+        lane, held = taken
+        self._lanes[id(held)] = lane
         return held
 
     def run(self, held: Held) -> None:
@@ -115,7 +125,7 @@ class Sub:
         outcome = executor.handle(held, USING)
         self.inbox.finish(held, outcome)
         with self.inbox._lock:
-            self.inbox._leave(self._lane)
+            self.inbox._leave(self._lanes.pop(id(held)))
 
     def work(self, limit: int | None = None) -> int:
         """Runs waiting deliveries, at most ``limit``; returns how many."""

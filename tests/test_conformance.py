@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from django.db import connection, transaction
-from tests.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import (
@@ -19,6 +18,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.service import retention, sequencing, settling
 from django_mysqlqueue.service.stats import status
+from tests.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
 
 
 class Recorder:
@@ -712,7 +712,9 @@ def test_immediate_and_scheduled_share_a_batch(db, clock):
     names = [bytes(payload).decode()[1] for payload in QueueMessage.objects.values_list("payload", flat=True)]
     assert (names.count("s"), names.count("i")) == (5, 5)
     sequence()
-    in_order = [bytes(p).decode().strip('"') for p in QueueMessage.objects.order_by("offset").values_list("payload", flat=True)]
+    in_order = [
+        bytes(p).decode().strip('"') for p in QueueMessage.objects.order_by("offset").values_list("payload", flat=True)
+    ]
     assert [name for name in in_order if name[0] == "i"] == [f"i{n}" for n in range(20)]
     assert [name for name in in_order if name[0] == "s"] == [f"s{n}" for n in range(20)]
 

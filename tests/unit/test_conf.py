@@ -1,0 +1,403 @@
+"""The MYSQLQUEUE setting: defaults, refusals, overriding."""
+
+import re
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_mysqlqueue import conf
+from django_mysqlqueue.conf import Backoff, TopicSettings, get_settings
+
+
+@pytest.fixture
+def mysqlqueue(settings):
+    """Sets MYSQLQUEUE and returns the problems that the checks would report."""
+
+    def set_to(value):
+        settings.MYSQLQUEUE = value
+        return conf.problems()
+
+    return set_to
+
+
+# -- defaults -----------------------------------------------------------------
+
+DEFAULTS = {
+    "DATABASE": None,
+    "POLL_INTERVAL": 0.1,
+    "MAX_POLL_INTERVAL": 1,
+    "BATCH_SIZE": 100,
+    "PREFETCH": 200,
+    "THREADS": 4,
+    "LEASE_DURATION": 30,
+    "LEASE_RENEWAL_INTERVAL": 10,
+    "VISIBILITY_TIMEOUT": 60,
+    "MAX_PROCESSING_TIME": 600,
+    "SHUTDOWN_TIMEOUT": 25,
+    "MAX_ATTEMPTS": 5,
+    "BACKOFF": Backoff(initial=1, factor=2, maximum=3600, jitter=0.2),
+    "RETENTION": 86400,
+    "DLQ_SUFFIX": "_dlq",
+    "DLQ_RETENTION": None,
+    "MAX_PAYLOAD_BYTES": 1048576,
+    "KEYLESS_PARTITIONS": 16,
+    "TOPICS": {},
+    "GROUPS": {},
+}
+
+
+@pytest.mark.parametrize(("name", "value"), DEFAULTS.items())
+def test_default(mysqlqueue, name, value):
+    assert mysqlqueue({}) == []
+    assert getattr(get_settings(), name.lower()) == value
+
+
+def test_the_defaults_written_out_are_sound_and_change_nothing(mysqlqueue):
+    assert mysqlqueue({}) == []
+    implied = get_settings()
+    assert mysqlqueue(DEFAULTS) == []
+    assert get_settings() == implied
+
+
+def test_no_other_setting_exists():
+    """A setting without a default in the issue would be neither documented nor tested here."""
+    assert {name.upper() for name in conf.Settings.__dataclass_fields__} == set(DEFAULTS)
+
+
+def test_a_project_without_the_setting_gets_the_defaults(settings):
+    del settings.MYSQLQUEUE
+    assert conf.problems() == []
+    assert get_settings() == conf.Settings()
+
+
+# -- what is taken ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("DATABASE", "other", "other"),
+        ("POLL_INTERVAL", 1, 1.0),
+        ("MAX_ATTEMPTS", None, None),
+        ("MAX_ATTEMPTS", 1, 1),
+        ("RETENTION", None, None),
+        ("RETENTION", 0, 0.0),
+        ("DLQ_RETENTION", 5, 5.0),
+        ("SHUTDOWN_TIMEOUT", 0, 0.0),
+        ("BATCH_SIZE", 1, 1),
+        ("BATCH_SIZE", 10_000, 10_000),
+        ("KEYLESS_PARTITIONS", 1, 1),
+        ("MAX_PAYLOAD_BYTES", 2**30, 2**30),
+        ("DLQ_SUFFIX", "." * 20, "." * 20),
+        ("BACKOFF", {"initial": 3}, Backoff(initial=3)),
+        ("BACKOFF", {"INITIAL": 3, "Jitter": 0}, Backoff(initial=3, jitter=0)),
+        ("BACKOFF", Backoff(initial=7), Backoff(initial=7)),
+    ],
+)
+def test_value_taken(mysqlqueue, name, given, value):
+    assert mysqlqueue({name: given}) == []
+    found = getattr(get_settings(), name.lower())
+    assert found == value
+    assert type(found) is type(value)
+
+
+# -- what is refused ----------------------------------------------------------
+
+SECONDS = ("POLL_INTERVAL", "MAX_POLL_INTERVAL", "LEASE_DURATION", "LEASE_RENEWAL_INTERVAL")
+TIMEOUTS = ("VISIBILITY_TIMEOUT", "MAX_PROCESSING_TIME")
+RETENTIONS = ("RETENTION", "DLQ_RETENTION")
+COUNTS = ("BATCH_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
+NO_NUMBER = ("1", True, [], float("nan"))
+NO_INTEGER = ("1", True, [], 1.0, float("nan"))
+
+WRONG = [
+    *((name, value) for name in (*SECONDS, *TIMEOUTS) for value in (*NO_NUMBER, None, 0, -1, float("inf"))),
+    *((name, value) for name in (*RETENTIONS, "SHUTDOWN_TIMEOUT") for value in (*NO_NUMBER, -1, float("inf"))),
+    *((name, value) for name in COUNTS for value in (*NO_INTEGER, 0, -1, 2**31)),
+    *((name, 30 * 86400 + 1) for name in TIMEOUTS),
+    ("SHUTDOWN_TIMEOUT", None),
+    ("BATCH_SIZE", 10_001),
+    ("THREADS", 1001),
+    ("KEYLESS_PARTITIONS", 100_001),
+    ("MAX_PAYLOAD_BYTES", 2**30 + 1),
+    *((name, None) for name in COUNTS if name != "MAX_ATTEMPTS"),
+    ("DATABASE", "nowhere"),
+    ("DATABASE", 1),
+    ("DATABASE", ["default"]),
+    *(("DLQ_SUFFIX", value) for value in ("", "x" * 21, "é", "a b", None, 1)),
+    *(("BACKOFF", value) for value in (None, 1, "x", [1], {"initial": "1"}, {"initial": -1}, {"factor": 0.5})),
+    *(("BACKOFF", value) for value in ({"jitter": 1.1}, {"maximum": 15 * 86400 + 1}, {"speed": 1}, {1: 1})),
+    *(("BACKOFF", value) for value in (Backoff(initial=-1), Backoff(jitter=float("nan")), Backoff(factor=True))),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda value: repr(value)[:40])
+def test_value_refused(mysqlqueue, name, value):
+    found = [problem for problem in mysqlqueue({name: value}) if problem.id == "E003"]
+    assert len(found) == 1
+    assert f"MYSQLQUEUE[{name!r}] = {value!r}" in found[0].message
+    with pytest.raises(ImproperlyConfigured, match=re.escape(f"MYSQLQUEUE[{name!r}]")):
+        get_settings()
+
+
+def test_every_setting_refuses_something():
+    """A new setting without a parser that says no would not be seen otherwise."""
+    assert {name for name, _ in WRONG} == set(DEFAULTS) - {"TOPICS", "GROUPS"}
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 1, [("THREADS", 4)]])
+def test_setting_must_be_a_dict(mysqlqueue, value):
+    (problem,) = mysqlqueue(value)
+    assert problem.id == "E001"
+    assert type(value).__name__ in problem.message
+    with pytest.raises(ImproperlyConfigured, match="must be a dict"):
+        get_settings()
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("TREADS", "Did you mean THREADS?"),
+        ("LEASE_DURATON", "Did you mean LEASE_DURATION?"),
+        ("QUITE_ANOTHER_THING", "Known: BACKOFF, BATCH_SIZE,"),
+        ("poll_interval", "Known: BACKOFF, BATCH_SIZE,"),
+        (7, "Known: BACKOFF, BATCH_SIZE,"),
+    ],
+)
+def test_unknown_key(mysqlqueue, key, hint):
+    (problem,) = mysqlqueue({key: 1})
+    assert problem.id == "E002"
+    assert repr(key) in problem.message
+    assert problem.hint.startswith(hint)
+    with pytest.raises(ImproperlyConfigured, match=re.escape(hint)):
+        get_settings()
+
+
+def test_every_problem_is_reported_not_only_the_first(mysqlqueue):
+    found = mysqlqueue({"TREADS": 1, "BATCH_SIZE": 0, "TOPICS": 1, "GROUPS": {"g": {"mode": "ordered"}}})
+    assert [problem.id for problem in found] == ["E002", "E003", "E005", "E006"]
+
+
+# -- relations ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lease", "renewal", "sound"), [(30, 15, True), (30, 15.1, False), (30, 30, False), (20, None, True), (5, None, False)]
+)
+def test_renewal_must_be_well_below_the_lease(mysqlqueue, lease, renewal, sound):
+    value = {"LEASE_DURATION": lease}
+    if renewal is not None:
+        value["LEASE_RENEWAL_INTERVAL"] = renewal
+    found = mysqlqueue(value)
+    assert [problem.id for problem in found] == ([] if sound else ["E004"])
+    if not sound:
+        assert "LEASE_RENEWAL_INTERVAL" in found[0].message
+        assert found[0].hint
+        with pytest.raises(ImproperlyConfigured):
+            get_settings()
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "sound"), [(1, 1, True), (1.5, 1, False), (2, 3, True), (0.1, 0.05, False)]
+)
+def test_poll_intervals_must_not_cross(mysqlqueue, shortest, longest, sound):
+    found = mysqlqueue({"POLL_INTERVAL": shortest, "MAX_POLL_INTERVAL": longest})
+    assert [problem.id for problem in found] == ([] if sound else ["E004"])
+
+
+# -- TOPICS -------------------------------------------------------------------
+
+
+def test_topics(mysqlqueue):
+    assert mysqlqueue({"RETENTION": 10, "TOPICS": {"a": {"RETENTION": None}, "b": {"PARTITIONS": 3}, "c": {}}}) == []
+    settings = get_settings()
+    assert settings.topics["a"] == TopicSettings(retention=None, has_retention=True)
+    assert settings.retention_of("a", has_groups=True) is None
+    assert settings.retention_of("b", has_groups=True) == 10
+    assert settings.retention_of("unlisted", has_groups=False) == 10
+    assert settings.partitions_of("b") == 3
+    assert settings.partitions_of("a") is None
+    assert settings.partitions_of("unlisted") is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "has_groups", "retention"),
+    [
+        ("t_dlq", False, None),  # a dead letter that nobody reads stays
+        ("t_dlq", True, 10.0),
+        ("kept_dlq", False, 7.0),
+        ("kept_dlq", True, 7.0),
+        ("t", False, 10.0),
+    ],
+)
+def test_retention_of_dead_letters(mysqlqueue, topic, has_groups, retention):
+    assert mysqlqueue({"RETENTION": 10, "TOPICS": {"kept_dlq": {"RETENTION": 7}}}) == []
+    assert get_settings().retention_of(topic, has_groups=has_groups) == retention
+
+
+def test_dlq_retention_is_for_dead_letters_alone(mysqlqueue):
+    assert mysqlqueue({"DLQ_RETENTION": 3, "DLQ_SUFFIX": ".dead"}) == []
+    settings = get_settings()
+    assert settings.retention_of("t.dead", has_groups=False) == 3
+    assert settings.retention_of("t_dlq", has_groups=False) == 86400
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "must be a dict, not NoneType"),
+        (["a"], "must be a dict, not list"),
+        ({"a": None}, "['a'] must be a dict"),
+        ({"a": {"RETENTION": -1}}, "['a']['RETENTION'] = -1"),
+        ({"a": {"RETENTION": "1"}}, "['a']['RETENTION'] = '1'"),
+        ({"a": {"PARTITIONS": 0}}, "['a']['PARTITIONS'] = 0"),
+        ({"a": {"PARTITIONS": None}}, "['a']['PARTITIONS'] = None"),
+        ({"a": {"PARTITIONS": 100_001}}, "['a']['PARTITIONS']"),
+        ({"a": {"PARTITION": 2}}, "unknown key 'PARTITION'"),
+    ],
+)
+def test_topics_refused(mysqlqueue, value, said):
+    (problem,) = mysqlqueue({"TOPICS": value})
+    assert problem.id == "E005"
+    assert said in problem.message
+    assert problem.hint == ("Did you mean PARTITIONS?" if "unknown" in said else "")
+
+
+# -- GROUPS -------------------------------------------------------------------
+
+
+def test_groups(mysqlqueue):
+    everything = {
+        "MODE": "shared",
+        "ATOMIC": True,
+        "START": "latest",
+        "ON_FAILURE": "block",
+        "MAX_ATTEMPTS": None,
+        "VISIBILITY_TIMEOUT": 5,
+        "MAX_PROCESSING_TIME": 6,
+        "BACKOFF": {"initial": 0},
+    }
+    assert mysqlqueue({"GROUPS": {"g": everything}}) == []
+    assert get_settings().groups["g"] == {
+        **{name.lower(): value for name, value in everything.items()},
+        "backoff": Backoff(initial=0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("g", "must be a dict, not str"),
+        ({"g": 1}, "['g'] must be a dict, not int"),
+        ({"g": {"MODE": "parallel"}}, "must be one of 'ordered', 'shared'"),
+        ({"g": {"ATOMIC": 1}}, "must be True or False"),
+        ({"g": {"START": "now"}}, "must be one of 'earliest', 'latest'"),
+        ({"g": {"ON_FAILURE": None}}, "must be one of 'skip', 'block'"),
+        ({"g": {"MAX_ATTEMPTS": 0}}, "must be from 1 to"),
+        ({"g": {"VISIBILITY_TIMEOUT": 0}}, "must be above 0"),
+        ({"g": {"MAX_PROCESSING_TIME": None}}, "must be a number"),
+        ({"g": {"BACKOFF": {"jitter": 2}}}, "jitter 2 must be"),
+        ({"g": {"BATCH": True}}, "unknown key 'BATCH'"),
+        ({"g": {"max_attempts": 3}}, "unknown key 'max_attempts'"),
+    ],
+)
+def test_groups_refused(mysqlqueue, value, said):
+    (problem,) = mysqlqueue({"GROUPS": value})
+    assert problem.id == "E006"
+    assert said in problem.message
+    assert bool(problem.hint) == ("unknown" in said)
+
+
+# -- overriding ---------------------------------------------------------------
+
+
+def test_override_settings_works_at_once_and_ends():
+    before = get_settings().threads
+    with override_settings(MYSQLQUEUE={"THREADS": before + 5}):
+        assert get_settings().threads == before + 5
+        with override_settings(MYSQLQUEUE={"THREADS": before + 6}):
+            assert get_settings().threads == before + 6
+        assert get_settings().threads == before + 5
+    assert get_settings().threads == before
+
+
+def test_a_broken_setting_is_refused_at_every_access():
+    """An error that was cached away would let the second access through."""
+    with override_settings(MYSQLQUEUE={"THREADS": 0}):
+        for _ in range(2):
+            with pytest.raises(ImproperlyConfigured, match="THREADS"):
+                get_settings()
+    assert get_settings().threads
+
+
+def test_settings_cannot_be_changed_by_accident():
+    with pytest.raises(AttributeError):
+        get_settings().threads = 3
+
+
+# -- handler options ----------------------------------------------------------
+
+
+def test_handler_option_errors_name_option_value_and_rule():
+    with pytest.raises(ValueError, match=r"max_attempts=0: must be from 1 to"):
+        conf.check_handler_option("max_attempts", 0)
+    with pytest.raises(ValueError, match="speed is not a handler option"):
+        conf.check_handler_option("speed", 1)
+
+
+# -- Backoff ------------------------------------------------------------------
+
+
+@pytest.mark.defect(12)
+@pytest.mark.parametrize(
+    ("attempt", "seconds"), [(1, 1), (2, 2), (3, 4), (12, 2048), (13, 3600), (1024, 3600), (1025, 3600), (10**9, 3600)]
+)
+def test_backoff_grows_to_its_maximum(attempt, seconds):
+    assert Backoff(jitter=0).delay(attempt) == seconds
+
+
+@pytest.mark.parametrize("factor", [1, 1.0, 2, 10.0, 11.0, 1000.0])
+@pytest.mark.parametrize("attempt", [1, 2, 400, 2000, 2**31 - 1])
+def test_backoff_is_finite_at_any_attempt(factor, attempt):
+    assert 0.5 <= Backoff(initial=0.5, factor=factor, maximum=7, jitter=0).delay(attempt) <= 7
+
+
+@pytest.mark.parametrize(
+    ("backoff", "attempt", "seconds"),
+    [
+        pytest.param(
+            Backoff(initial=1, factor=1.001, jitter=0),
+            20_000,
+            3600,
+            marks=pytest.mark.xfail(strict=True, reason="the exponent is capped at 1000 also for small factors"),
+        ),
+        pytest.param(
+            Backoff(initial=0, factor=1000.0, jitter=0),
+            400,
+            0,
+            marks=pytest.mark.xfail(strict=True, reason="an overflow counts as the maximum, also with initial=0"),
+        ),
+        (Backoff(initial=0, factor=2.0, jitter=0), 5000, 0),
+        (Backoff(initial=5, factor=1.0, jitter=0), 5000, 5),
+        (Backoff(initial=5, factor=1.0, maximum=3, jitter=0), 1, 3),
+    ],
+)
+def test_backoff_follows_its_formula_to_the_end(backoff, attempt, seconds):
+    assert backoff.delay(attempt) == seconds
+
+
+@pytest.mark.parametrize(("rng", "seconds"), [(0.0, 6.0), (0.5, 8.0), (0.999999999, 10.0), (0.75, 9.0)])
+def test_jitter_bounds(rng, seconds):
+    assert Backoff(initial=8, jitter=0.25).delay(1, rng=lambda: rng) == pytest.approx(seconds)
+
+
+def test_jitter_applies_at_the_maximum_too_and_spreads():
+    """Without it all that failed together would come again together."""
+    delays = [Backoff(initial=100, maximum=10, jitter=0.2).delay(5) for _ in range(200)]
+    assert 8 <= min(delays) < 9
+    assert 11 < max(delays) <= 12
+
+
+def test_full_jitter_is_never_negative():
+    assert Backoff(jitter=1).delay(1, rng=lambda: 0.0) == 0
