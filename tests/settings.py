@@ -1,5 +1,6 @@
 """Settings of the test suite. DATABASE_URL names the engine; SQLite in a file without it."""
 
+import json
 import os
 from typing import Any
 
@@ -39,4 +40,5 @@ DATABASES = {
     "other": {"ENGINE": "django.db.backends.sqlite3", "NAME": "file:other?mode=memory&cache=shared"},
 }
 DATABASE_ROUTERS: list[str] = []
-MYSQLQUEUE: dict[str, object] = {}
+# Real subscriber processes get shorter times than the defaults.
+MYSQLQUEUE: dict[str, object] = json.loads(os.environ.get("TEST_MYSQLQUEUE", "{}"))

@@ -1,1 +1,65 @@
-"""Handlers of the test project; tests set what they do through ``tests.app.state``."""
+"""Handlers that the tests of real subscriber processes run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+from tests.app.models import Effect
+
+from django_mysqlqueue import Delivery, subscriber
+
+
+def record(name: str, delivery: Delivery) -> None:
+    Effect.objects.create(name=f"{name}|{delivery.key}|{delivery.attempt}", value=delivery.payload["n"])
+
+
+@subscriber("p.plain", group="plain", backoff={"initial": 0.1})
+def plain(delivery: Delivery) -> None:
+    record("plain", delivery)
+    if delivery.payload.get("fail") and delivery.attempt == 1:
+        raise ValueError("the first attempt fails")
+
+
+@subscriber("p.plain", group="atomic", atomic=True, backoff={"initial": 0.1})
+def atomic(delivery: Delivery) -> None:
+    record("atomic", delivery)
+    act(delivery.payload)
+
+
+@subscriber("p.shared", group="shared", mode="shared", visibility_timeout=3, backoff={"initial": 0.1})
+def shared(delivery: Delivery) -> None:
+    record("shared", delivery)
+    act(delivery.payload)
+
+
+@subscriber("p.action", group="action", max_attempts=3, max_processing_time=2, backoff={"initial": 0.1})
+def action(delivery: Delivery) -> None:
+    record("action", delivery)
+    act(delivery.payload)
+
+
+def act(payload: dict[str, Any]) -> None:
+    """Does what the message says."""
+    what = payload.get("do")
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "hang":
+        time.sleep(60)
+    elif what == "wait":
+        # Says that it runs, then waits until the test lets it go on.
+        Path(payload["started"]).touch()
+        while not Path(payload["go"]).exists():
+            time.sleep(0.01)
+    elif what == "exit":
+        sys.exit(3)
+    elif what == "close":
+        connection.close()
+    elif what == "open":
+        connection.set_autocommit(False)
+        Effect.objects.create(name="left open")

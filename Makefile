@@ -1,0 +1,61 @@
+# make demo    runs the example end to end (embedded SQLite; DATABASE_URL=… for a server, EVENTS=… for less)
+# make test    runs the whole test suite, servers included
+# make serve   serves the example project's site with the admin
+# make lint    ruff and mypy
+
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EVENTS ?=
+DATABASE_URL ?=
+PORT ?= 8000
+
+export DATABASE_URL
+
+.PHONY: help demo serve test lint check-python clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+check-python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or later (Debian: apt install python3 python3-venv make)."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: name a later one, make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv: install it (Debian: apt install python3-venv)."; exit 1; }
+
+$(VENV)/installed: pyproject.toml constraints.txt | check-python
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[example]'
+	@touch $@
+
+# The driver is compiled against MariaDB's client library; SQLite needs none of it.
+$(VENV)/installed-mysql: $(VENV)/installed
+	$(PYTHON) tools/servers.py install driver
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[example,mysql]'
+	@touch $@
+
+ifneq ($(filter mysql%,$(DATABASE_URL)),)
+INSTALLED := $(VENV)/installed-mysql
+else
+INSTALLED := $(VENV)/installed
+endif
+
+demo: $(INSTALLED)
+	$(BIN)/python manage.py migrate -v 0
+	$(BIN)/python manage.py demo $(if $(EVENTS),--events $(EVENTS))
+
+serve: $(INSTALLED)
+	$(BIN)/python manage.py migrate -v 0
+	$(BIN)/python manage.py demouser
+	$(BIN)/python manage.py runserver $(PORT)
+
+test: check-python
+	$(PYTHON) tools/run_tests.py
+
+lint: check-python
+	$(PYTHON) tools/run_tests.py --only lint
+	$(PYTHON) tools/run_tests.py --only format
+	$(PYTHON) tools/run_tests.py --only types
+
+clean:
+	rm -rf $(VENV) .test .mypy_cache .ruff_cache .pytest_cache demo-output

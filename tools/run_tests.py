@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Runs the whole test suite: what ``make test`` calls. Standard library only.
+
+It installs what is missing, starts private database servers, runs the steps
+below, two at a time, and ends with one summary. A step that cannot run is
+named NOT RUN; with CI set in the environment that is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).parent))
+import servers  # beside this file
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / ".test"
+CONFORMANCE = (
+    "tests/test_conformance.py",
+    "tests/test_leases.py",
+    "tests/test_retention.py",
+    "tests/test_publishing.py",
+)
+STEP_TIMEOUT = 1200
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A Python with the Django that its version takes (constraints.txt)."""
+
+    name: str
+    minimum: tuple[int, int]
+    below: tuple[int, int]
+
+
+OLD = Leg("Python 3.11, Django 5.2", (3, 11), (3, 12))
+NEW = Leg("Python 3.12+, Django 6.1", (3, 12), (3, 15))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the suite."""
+
+    name: str
+    leg: Leg
+    command: tuple[str, ...]
+    engine: str = ""
+    """mariadb, mysql or sqlite; empty: no database."""
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def steps() -> list[Step]:
+    pytest = ("-m", "pytest", "-q", "--durations=5")
+    covered = ("-m", "coverage", "run", "-m", "pytest", "-q", "--durations=5")
+    repeatable = {"TEST_ISOLATION": "repeatable read"}
+    return [
+        Step("full suite, MariaDB", OLD, covered, "mariadb"),
+        Step("full suite, MySQL", NEW, pytest, "mysql"),
+        Step("lint", NEW, ("-m", "ruff", "check", ".")),
+        Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
+        Step("types", NEW, ("-m", "mypy")),
+        Step("full suite, SQLite", NEW, pytest, "sqlite"),
+        Step("conformance, SQLite", OLD, (*pytest, *CONFORMANCE), "sqlite"),
+        Step("conformance, MySQL", OLD, (*pytest, *CONFORMANCE), "mysql"),
+        Step("conformance, MariaDB with snapshot isolation", NEW, (*pytest, *CONFORMANCE), "mariadb", repeatable),
+        Step("demo, SQLite", OLD, ("manage.py", "demo", "--events", "2000"), "sqlite", {"DEMO": "1"}),
+    ]
+
+
+@dataclass
+class Result:
+    step: Step
+    ok: bool
+    seconds: float
+    detail: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    not_run: bool = False
+
+
+# -- interpreters -------------------------------------------------------------
+
+
+def find_python(leg: Leg) -> str | None:
+    """A working interpreter of the leg's versions: this one, on PATH, or in pyenv."""
+    candidates = [sys.executable]
+    for minor in range(leg.below[1] - 1, leg.minimum[1] - 1, -1):
+        found = shutil.which(f"python3.{minor}")
+        candidates += [found] if found else []
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += [str(path) for path in sorted(pyenv.glob("3.*/bin/python"), reverse=True)]
+    for candidate in candidates:
+        code = "import sys; print('%d %d' % sys.version_info[:2])"
+        done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and leg.minimum <= tuple(map(int, done.stdout.split())) < leg.below:
+            return candidate
+    return None
+
+
+def prepare(leg: Leg) -> Path:
+    """The leg's virtual environment with everything installed; returns its interpreter."""
+    python = find_python(leg)
+    if python is None:
+        raise servers.NotAvailable(f"no interpreter for {leg.name} on PATH or in pyenv")
+    version = ".".join(map(str, leg.minimum))
+    folder = WORK / f"venv-{version}"
+    interpreter = folder / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    stamp = folder / "installed"
+    wanted = constraints.read_text() + (ROOT / "pyproject.toml").read_text()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return interpreter
+    shutil.rmtree(folder, ignore_errors=True)
+    for command in (
+        [python, "-m", "venv", str(folder)],
+        [str(interpreter), "-m", "pip", "install", "-q", "-c", str(constraints), "-e", f"{ROOT}[dev]"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise servers.NotAvailable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    stamp.write_text(wanted)
+    return interpreter
+
+
+# -- running ------------------------------------------------------------------
+
+
+def run(step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str]) -> Result:
+    interpreter = interpreters[step.leg]
+    if isinstance(interpreter, str):
+        return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
+    env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
+    env |= step.env | {"COVERAGE_FILE": str(WORK / "coverage" / "data"), "PYTHONUNBUFFERED": "1"}
+    if step.engine in servers.ENGINES:
+        url = urls[step.engine]
+        if not url.startswith("mysql://"):
+            return Result(step, ok=False, seconds=0, detail=url, not_run=True)
+        # Every step has a test database of its own: two run at a time.
+        env["DATABASE_URL"] = urlsplit(url)._replace(path=f"/step{number}").geturl()
+    elif step.engine == "sqlite":
+        folder = WORK / "sqlite"
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(f"step{number}.sqlite3*"):
+            leftover.unlink()
+        env["TEST_SQLITE_FILE"] = str(folder / f"step{number}.sqlite3")
+        if "DEMO" in step.env:
+            env["DATABASE_URL"] = f"sqlite:///{folder}/step{number}.sqlite3"
+    log = WORK / "logs" / f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with log.open("w") as output:
+        if "DEMO" in step.env:
+            subprocess.run(
+                [str(interpreter), "manage.py", "migrate", "-v", "0"],
+                cwd=ROOT,
+                env=env,
+                stdout=output,
+                stderr=output,
+                check=False,
+            )
+        try:
+            code = subprocess.run(
+                [str(interpreter), *step.command],
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=STEP_TIMEOUT,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+            output.write(f"\nnot finished after {STEP_TIMEOUT} s\n")
+    text = log.read_text(errors="replace")
+    counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|error|skipped)", text[-3000:])}
+    result = Result(
+        step,
+        ok=code == 0,
+        seconds=time.monotonic() - began,
+        detail="" if code == 0 else f"exit code {code}; the end of {log.relative_to(ROOT)}:\n{text[-6000:]}",
+        passed=counts.get("passed", 0),
+        failed=counts.get("failed", 0) + counts.get("error", 0),
+        skipped=counts.get("skipped", 0),
+    )
+    print(f"{'ok    ' if result.ok else 'FAILED'} {step.name} ({step.leg.name}): {result.seconds:.0f} s", flush=True)
+    return result
+
+
+def server_urls(stack: contextlib.ExitStack, engines: set[str]) -> dict[str, str]:
+    """The URL of each engine's server, private unless the environment names one; or why there is none."""
+    urls = {}
+    for engine in sorted(engines):
+        given = os.environ.get(f"TEST_{engine.upper()}_URL")
+        try:
+            if given:
+                urls[engine] = given
+                continue
+            servers.install(engine)
+            urls[engine] = stack.enter_context(servers.running(engine, extra=EXTRA[engine])).url
+        except servers.NotAvailable as error:
+            urls[engine] = f"no {engine}: {error}"
+    return urls
+
+
+# From MariaDB 11.6.2 on it is the default; 10.11 can switch it on.
+EXTRA = {"mariadb": ("--innodb-snapshot-isolation=ON",), "mysql": ()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", metavar="TEXT", help="only steps whose name contains TEXT")
+    options = parser.parse_args()
+    chosen = [step for step in steps() if not options.only or options.only.lower() in step.name.lower()]
+    began = time.monotonic()
+    shutil.rmtree(WORK / "coverage", ignore_errors=True)
+    (WORK / "coverage").mkdir(parents=True)
+    interpreters: dict[Leg, Path | str] = {}
+    with contextlib.ExitStack() as stack:
+        try:
+            servers.apt_install(servers.DRIVER_PACKAGES)
+        except servers.NotAvailable as error:
+            print(f"The driver's headers: {error}", file=sys.stderr)
+        for leg in dict.fromkeys(step.leg for step in chosen):
+            try:
+                interpreters[leg] = prepare(leg)
+            except servers.NotAvailable as error:
+                interpreters[leg] = str(error)
+        urls = server_urls(stack, {step.engine for step in chosen} & set(servers.ENGINES))
+        print(f"set-up: {time.monotonic() - began:.0f} s", flush=True)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            jobs = [pool.submit(run, step, number, interpreters, urls) for number, step in enumerate(chosen, 1)]
+            results = [job.result() for job in jobs]
+    coverage = coverage_report(interpreters)
+    return summary(results, coverage, time.monotonic() - began)
+
+
+def coverage_report(interpreters: dict[Leg, Path | str]) -> str:
+    interpreter = interpreters.get(OLD)
+    if not isinstance(interpreter, Path) or not list((WORK / "coverage").glob("data*")):
+        return ""
+    env = os.environ | {"COVERAGE_FILE": str(WORK / "coverage" / "data")}
+    subprocess.run([str(interpreter), "-m", "coverage", "combine", "-q"], cwd=ROOT, env=env, check=False)
+    done = subprocess.run(
+        [str(interpreter), "-m", "coverage", "report"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    (WORK / "logs" / "coverage.txt").write_text(done.stdout)
+    return done.stdout.strip().rsplit("\n", 1)[-1]
+
+
+def summary(results: list[Result], coverage: str, seconds: float) -> int:
+    strict = bool(os.environ.get("CI"))
+    for result in results:
+        if not result.ok:
+            print(f"\n--- {result.step.name} ({result.step.leg.name}) ---\n{result.detail}")
+    print("\nSummary")
+    for result in results:
+        state = "NOT RUN" if result.not_run else "ok" if result.ok else "FAILED"
+        tests = f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped" if result.passed else ""
+        print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{result.seconds:5.0f} s  {tests}")
+    if coverage:
+        print(f"  coverage (branches included, MariaDB leg): {coverage}")
+    passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
+    bad = [one for one in results if not one.ok and (strict or not one.not_run)]
+    print(f"  {seconds:.0f} s in all; details in .test/logs\n")
+    print(f"{passed} passed, {max(failed, len(bad))} failed, {sum(one.skipped for one in results)} skipped")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
