@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.apps.registry import Apps
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
@@ -19,11 +20,15 @@ class DjangoMysqlqueueConfig(AppConfig):
         post_migrate.connect(_register_groups, sender=self)
 
 
-def _register_groups(*, using: str, **kwargs: Any) -> None:
+def _register_groups(*, using: str, apps: Apps, **kwargs: Any) -> None:
     """Registers every handler's group once the tables are there.
 
     So ``start="latest"`` and GC know a group before its first subscriber comes.
     """
+    try:
+        apps.get_model("django_mysqlqueue", "ConsumerGroup")
+    except LookupError:
+        return  # migrated back to nothing
     from django_mysqlqueue.runtime.registry import register_groups
 
     register_groups(using)

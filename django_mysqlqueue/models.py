@@ -14,6 +14,28 @@ from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, Fresh
 from django_mysqlqueue.names import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 
+class LogKey(models.Model):
+    """The log's primary key.
+
+    It and the outbox's stand before the columns that the database computes: on
+    MySQL Django gives an inserted row's id to the first of those.
+    """
+
+    offset = models.BigAutoField(_("offset"), primary_key=True)
+
+    class Meta:
+        abstract = True
+
+
+class OutboxKey(models.Model):
+    """The outbox's primary key."""
+
+    outbox_id = models.BigAutoField(_("outbox id"), primary_key=True)
+
+    class Meta:
+        abstract = True
+
+
 class MessageColumns(models.Model):
     """The columns that the outbox and the log share, under the same constraints:
     a row that the log refused would stop everybody behind it."""
@@ -60,10 +82,9 @@ COPIED_COLUMNS = (
 """What the sequencer copies from the outbox into the log (``size`` is computed)."""
 
 
-class QueueMessage(MessageColumns):
+class QueueMessage(LogKey, MessageColumns):
     """The log: append-only, in commit order, written by the sequencer alone."""
 
-    offset = models.BigAutoField(_("offset"), primary_key=True)
     created_at = models.BigIntegerField(_("created at"), help_text=_("when the publisher wrote it"))
     published_at = models.BigIntegerField(_("published at"), help_text=_("when it took its place in the log"))
 
@@ -82,10 +103,9 @@ class QueueMessage(MessageColumns):
         return f"{self.topic}[{self.offset}] {self.message_id}"
 
 
-class OutboxMessage(MessageColumns):
+class OutboxMessage(OutboxKey, MessageColumns):
     """Where publishers' transactions put messages until the sequencer moves them into the log."""
 
-    outbox_id = models.BigAutoField(_("outbox id"), primary_key=True)
     deliver_at = models.BigIntegerField(_("deliver at"), db_default=0, help_text=_("0: at once"))
     created_at = models.BigIntegerField(_("created at"), db_default=NowMilliseconds())
 

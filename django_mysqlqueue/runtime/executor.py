@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -49,12 +50,16 @@ class Executor:
     def _run(self) -> None:
         sessions.adopt(self._using, self._timeouts)
         lane: Lane | None = None
+        quiet_since = time.monotonic()
         try:
             while (taken := self._inbox.take(lane)) is not None:
                 lane, held = taken
+                if time.monotonic() - quiet_since > sessions.IDLE:
+                    sessions.refresh()
                 outcome = handle(held, self._using)
                 sessions.tidy()
                 self._inbox.finish(held, outcome)
+                quiet_since = time.monotonic()
         finally:
             sessions.close_all()
 

@@ -23,8 +23,10 @@ from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.housekeeping import Housekeeping
 from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.ordered import OrderedWork
 from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.runtime.work import GroupWork, OrderedWork, SharedWork
+from django_mysqlqueue.runtime.shared import SharedWork
+from django_mysqlqueue.runtime.work import GroupWork
 from django_mysqlqueue.service import heartbeats, leasing, news, sequencing
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry, Session
@@ -89,6 +91,7 @@ class Poller:
         self._next_poll = 0.0
         self._next_tick = 0.0
         self._failures = 0
+        self._spoke_at = time.monotonic()
         self._recovered_at: float | None = None
         self._steal_from = 0.0
         self.outbox_idle = False
@@ -133,9 +136,16 @@ class Poller:
             work.start_anew()
         self.housekeeping.start_anew()
 
+    def keep_alive(self) -> None:
+        """Says something to the server before the session's idle time-out is over."""
+        if time.monotonic() - self._spoke_at > self.settings.max_poll_interval:
+            Session(self.using).row("SELECT 1")
+            self._spoke_at = time.monotonic()
+
     def step(self) -> None:
         """One turn: verify, tick, poll, write and claim, keep house; each only when it is due."""
         now = time.monotonic()
+        self.keep_alive()
         if self.heart.must_verify():
             self._verify_leases()
         if now >= self._next_tick:
@@ -197,7 +207,10 @@ class Poller:
         self._interval = interval if found else min(self._interval * 1.5, self.settings.max_poll_interval)
         # Jitter keeps the processes of a fleet from looking all at once.
         pause = 0.0 if again or more else max(self._interval * (0.9 + random.random() / 5), LOOK_PAUSE * took)
-        self._next_poll = time.monotonic() + pause
+        self._spoke_at = time.monotonic()
+        self._next_poll = self._spoke_at + pause
+        for group in self.works:
+            group.polled()
 
     def _sequence(self) -> tuple[bool, bool]:
         """Moves what is due into the log; returns whether anything was, and whether to come again at once."""

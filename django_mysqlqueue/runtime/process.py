@@ -24,13 +24,14 @@ from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
-from django_mysqlqueue.runtime.registry import Handler, mode_text, register_groups
+from django_mysqlqueue.runtime.registry import Handler, mode_text
 from django_mysqlqueue.service import groups, heartbeats, leasing, wakeups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
 
 EXIT_UNCLEAN = 1
 """Handlers were still running when the process left."""
+SHUTDOWN_ATTEMPTS = 5
 DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
 
@@ -143,7 +144,6 @@ class Subscriber:
 
     def prepare(self) -> None:
         """Registers the groups and refuses a mode that differs from the registered one."""
-        register_groups(self.using, only=self.handlers)
         for ref, handler in self.handlers.items():
             registered = groups.register(self.using, ref, mode=handler.mode, start=handler.start)
             if registered.mode != handler.mode:
@@ -229,22 +229,30 @@ class Subscriber:
         deadline = time.monotonic() + (0 if self._hung else self.settings.shutdown_timeout)
         while True:
             self.poller.progressed_at = time.monotonic()
-            self.poller.guarded(self._flush_all)
+            self._insist(self._flush_all)
             running = self.inbox.running()
             if not running or time.monotonic() >= deadline:
                 break
             self.inbox.wait(0.1, enough=1)
-        self.poller.guarded(self._flush_all)
+        self._insist(self._flush_all)
         self.executor.join(1 if not running else 0)
-        self.poller.guarded(self._release_all)
+        self._insist(self._release_all)
         self.heart.stop()
-        self.poller.guarded(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
+        self._insist(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
         if running:
             self.exit_code = EXIT_UNCLEAN
             event(logging.ERROR, "subscriber.left_running", name=self.name, handlers=running)
         event(logging.INFO, "subscriber.stopped", name=self.name)
 
+    def _insist(self, action: Callable[[], object]) -> None:
+        """Tries an action of the shutdown again after a database error, a bounded number of times."""
+        for _ in range(SHUTDOWN_ATTEMPTS):
+            self.poller.progressed_at = time.monotonic()
+            if self.poller.guarded(action):
+                return
+
     def _flush_all(self) -> None:
+        self.poller.keep_alive()
         for work in self.poller.works:
             work.flush_now()
 

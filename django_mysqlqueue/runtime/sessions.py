@@ -48,6 +48,17 @@ def _set_up(*, connection: Any, **kwargs: Any) -> None:
 connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
 
+IDLE = 0.5
+"""Seconds after which a connection is asked whether it is still there."""
+
+
+def refresh() -> None:
+    """Before a message that comes after a pause: the server may have ended idle connections."""
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None and not connection.is_usable():
+            drop(connection)
+
+
 def tidy() -> None:
     """Between two messages: what the handler left behind must not reach the next one.
 

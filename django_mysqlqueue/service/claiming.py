@@ -358,7 +358,7 @@ def _above_cursors(
             result.missing.add(want.key)
     if claimant.shared and result.missing:
         # A locked row looks missing to SKIP LOCKED. It is not an empty poll: the partition stays on the list.
-        result.missing -= _existing(session, claimant.ref, result.missing)
+        result.missing -= watermarks.existing(session, claimant.ref, result.missing)
     taken: list[Claimed] = []
     cursors: dict[str, int] = {}
     found = _look(session, claimant.ref.topic, places)
@@ -375,20 +375,6 @@ def _above_cursors(
         if len(rows) < look_at and (not rows or cursors.get(key) == rows[-1][0]):
             result.drained.add(key)
     return taken, cursors
-
-
-def _existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]:
-    found: set[str] = set()
-    for chunk in session.chunks(sorted(keys)):
-        found.update(
-            key
-            for (key,) in session.rows(
-                f"SELECT s.partition_key FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join} {watermarks.OFFSETS} s ON {watermarks.BY_KEY}",
-                (*chunk, *ref),
-            )
-        )
-    return found
 
 
 def _look(session: Session, topic: str, places: Mapping[str, tuple[int, int]]) -> dict[str, list[tuple[int, str, int]]]:
@@ -447,7 +433,9 @@ def bodies(using: str, offsets: Iterable[int]) -> dict[int, Body]:
 def _body(
     message_id: str, payload: Any, metadata: str | bytes, original_id: str, published_at: int, created_at: int
 ) -> Body:
-    return Body(message_id, bytes(payload), metadata, original_id, published_at, created_at)
+    # SQLite keeps what plain SQL gave it: a payload may be text there.
+    content = payload.encode() if isinstance(payload, str) else bytes(payload)
+    return Body(message_id, content, metadata, original_id, published_at, created_at)
 
 
 def undo(using: str, ref: GroupRef, token: int) -> None:

@@ -59,3 +59,5 @@ class Flushed:
     """(partition key, offset) of what is to come again → when, epoch milliseconds."""
     unfinished: set[str] = field(default_factory=set)
     """Partitions whose watermark has further to go: flush them again."""
+    skipped: set[str] = field(default_factory=set)
+    """Partitions whose offsets row was locked by another: flush them again a little later."""

@@ -248,13 +248,17 @@ def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int)
         The keys with work among the next ``limit`` partitions, and where to go on (None: at the end).
     """
     above = "" if after is None else " AND partition_key > %s"
-    parameters = (ref.topic,) if after is None else (ref.topic, after)
-    in_log = [
-        key
-        for (key,) in session.rows(
-            f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-            f"WHERE topic = %s{above} ORDER BY partition_key LIMIT %s",
-            (*parameters, limit),
-        )
-    ]
-    return sorted(with_work(session, ref, in_log)), (in_log[-1] if len(in_log) == limit else None)
+    place = () if after is None else (after,)
+    in_log = session.rows(
+        f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        f"WHERE topic = %s{above} ORDER BY partition_key LIMIT %s",
+        (ref.topic, *place, limit),
+    )
+    # A delivery may outlive its message: one that was discarded while it was in flight.
+    in_state = session.rows(
+        f"SELECT DISTINCT partition_key FROM {STATE}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE consumer_group = %s AND topic = %s{above} ORDER BY partition_key LIMIT %s",
+        (*ref, *place, limit),
+    )
+    keys = sorted({key for (key,) in (*in_log, *in_state)}, key=str.encode)[:limit]
+    return sorted(with_work(session, ref, keys)), (keys[-1] if len(keys) == limit else None)

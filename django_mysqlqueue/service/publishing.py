@@ -108,7 +108,8 @@ def publish_many(
 
 
 def _encoded(topic: str, messages: Iterable[Any]) -> Iterator[OutboxRow]:
-    if isinstance(messages, (str, bytes, Mapping)):
+    single = isinstance(messages, (str, bytes, bytearray, memoryview, Mapping, Message))
+    if single or not isinstance(messages, Iterable):
         raise InvalidMessage(f"messages: must be an iterable of messages, not one {type(messages).__name__}")
     for place, message in enumerate(messages):
         try:
@@ -154,10 +155,9 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
     session = Session(alias)
-    if wakeups.has_listeners(alias):
-        transaction.on_commit(partial(wakeups.notify, alias), using=alias, robust=True)
     if single:
         _insert_chunk(session, list(rows))
+        _wake_on_commit(session)
         return 1
     published = 0
     # A savepoint inside a caller's transaction: all or nothing also for one who catches the error.
@@ -166,7 +166,17 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
         for chunk in _chunks(rows, limit):
             _insert_chunk(session, chunk)
             published += len(chunk)
+    _wake_on_commit(session)
     return published
+
+
+def _wake_on_commit(session: Session) -> None:
+    """Wakes subscribers of this process when the message is there for them to see."""
+    if not wakeups.has_listeners(session.using):
+        return
+    if session.connection.in_atomic_block or session.connection.get_autocommit():
+        transaction.on_commit(partial(wakeups.notify, session.using), using=session.using, robust=True)
+    # With autocommit off Django cannot tell when the caller commits: the next poll finds it.
 
 
 def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[list[OutboxRow]]:

@@ -172,7 +172,8 @@ def apply(
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
     ]
     _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
-    flushed.unfinished = advanced.unfinished | (touched - set(locked))
+    flushed.unfinished = advanced.unfinished
+    flushed.skipped = touched - set(locked)
     return flushed
 
 

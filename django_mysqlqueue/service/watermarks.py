@@ -56,7 +56,7 @@ def create_missing(using: str, ref: GroupRef, keys: Collection[str]) -> bool:
         fence = groups.fence(session, ref)
         if fence is None:
             return False
-        for chunk in session.chunks(sorted(keys)):
+        for chunk in session.chunks(sorted(set(keys) - existing(session, ref, keys))):
             row = f"(%s, %s, %s, %s, %s, {session.dialect.now_ms})"
             session.execute(
                 f"INSERT INTO {OFFSETS} "
@@ -68,6 +68,21 @@ def create_missing(using: str, ref: GroupRef, keys: Collection[str]) -> bool:
         return True
 
     return run(using, create) if keys else True
+
+
+def existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]:
+    """The partitions that have an offsets row."""
+    found: set[str] = set()
+    for chunk in session.chunks(sorted(keys)):
+        found.update(
+            key
+            for (key,) in session.rows(
+                f"SELECT s.partition_key FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"{session.dialect.join} {OFFSETS} s ON {BY_KEY}",
+                (*chunk, *ref),
+            )
+        )
+    return found
 
 
 def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked: bool = False) -> dict[str, Offsets]:

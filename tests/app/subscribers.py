@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from django.db import connection
-from tests.app.models import Effect
 
 from django_mysqlqueue import Delivery, subscriber
+from tests.app.models import Effect
 
 
 def record(name: str, delivery: Delivery) -> None:

@@ -183,7 +183,8 @@ def test_every_problem_is_reported_not_only_the_first(mysqlqueue):
 
 
 @pytest.mark.parametrize(
-    ("lease", "renewal", "sound"), [(30, 15, True), (30, 15.1, False), (30, 30, False), (20, None, True), (5, None, False)]
+    ("lease", "renewal", "sound"),
+    [(30, 15, True), (30, 15.1, False), (30, 30, False), (20, None, True), (5, None, False)],
 )
 def test_renewal_must_be_well_below_the_lease(mysqlqueue, lease, renewal, sound):
     value = {"LEASE_DURATION": lease}

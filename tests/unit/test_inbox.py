@@ -9,12 +9,12 @@ from unittest import mock
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.harness import handler
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_mysqlqueue.runtime import inbox as inbox_module
 from django_mysqlqueue.runtime.inbox import FLUSH_DELAY, SLICE, Held, Inbox
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from tests.harness import handler
 
 numbers = itertools.count(1)
 
@@ -55,8 +55,7 @@ class Queue:
 
     def outcomes(self, group):
         return [
-            (outcome.delivery.offset, outcome.kind)
-            for outcome in self.inbox.take_outcomes(self.handlers[group].ref)
+            (outcome.delivery.offset, outcome.kind) for outcome in self.inbox.take_outcomes(self.handlers[group].ref)
         ]
 
     def ref(self, group):
@@ -330,7 +329,7 @@ def test_a_delivery_that_never_came_in(queue, kind, blocked):
     (behind,) = one.put("g", "a")
     assert one.inbox.is_blocked(one.ref("g"), "a") is blocked
     expected = [(missing.claimed.offset, kind)]
-    assert one.outcomes("g") == (expected + [(behind.claimed.offset, Kind.GIVE_BACK)] if blocked else expected)
+    assert one.outcomes("g") == ([*expected, (behind.claimed.offset, Kind.GIVE_BACK)] if blocked else expected)
     assert (one.take() is None) is blocked
 
 
@@ -558,8 +557,9 @@ def test_an_empty_inbox_ends_the_pollers_sleep():
     inbox = Inbox([one.ref], leases_good=lambda: True)
     inbox.put([Held(Claimed(one.ref, "a", 1, 1, 1, False, 1), None, one)])
     inbox.take(None)
+    began = time.monotonic()
     assert inbox.wait(60, enough=100) is False
-    assert inbox.wait(0, enough=100) is False
+    assert time.monotonic() - began < 5
 
 
 # -- anything in any order ----------------------------------------------------
@@ -604,10 +604,6 @@ class InboxMachine(RuleBasedStateMachine):
             self.waiting.remove(held)
             self.settle(held, Kind.GIVE_BACK)
 
-    @initialize(keep=st.booleans())
-    def start(self, keep):
-        self.leases_good_at_start = keep
-
     @rule(
         group=st.sampled_from(list(GROUPS)),
         batch=st.lists(st.tuples(st.sampled_from(KEYS), st.booleans(), st.integers(0, 9)), max_size=5),
@@ -630,15 +626,11 @@ class InboxMachine(RuleBasedStateMachine):
         """Whether anything may start for a thread that leaves its lane."""
         if self.closed:
             return False
-        mine = self.threads[thread]
         held_lanes = {
-            (lane.ref.group, lane.key)
+            (at[0].ref.group, at[0].key)
             for number, at in enumerate(self.threads)
-            if at is not None and number != thread
-            for lane in (at[0],)
-            if lane.exclusive
+            if at is not None and number != thread and at[0].exclusive
         }
-        del mine
         heads = {}
         for held in self.waiting:
             group, key = held.claimed.ref.group, held.claimed.key
@@ -722,7 +714,8 @@ class InboxMachine(RuleBasedStateMachine):
     def flush(self, group, fails):
         ref = self.handlers[group].ref
         outcomes = self.inbox.take_outcomes(ref)
-        assert [(one.delivery, one.kind) for one in outcomes] == [end for end in self.ended if end[0].ref == ref]
+        expected = [end for end in self.ended if end[0].ref == ref]
+        assert sorted(((one.delivery, one.kind) for one in outcomes), key=str) == sorted(expected, key=str)
         if fails:
             self.inbox.put_back_outcomes(ref, outcomes)
             return
@@ -747,9 +740,8 @@ class InboxMachine(RuleBasedStateMachine):
         self.inbox.close()
         self.closed = True
         for group in GROUPS:
-            for lane in dict.fromkeys(held.claimed.key for held in self.waiting):
-                self.give_back(group, lane)
-        self.ended.sort(key=lambda end: end[0].ref.group)
+            for key in KEYS:
+                self.give_back(group, key)
 
     @invariant()
     def counters_are_right(self):

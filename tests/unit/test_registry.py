@@ -244,7 +244,7 @@ def test_async_handlers_cannot_be_atomic(function):
 def test_async_handlers_cannot_be_made_atomic_by_the_setting(settings):
     subscriber("t", group="g")(coroutine_function)
     settings.MYSQLQUEUE = {"GROUPS": {"g": {"ATOMIC": True}}}
-    with pytest.raises(SubscriberError, match="test_registry.coroutine_function: an async handler cannot be atomic"):
+    with pytest.raises(SubscriberError, match=r"test_registry\.coroutine_function: an async handler cannot be atomic"):
         handlers()
 
 
@@ -337,7 +337,7 @@ def test_two_functions_of_one_name_are_refused_too():
         return 1
 
     @subscriber("t", group="g")
-    def copied(delivery):
+    def copied(delivery):  # noqa: F811
         return 2
 
     with pytest.raises(SubscriberError, match="Two handlers"):

@@ -1,0 +1,370 @@
+"""Ordered mode: leases, and partitions worked on in offset order."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.runtime.work import MAX_PARTITIONS, GroupWork
+from django_mysqlqueue.service import leasing, watermarks
+from django_mysqlqueue.service.claiming import Claim, Want
+from django_mysqlqueue.service.deliveries import Flushed, Outcome
+from django_mysqlqueue.service.leasing import Lease
+from django_mysqlqueue.service.transactions import Session
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.runtime.poller import Poller
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition that this process holds, or still has deliveries of."""
+
+    key: str
+    owned: bool = True
+    leaving: bool = False
+    """To be given back as soon as nothing of it is in hand."""
+    fresh: bool = True
+    """There may be rows above the cursor."""
+    pending: dict[int, int] = field(default_factory=dict)
+    """Unsettled offsets that are not in hand → when they are due, epoch milliseconds."""
+    in_hand: dict[int, int] = field(default_factory=dict)
+    """Offset → token of what this process has claimed and not yet written the end of."""
+    busy_at: float = field(default_factory=time.monotonic)
+    """When there was last something to do."""
+
+
+class OrderedWork(GroupWork):
+    """Leased partitions, each worked on in offset order by one subscriber at a time."""
+
+    def __init__(self, poller: Poller, handler: Handler, *, share: int) -> None:
+        super().__init__(poller, handler, share=share)
+        self.partitions: dict[str, Partition] = {}
+        self.waiting: dict[str, float] = {}
+        """Partitions with work that this process does not own → since when it knows."""
+        self._theirs: set[str] = set()
+        """Partitions that a live subscriber owned at the last tick."""
+        self._live: list[str] = []
+        self._due: list[tuple[int, str, int]] = []
+        """A heap of (due, key, offset); entries may be out of date."""
+        self._try_now = False
+        """There is news of an unowned partition."""
+        self._reload: set[str] = set()
+        """Partitions whose unsettled rows must be read again."""
+
+    # -- news -----------------------------------------------------------------
+
+    def news(self, key: str) -> None:
+        partition = self.partitions.get(key)
+        if partition is not None and partition.owned:
+            partition.fresh = True
+            self._look_at(partition)
+        elif key not in self.waiting:
+            self.waiting[key] = time.monotonic()
+            # A live owner gets the same news; if it has gone since, the next tick shows it.
+            self._try_now = self._try_now or key not in self._theirs
+
+    def _look_at(self, partition: Partition) -> None:
+        partition.busy_at = time.monotonic()
+        if not partition.leaving:
+            self.todo.setdefault(partition.key)
+
+    def next_at(self) -> int | None:
+        while self._due:
+            due, key, offset = self._due[0]
+            partition = self.partitions.get(key)
+            if partition is not None and partition.pending.get(offset) == due:
+                return due
+            heapq.heappop(self._due)
+        return None
+
+    def start_anew(self) -> None:
+        super().start_anew()
+        self.waiting.clear()
+        self._reload = {key for key, partition in self.partitions.items() if partition.owned}
+
+    def is_idle(self) -> bool:
+        return super().is_idle() and not self.waiting and not any(p.pending for p in self.partitions.values())
+
+    def turn(self) -> None:
+        if self._reload:
+            self._verify_and_load()
+        if self._try_now:
+            self._try_now = False
+            self._acquire(steal=self.poller.may_steal())
+        self._wake_due()
+        super().turn()
+        self._leave()
+
+    def _wake_due(self) -> None:
+        """Puts partitions whose backoffs are over on the to-look list."""
+        now = self.poller.clock.now()
+        while (due := self.next_at()) is not None and due <= now:
+            _, key, _ = heapq.heappop(self._due)
+            self._look_at(self.partitions[key])
+
+    # -- leases ---------------------------------------------------------------
+
+    def owned(self) -> list[str]:
+        return [key for key, partition in self.partitions.items() if partition.owned]
+
+    def rebalance(self, leases: Sequence[Lease], live: list[str], *, steal: bool) -> None:
+        """Compares memory with the lease rows, gives back what is above the share, takes what is below it."""
+        me = self.poller.subscriber
+        self._live = live
+        self._theirs = {lease.key for lease in leases if lease.good and lease.owner != me}
+        rows = {lease.key: lease.owner for lease in leases}
+        for key in self.owned():
+            if rows.get(key) != me:
+                self._lose(key, "taken")
+        now = time.monotonic()
+        for lease in leases:
+            known = self.partitions.get(lease.key)
+            if lease.key not in self._theirs and not (known is not None and known.owned):
+                self.waiting.setdefault(lease.key, now)
+        # A live owner answers for its partitions until it has drained them or let them go.
+        for key in self._theirs & self.waiting.keys():
+            del self.waiting[key]
+        self._drop_drained()
+        if steal:
+            self._give_back_excess()
+        self._acquire(steal=steal)
+
+    def _cap(self) -> int | None:
+        """This subscriber's fair share; None if it cannot be computed: then there is no cap."""
+        total = len(self._theirs) + len(self.owned()) + len(self.waiting.keys() - self._theirs)
+        return leasing.caps(total, self._live, self.ref).get(self.poller.subscriber)
+
+    def _give_back_excess(self) -> None:
+        cap = self._cap()
+        if cap is None or len(self._live) < 2:
+            return
+        staying = sorted(key for key in self.owned() if not self.partitions[key].leaving)
+        for key in staying[cap:]:
+            partition = self.partitions[key]
+            partition.leaving = True
+            self.todo.pop(key, None)
+            self.inbox.give_back(self.ref, key)
+
+    def _acquire(self, *, steal: bool) -> None:
+        """Takes unowned partitions with work up to the share, and overdue ones whatever the share."""
+        if not self.waiting or self.stopped or not self.heart_good():
+            return
+        waiting = sorted(self.waiting.keys() - self._theirs)
+        cap = self._cap()
+        wanted = waiting
+        if cap is not None and len(self._live) > 1:
+            # Everybody begins at another place, so that not all reach for the same partition.
+            start = self._live.index(self.poller.subscriber) * len(waiting) // len(self._live)
+            rotated = waiting[start:] + waiting[:start]
+            overdue = time.monotonic() - self.poller.settings.lease_duration
+            below_share = rotated[: max(0, cap - len(self.owned()))]
+            wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
+        if not wanted:
+            return
+        taken = leasing.acquire(
+            self.using, self.ref, self.poller.subscriber, wanted, lease_ms=self.poller.lease_ms, steal=steal
+        )
+        for key in taken.elsewhere:
+            self._theirs.add(key)
+            del self.waiting[key]
+        if taken.held:
+            watermarks.create_missing(self.using, self.ref, taken.held)
+            self._take_over(taken.held)
+
+    def heart_good(self) -> bool:
+        return self.poller.heart.good()
+
+    def _take_over(self, keys: Collection[str]) -> None:
+        for key in keys:
+            del self.waiting[key]
+            partition = self.partitions.setdefault(key, Partition(key))
+            partition.owned, partition.leaving, partition.fresh = True, False, True
+            self._reload.add(key)
+        self._load(keys)
+        event(logging.DEBUG, "leases.taken", group=self.ref.group, topic=self.ref.topic, partitions=len(keys))
+
+    def _verify_and_load(self) -> None:
+        self.verify()
+        self._load([key for key in self._reload if key in self.partitions and self.partitions[key].owned])
+
+    def verify(self) -> None:
+        """Reads the leases again under lock; drops those lost, with what waits of them."""
+        owned = self.owned()
+        held = leasing.mine(self.using, self.ref, self.poller.subscriber, owned) if owned else set()
+        for key in owned:
+            if key not in held:
+                self._lose(key, "in doubt")
+
+    def _load(self, keys: Collection[str]) -> None:
+        """Reads the unsettled rows of partitions into memory; what this process holds is left out."""
+        pending: dict[str, dict[int, int]] = {key: {} for key in keys}
+        for row in leasing.load(Session(self.using), self.ref, keys):
+            if self.partitions[row.key].in_hand.get(row.offset) != row.token:
+                pending[row.key][row.offset] = row.due
+        for key, offsets in pending.items():
+            partition = self.partitions[key]
+            partition.pending = {}
+            partition.fresh = True
+            for offset, due in offsets.items():
+                self._wait_for(partition, offset, due)
+            self._look_at(partition)
+            self._reload.discard(key)
+        self.unfinished |= set(keys)
+
+    def _wait_for(self, partition: Partition, offset: int, due: int) -> None:
+        partition.pending[offset] = due
+        heapq.heappush(self._due, (due, partition.key, offset))
+
+    def _lose(self, key: str, why: str) -> None:
+        partition = self.partitions[key]
+        event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, key=key, why=why)
+        for delivery in self.inbox.drop(self.ref, key):
+            partition.in_hand.pop(delivery.offset, None)
+        partition.owned = False
+        partition.pending.clear()
+        self.todo.pop(key, None)
+        self.unfinished.discard(key)
+        self._reload.discard(key)
+        self._forget_if_done(partition)
+
+    def _forget_if_done(self, partition: Partition) -> None:
+        if not partition.owned and not partition.in_hand:
+            del self.partitions[partition.key]
+            self.inbox.forget_lane(self.ref, partition.key)
+
+    def _leave(self) -> None:
+        """Releases what is to be given back and is no longer in hand."""
+        done = [
+            partition.key
+            for partition in self.partitions.values()
+            if partition.owned and partition.leaving and not partition.in_hand
+        ]
+        if done:
+            self.release(done)
+
+    def release(self, keys: Collection[str]) -> None:
+        drained = leasing.drop_drained(self.using, self.ref, self.poller.subscriber, keys)
+        leasing.release(self.using, self.ref, self.poller.subscriber, set(keys) - drained)
+        for key in keys:
+            partition = self.partitions[key]
+            partition.owned = False
+            partition.pending.clear()
+            self.todo.pop(key, None)
+            self.unfinished.discard(key)
+            self._forget_if_done(partition)
+
+    def _drop_drained(self) -> None:
+        """Deletes the leases of partitions that have had nothing to do for a while."""
+        idle_since = time.monotonic() - self.poller.settings.lease_renewal_interval
+        idle = [
+            partition.key
+            for partition in self.partitions.values()
+            if partition.owned
+            and not (partition.pending or partition.in_hand or partition.leaving)
+            and partition.key not in self.todo
+            and partition.key not in self.unfinished
+            and partition.busy_at <= idle_since
+        ]
+        for start in range(0, len(idle), 1000):
+            chunk = idle[start : start + 1000]
+            for key in leasing.drop_drained(self.using, self.ref, self.poller.subscriber, chunk):
+                self.partitions[key].owned = False
+                self._forget_if_done(self.partitions[key])
+            self._reload.update(key for key in chunk if key in self.partitions)
+
+    # -- claiming -------------------------------------------------------------
+
+    def _wants(self, room: int) -> list[Want]:
+        wants: list[Want] = []
+        left = room
+        limit = min(room, MAX_PARTITIONS)
+        each = max(1, room // max(1, min(len(self.todo), limit)))
+        for key in list(self.todo):
+            if left <= 0 or len(wants) >= limit:
+                break
+            want = self._want(self.partitions[key], min(each, left))
+            if want is None:
+                continue
+            wants.append(want)
+            left -= len(want.due) or want.look_at
+            self.todo[key] = self.todo.pop(key)  # to the end: others have their turn
+        return wants
+
+    def _want(self, partition: Partition, limit: int) -> Want | None:
+        """What to take from a partition now; None, and off the list, while there is nothing to take."""
+        key = partition.key
+        if self.inbox.is_blocked(self.ref, key):
+            if partition.in_hand:
+                del self.todo[key]  # until what it holds is written
+                return None
+            self.inbox.unblock(self.ref, key)
+        now = self.poller.clock.now()
+        offsets = sorted(partition.pending)
+        if self.handler.on_failure == "block" and offsets:
+            if partition.in_hand:
+                del self.todo[key]
+                return None
+            ready: list[int] = []
+            for offset in offsets:
+                if partition.pending[offset] > now or len(ready) == limit:
+                    break
+                ready.append(offset)
+            if not ready:
+                del self.todo[key]
+                return None
+            return Want(key, due=tuple(ready))
+        due = [offset for offset in offsets if partition.pending[offset] <= now]
+        if due:
+            return Want(key, due=tuple(due[:limit]))
+        if partition.fresh:
+            return Want(key, look_at=limit)
+        del self.todo[key]
+        return None
+
+    def _max_due(self, room: int) -> int:
+        return 0
+
+    def _written(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        for outcome in outcomes:
+            delivery = outcome.delivery
+            partition = self.partitions.get(delivery.key)
+            if partition is None:
+                continue
+            if partition.in_hand.get(delivery.offset) == delivery.token:
+                del partition.in_hand[delivery.offset]
+            due = flushed.waiting.get((delivery.key, delivery.offset))
+            if due is not None and partition.owned:
+                self._wait_for(partition, delivery.offset, due)
+            if partition.owned:
+                self._look_at(partition)
+            self._forget_if_done(partition)
+        for outcome in flushed.stale:
+            known = self.partitions.get(outcome.delivery.key)
+            if known is not None and known.owned:
+                self._reload.add(outcome.delivery.key)
+        self.unfinished &= {key for key, partition in self.partitions.items() if partition.owned}
+
+    def _claimed(self, claim: Claim) -> None:
+        for key in claim.lost:
+            if key in self.partitions and self.partitions[key].owned:
+                self._lose(key, "taken")
+        for key, offset in claim.settled:
+            self.partitions[key].pending.pop(offset, None)
+        for (key, offset), due in claim.later.items():
+            self._wait_for(self.partitions[key], offset, due)
+        for delivery in claim.dead:
+            self.partitions[delivery.key].pending.pop(delivery.offset, None)
+        for delivery in claim.deliveries:
+            partition = self.partitions[delivery.key]
+            partition.pending.pop(delivery.offset, None)
+            partition.in_hand[delivery.offset] = delivery.token
+            partition.busy_at = time.monotonic()
+        for key in claim.drained:
+            self.partitions[key].fresh = False

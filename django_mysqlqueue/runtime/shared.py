@@ -1,0 +1,78 @@
+"""Shared mode: what the poller remembers and does for a group of competing subscribers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.runtime.work import MAX_PARTITIONS, GroupWork
+from django_mysqlqueue.service import settling
+from django_mysqlqueue.service.claiming import Claim, Want
+from django_mysqlqueue.service.deliveries import Flushed, Outcome
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.runtime.poller import Poller
+
+
+class SharedWork(GroupWork):
+    """Competing subscribers: any partition, any message, no leases."""
+
+    def __init__(self, poller: Poller, handler: Handler, *, share: int) -> None:
+        super().__init__(poller, handler, share=share)
+        self.next_due: int | None = None
+        self.look_after_clock_step = True
+        self._extend_at = 0.0
+
+    def news(self, key: str) -> None:
+        self.todo[key] = None
+
+    def next_at(self) -> int | None:
+        return self.next_due
+
+    def turn(self) -> None:
+        super().turn()
+        if time.monotonic() >= self._extend_at:
+            self._extend()
+
+    def _extend(self) -> None:
+        """A living process keeps all deliveries that it holds, waiting or running."""
+        self._extend_at = time.monotonic() + self.handler.visibility_timeout / 3
+        held = self.inbox.held(self.ref)
+        if held:
+            milliseconds = int(self.handler.visibility_timeout * 1000)
+            settling.extend_all(self.using, self.ref, held, milliseconds=milliseconds)
+
+    def extend_at(self) -> float:
+        return self._extend_at
+
+    def _wants(self, room: int) -> list[Want]:
+        keys = list(self.todo)[: min(room, MAX_PARTITIONS)]
+        return [Want(key, look_at=max(1, room // len(keys))) for key in keys]
+
+    def _max_due(self, room: int) -> int:
+        if room <= 0 or self.stopped:
+            return 0
+        is_due = self.next_due is not None and self.next_due <= self.poller.clock.now()
+        return room if is_due or self.look_after_clock_step else 0
+
+    def _after_clock_step(self) -> bool:
+        look, self.look_after_clock_step = self.look_after_clock_step, False
+        return look
+
+    def _written(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        for due in flushed.waiting.values():
+            self.next_due = due if self.next_due is None else min(self.next_due, due)
+
+    def _claimed(self, claim: Claim) -> None:
+        redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
+        if self.next_due is not None and self.next_due <= self.poller.clock.now():
+            # Taken, or seen to be locked by another: the next poll tells when more is due.
+            self.next_due = None
+            if redelivered:
+                self.poller.poll_soon()
+        for key in claim.drained:
+            self.todo.pop(key, None)
+        for key in [key for key in self.todo if key not in claim.drained][:MAX_PARTITIONS]:
+            self.todo[key] = self.todo.pop(key)  # to the end: others have their turn

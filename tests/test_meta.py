@@ -1,0 +1,71 @@
+"""What the suite and the project say of themselves is true."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
+
+def test_every_defect_of_the_design_has_a_test():
+    """All 22, except 20 (seek comes later)."""
+    found = set()
+    for file in TESTS.rglob("test_*.py"):
+        found |= {int(number) for number in re.findall(r"mark\.defect\((\d+)\)", file.read_text())}
+    assert found == set(range(1, 23)) - {20}
+
+
+def test_every_test_that_the_guarantees_name_exists():
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    names = set(re.findall(r"`(test_\w+)`", text))
+    defined = {
+        node.name
+        for file in TESTS.rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert len(names) > 15
+    assert names <= defined, names - defined
+    for file in re.findall(r"`(tests/\S+\.py)`", text):
+        assert (ROOT / file).exists(), file
+
+
+def test_no_migration_is_missing(db):
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+def test_migrations_go_back_and_forth(db):
+    call_command("migrate", "django_mysqlqueue", "zero", verbosity=0)
+    call_command("migrate", "django_mysqlqueue", verbosity=0)
+
+
+LAYERS = {
+    "sql": {"service", "runtime", "management", "admin"},
+    "service": {"runtime", "management", "admin"},
+    "runtime": {"management", "admin"},
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_one_way(layer):
+    """commands, admin → runtime → service → sql, models → conf."""
+    for file in (ROOT / "django_mysqlqueue" / layer).glob("*.py"):
+        for target in re.findall(r"from django_mysqlqueue\.(\w+)", file.read_text()):
+            assert target not in LAYERS[layer], (file.name, target)
+
+
+def test_the_runtime_holds_no_sql():
+    for file in (ROOT / "django_mysqlqueue" / "runtime").glob("*.py"):
+        statements = re.findall(r'"\s*(?:SELECT (?!1")|INSERT|UPDATE|DELETE)', file.read_text())
+        assert not statements, (file.name, statements)
+
+
+def test_no_module_grows_without_end():
+    for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
+        assert len(file.read_text().splitlines()) <= 500, file
