@@ -1,0 +1,240 @@
+"""The process's parts that the scenarios do not reach: sessions, heart, drain, overruns."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import OperationalError, connection
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.models import QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.heart import Heart
+from django_mysqlqueue.runtime.process import Subscriber
+from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.groups import GroupRef
+from tests.harness import USING, Sub, handler, in_thread, lag
+
+REF = GroupRef("g", "t")
+
+
+def heart(progressed_at=time.monotonic, **options):
+    defaults = {"interval": 0.05, "lease": 0.5, "info": {"host": "tests"}, "progressed_at": progressed_at}
+    return Heart(USING, "s:1", [REF], **{**defaults, **options})
+
+
+def test_the_heart_beats_until_it_is_stopped(db):
+    beating = heart()
+    beating.start()
+    assert beating.beaten.wait(5)
+    assert beating.good()
+    beating.stop()
+    row = SubscriberHeartbeat.objects.get()
+    assert (row.consumer_group, row.topic, row.info) == ("g", "t", {"host": "tests"})
+
+
+def test_the_heart_withholds_beats_of_a_stuck_poller(db):
+    stuck_since = time.monotonic() - 1
+    beating = heart(progressed_at=lambda: stuck_since)
+    assert beating._beat() is False
+    assert not SubscriberHeartbeat.objects.exists()
+
+
+def test_leases_are_in_doubt_after_a_late_beat_until_they_are_verified(db):
+    beating = heart()
+    assert beating._beat()
+    assert beating.good()
+    beating.beat_at -= 10  # the last beat is long ago, by this process's own clock
+    assert not beating.good()
+    assert not beating.must_verify()  # not before it beats again
+    assert beating._beat()
+    assert not beating.good()
+    assert beating.must_verify()
+    beating.verified()
+    assert beating.good()
+
+
+def test_a_failed_beat_is_no_beat(db, monkeypatch):
+    def fail(*args):
+        raise OperationalError(2006, "gone")
+
+    beating = heart()
+    monkeypatch.setattr(heartbeats, "beat", fail)
+    assert in_thread(beating._beat) is False
+    assert not beating.beaten.is_set()
+
+
+@pytest.mark.servers_only
+def test_sessions_have_the_time_outs_of_their_thread(db):
+    def read():
+        sessions.adopt(USING, sessions.Timeouts(idle=7, lock_wait=3, network=5))
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@wait_timeout, @@innodb_lock_wait_timeout, @@net_read_timeout, @@net_write_timeout")
+            return cursor.fetchone()
+
+    assert in_thread(read) == (7, 3, 5, 5)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@wait_timeout")
+        assert cursor.fetchone()[0] > 7  # other threads keep the server's
+
+
+@pytest.mark.servers_only
+def test_an_idle_connection_that_the_server_ended_is_replaced(db):
+    def check():
+        sessions.adopt(USING, sessions.Timeouts(idle=1, lock_wait=1, network=1))
+        connection.ensure_connection()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT CONNECTION_ID()")
+            identity = cursor.fetchone()[0]
+        in_thread(lambda: kill(identity))
+        sessions.refresh()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT CONNECTION_ID()")
+            return identity, cursor.fetchone()[0]
+
+    def kill(identity):
+        with connection.cursor() as cursor:
+            cursor.execute(f"KILL CONNECTION {identity}")
+
+    before, after = in_thread(check)
+    assert before != after
+
+
+def test_tidy_keeps_a_sound_connection_and_drops_an_open_transaction(db):
+    def check():
+        connection.ensure_connection()
+        sound = connection.connection
+        sessions.tidy()
+        assert connection.connection is sound
+        connection.set_autocommit(False)
+        publish("t", 1)
+        sessions.tidy()
+        assert connection.connection is None
+
+    in_thread(check)
+    assert not QueueMessage.objects.exists()
+    assert lag() == 0
+
+
+def test_an_overrun_is_found(db):
+    publish("t", 1)
+    sub = Sub(handler(max_processing_time=5.0))
+    sub.step()
+    held = sub.take()
+    assert sub.inbox.overrun() is None
+    held.started_at -= 6
+    assert sub.inbox.overrun() is held
+
+
+def test_no_handler_to_run_is_an_error():
+    with pytest.raises(SubscriberError, match="no handler"):
+        Subscriber(USING, {}, get_settings())
+
+
+def test_a_database_error_starts_everything_anew(db, monkeypatch):
+    """The poller loses its connection and memory; nothing is lost or handled twice."""
+    got = []
+    publish_many("t", (Message(number, key="k") for number in range(10)))
+    sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), batch_size=4)
+    sub.step()
+    sub.work(2)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def fail():
+        raise OperationalError(2013, "Lost connection")
+
+    assert sub.poller.guarded(fail) is False
+    assert sub.poller.guarded(sub.settle) is True
+    assert got == [(number, 1) for number in range(10)]
+    assert lag() == 0
+
+
+def test_an_error_while_reading_payloads_gives_the_deliveries_back(db, monkeypatch):
+    """Claimed and committed, but the connection broke before the payloads came: order is kept."""
+    from django_mysqlqueue.service import claiming
+
+    got = []
+    publish_many("t", (Message(number, key="k") for number in range(10)))
+    sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), batch_size=4)
+    real = claiming.bodies
+
+    def fail_once(using, offsets):
+        monkeypatch.setattr(claiming, "bodies", real)
+        raise OperationalError(2013, "Lost connection")
+
+    monkeypatch.setattr(claiming, "bodies", fail_once)
+    with pytest.raises(OperationalError):
+        sub.step()
+    sub.poller.start_anew()
+    sub.settle()
+    assert got == [(number, 1) for number in range(10)]
+
+
+def test_a_message_that_is_gone_by_then_is_settled(db):
+    publish_many("t", (Message(number, key="k") for number in range(3)))
+    got = []
+    sub = Sub(handler(function=lambda delivery: got.append(delivery.payload)), batch_size=1, prefetch=1)
+    sub.step()
+    first = sub.take()
+    sub.inbox.put([])  # nothing else
+    QueueMessage.objects.filter(payload=b"1").delete()
+    sub.run(first)
+    sub.settle()
+    assert got == [0, 2]
+    assert lag() == 0
+
+
+def test_a_slow_group_does_not_starve_another(db):
+    """Its share of the inbox is full; the other group's messages flow."""
+    publish_many("t", (Message(number, key=f"k{number % 50}") for number in range(200)))
+    got = []
+    slow = handler(group="slow")
+    fast = handler(group="fast", function=lambda delivery: got.append(delivery.payload))
+    sub = Sub(slow, fast, prefetch=20, batch_size=10)
+    held = []
+    for _ in range(200):
+        sub.step(tick=False)
+        while (one := sub.take()) is not None:
+            if one.claimed.ref.group == "slow":
+                held.append(one)  # never finishes
+            else:
+                sub.run(one)
+        sub.flush()
+    assert sorted(got) == list(range(200))
+    assert len(held) <= 50  # one a partition
+
+
+def test_a_hot_partition_does_not_starve_the_others(db):
+    publish_many("t", (Message(number, key="hot") for number in range(2000)))
+    publish_many("t", (Message(number, key=f"cold{number}") for number in range(20)))
+    sub = Sub(handler(), batch_size=20, prefetch=40)
+    handled = []
+    sub.handlers[REF] = sub.handlers[REF]
+    for _ in range(8):
+        sub.step()
+        while (one := sub.take()) is not None:
+            handled.append(one.claimed.key)
+            sub.run(one)
+        sub.flush()
+    assert {f"cold{number}" for number in range(20)} <= set(handled)
+    assert handled.count("hot") < 500
+
+
+def test_claims_are_bounded_in_bytes(db, monkeypatch):
+    from django_mysqlqueue.runtime import work
+
+    monkeypatch.setattr(work, "WAITING_BYTES", 100_000)
+    publish_many("t", (Message(b"x" * 30_000, key="k") for _ in range(20)))
+    publish("t", b"y" * 200_000, key="big")  # above the bound alone: it comes all the same
+    sub = Sub(handler())
+    most = 0
+    for _ in range(60):
+        sub.step()
+        most = max(most, sub.inbox.waiting(REF)[1])
+        sub.work()
+        sub.flush()
+    assert most <= 300_000
+    assert lag() == 0
