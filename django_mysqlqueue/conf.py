@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -36,12 +37,10 @@ class Backoff:
 
     def delay(self, attempt: int, rng: Callable[[], float] = random.random) -> float:
         """Seconds to wait after the given attempt (1 is the first) has failed."""
-        # A float's exponent ends near 2 ** 1024: cap it before it overflows.
-        exponent = min(attempt - 1, 1000 if self.factor <= 2 else 300)
         try:
-            wait = min(self.initial * self.factor**exponent, self.maximum)
-        except OverflowError:
-            wait = self.maximum
+            wait = min(self.initial * self.factor ** (attempt - 1), self.maximum)
+        except OverflowError:  # a float's exponent ends near 2 ** 1024
+            wait = self.maximum if self.initial else 0.0
         return max(0.0, wait * (1 + self.jitter * (2 * rng() - 1)))
 
 
@@ -301,6 +300,7 @@ def _topics(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, TopicSetti
         return
     parsers: dict[str, Callable[[Any], Any]] = {"RETENTION": _FIELDS["retention"], "PARTITIONS": _integer(1, 100_000)}
     for topic, options in raw.items():
+        _check_name(f"MYSQLQUEUE['TOPICS'] has {topic!r}", topic, "E005", problems)
         parsed = _options(f"MYSQLQUEUE['TOPICS'][{topic!r}]", options, parsers, "E005", problems)
         yield (
             str(topic),
@@ -318,8 +318,15 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
         return
     parsers = {name.upper(): parse for name, parse in HANDLER_OPTIONS.items()}
     for group, options in raw.items():
+        _check_name(f"MYSQLQUEUE['GROUPS'] has {group!r}", group, "E006", problems)
         parsed = _options(f"MYSQLQUEUE['GROUPS'][{group!r}]", options, parsers, "E006", problems)
         yield str(group), {name.lower(): value for name, value in parsed.items()}
+
+
+def _check_name(what: str, name: Any, problem_id: str, problems: list[Problem]) -> None:
+    # names.py has the rule for what is published; it imports this module.
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,120}", name):
+        problems.append(Problem(problem_id, f"{what}: names are letters, digits, '.', '_' and '-'.", ""))
 
 
 def _options(

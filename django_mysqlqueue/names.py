@@ -47,6 +47,15 @@ def check_topic(topic: object) -> str:
     return name
 
 
+def check_subscribed_topic(topic: object) -> str:
+    """A topic that a handler may read: users' topics and the DLQ topics of those."""
+    suffix = get_settings().dlq_suffix
+    if isinstance(topic, str) and topic.endswith(suffix) and len(topic) > len(suffix):
+        check_name("topic", topic.removesuffix(suffix))
+        return topic
+    return check_name("topic", topic)
+
+
 def check_text(kind: str, value: object) -> str:
     """A key or an id: at most ``KEY_LENGTH`` characters that UTF-8 can encode."""
     if not isinstance(value, str):

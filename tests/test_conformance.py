@@ -769,3 +769,15 @@ def test_no_second_suspect_starts_before_the_first_one_is_written(db, clock):
     sub.flush()
     second = sub.take()
     assert second.claimed.suspect
+
+
+def test_a_generator_behind_a_wrapper_fails_instead_of_being_acked(db):
+    """Its body never ran: acked, the message would be lost."""
+
+    def generator(delivery):
+        yield delivery
+
+    publish("t", 1)
+    Sub(handler(function=lambda delivery: generator(delivery), max_attempts=1)).settle()
+    sequence()
+    assert "returned a generator" in QueueMessage.objects.get(topic="t_dlq").last_error

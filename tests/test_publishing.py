@@ -8,7 +8,6 @@ import time
 import unittest
 import uuid
 
-import django
 import pytest
 from django.db import connection, connections, transaction
 from django.http import HttpResponse
@@ -74,14 +73,6 @@ def autocommit_off(db):
     yield
     connection.rollback()
     connection.set_autocommit(True)
-
-
-@pytest.fixture
-def no_begin(request, engine):
-    """With autocommit off, an atomic block that comes before any other statement."""
-    if engine == "sqlite" and "publish_many" in request.node.name:
-        reason = "Django's atomic() with autocommit off on SQLite: an outermost SAVEPOINT, whose RELEASE commits"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
 
 
 @pytest.fixture
@@ -166,7 +157,7 @@ def test_from_on_commit_of_a_transaction_that_rolls_back(db, send):
 
 @one_or_many
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_autocommit_off(no_begin, autocommit_off, send, end):
+def test_autocommit_off(autocommit_off, send, end):
     send("t", 1)
     send("t", 2)
     assert committed() == []
@@ -353,7 +344,7 @@ def test_no_mismatch_without_any_transaction(other, send, on_mismatch):
 
 
 @one_or_many
-def test_no_mismatch_with_autocommit_off_on_the_queue(no_begin, other, autocommit_off, send):
+def test_no_mismatch_with_autocommit_off_on_the_queue(other, autocommit_off, send):
     with transaction.atomic(using="other"):
         send("t", 1)
     assert committed() == []
@@ -873,7 +864,7 @@ def test_no_wake_up_after_a_rollback(woken, send):
 
 
 @one_or_many
-def test_autocommit_off_while_somebody_listens(no_begin, woken, autocommit_off, send):
+def test_autocommit_off_while_somebody_listens(woken, autocommit_off, send):
     """Django cannot say when such a transaction commits: the next poll finds the message."""
     send("t", 1)
     assert committed() == []
@@ -881,12 +872,6 @@ def test_autocommit_off_while_somebody_listens(no_begin, woken, autocommit_off, 
     assert committed() == ["1"]
 
 
-@pytest.mark.xfail(
-    django.VERSION < (6, 0),
-    strict=True,
-    raises=AttributeError,
-    reason="Django 5.2 logs func.__qualname__: not of a partial",
-)
 def test_a_listener_that_raises_does_not_fail_the_publisher(db):
     def broken():
         raise Undo

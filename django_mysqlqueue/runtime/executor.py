@@ -108,10 +108,13 @@ def handle(held: Held, using: str) -> Outcome | None:
 
 def _call(held: Held, delivery: Delivery) -> None:
     result = held.handler.function(delivery)
+    # Behind a wrapper the decorator cannot see these; acked, they would be lost without having run.
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(f"{held.handler.where} returned an awaitable that nobody awaits: declare it with async def")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(f"{held.handler.where} returned a generator, whose body never runs")
 
 
 def _run_atomic(held: Held, delivery: Delivery, using: str) -> Outcome:

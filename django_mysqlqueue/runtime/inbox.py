@@ -106,13 +106,13 @@ class Inbox:
                 if not lane.busy or not lane.exclusive:
                     self._make_ready(group, lane)
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Outcome, *, ordered: bool) -> None:
         """Adds an outcome of a delivery that never came in here: its message is gone, or could not be read."""
         delivery = outcome.delivery
         with self._lock:
             group = self._groups[delivery.ref]
-            if outcome.kind is Kind.GIVE_BACK:
-                # In ordered mode nothing behind it may start before it has come again.
+            if ordered and outcome.kind is Kind.GIVE_BACK:
+                # Nothing behind it may start before it has come again.
                 group.lanes.setdefault(delivery.key, Lane(delivery.ref, delivery.key)).blocked = True
             self._settle(group, outcome)
 
@@ -314,14 +314,26 @@ class Inbox:
         return None
 
     def _may_start(self, lane: Lane) -> bool:
-        if not lane.waiting:
-            return False
-        if lane.waiting[0].claimed.suspect and self._suspect is not None:
+        if self._first(lane) is None:
             return False
         return not lane.exclusive or self._leases_good()
 
+    def _first(self, lane: Lane) -> int | None:
+        """The place of the next delivery that may start: in a partition the head, in a shared group any."""
+        if self._suspect is None:
+            return 0 if lane.waiting else None
+        for place, held in enumerate(lane.waiting):
+            if not held.claimed.suspect:
+                return place
+            if lane.exclusive:
+                break
+        return None
+
     def _start(self, lane: Lane) -> Held:
-        held = lane.waiting.popleft()
+        place = self._first(lane)
+        assert place is not None  # noqa: S101  # _may_start said so under the same lock
+        held = lane.waiting[place]
+        del lane.waiting[place]
         group = self._groups[lane.ref]
         group.waiting -= 1
         group.waiting_bytes -= held.claimed.size

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from asgiref.sync import async_to_sync
@@ -44,6 +45,12 @@ class Declared:
     @property
     def where(self) -> str:
         return f"{self.function.__module__}.{getattr(self.function, '__qualname__', repr(self.function))}"
+
+    @property
+    def place(self) -> tuple[str, object, object]:
+        """Where in the source it stands; two functions of one name are still two."""
+        code = getattr(self.function, "__code__", None)
+        return self.where, getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,7 @@ def subscriber(
             raise SubscriberError(f"{where}: batch=True is reserved for a later version")
         try:
             options = {name: check_handler_option(name, value) for name, value in given.items() if value is not UNSET}
-            ref = GroupRef(names.check_name("group", group), names.check_name("topic", topic))
+            ref = GroupRef(names.check_name("group", group), names.check_subscribed_topic(topic))
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error
         _check_function(where, function, atomic=options["atomic"])
@@ -141,16 +148,23 @@ def subscriber(
 def _check_function(where: str, function: HandlerFunction, *, atomic: bool) -> None:
     if not callable(function):
         raise SubscriberError(f"{where}: is not callable")
-    call = function if inspect.isroutine(function) else type(function).__call__
+    call = _called(function)
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise SubscriberError(f"{where}: is a generator function, whose body would never run")
     if atomic and inspect.iscoroutinefunction(call):
         raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
 
 
+def _called(function: HandlerFunction) -> Any:
+    """The function whose body runs in the end: of a partial, of an object with ``__call__``."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 def _remember(declared: Declared) -> None:
-    # A module that is imported again (by the autoreloader, under a test) replaces its own handlers.
-    same = [known for known in _declared if known.where == declared.where and known.ref == declared.ref]
+    # A module that is imported again (under a test, say) replaces its own handlers.
+    same = [known for known in _declared if known.ref == declared.ref and known.place == declared.place]
     for known in same:
         _declared.remove(known)
     _declared.append(declared)
@@ -191,8 +205,7 @@ def _resolve(declared: Declared) -> Handler:
     }
     _check_function(declared.where, declared.function, atomic=options["atomic"])
     function = declared.function
-    call = function if inspect.isroutine(function) else type(function).__call__
-    if inspect.iscoroutinefunction(call):
+    if inspect.iscoroutinefunction(_called(function)):
         function = async_to_sync(function)
     return Handler(ref=declared.ref, function=function, where=declared.where, **options)
 

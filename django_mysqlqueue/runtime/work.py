@@ -261,14 +261,14 @@ class GroupWork(ABC):
             bodies = claiming.bodies(self.using, [delivery.offset for delivery in deliveries])
         except Error:
             for delivery in deliveries:
-                self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK))
+                self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
             raise
         held: list[Held] = []
         for delivery in deliveries:
             body = bodies.get(delivery.offset)
             if body is None:
                 # Collected or discarded since it was claimed: there is nothing to handle.
-                self.inbox.settle(Outcome(delivery, Kind.ACK))
+                self.inbox.settle(Outcome(delivery, Kind.ACK), ordered=not self.handler.shared)
             else:
                 held.append(Held(delivery, body, self.handler))
         self.inbox.put(held)

@@ -25,6 +25,7 @@ PUBLISHER_KEY = RESERVED_PREFIX + "key"
 MAX_METADATA_BYTES = 65_535
 MAX_METADATA_DEPTH = 30
 """MariaDB's JSON_VALID ends at 32, MySQL's at 100."""
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 LATEST_DELIVERY = 253_402_300_799_000  # the end of the year 9999
 
 
@@ -159,7 +160,7 @@ def _schedule(message: Message) -> tuple[int | None, int]:
         if django_settings.USE_TZ:
             raise InvalidMessage(f"deliver_at {moment!r}: must be aware, since USE_TZ is True")
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
-    milliseconds = int(moment.timestamp() * 1000)
+    milliseconds = (moment - EPOCH) // datetime.timedelta(milliseconds=1)
     # 0 stands for "at once"; a moment at or before the epoch is long due.
     return None, min(max(milliseconds, 1), LATEST_DELIVERY)
 
@@ -187,15 +188,24 @@ def decode(body: bytes, metadata: Mapping[str, Any]) -> Any:
     content_type = metadata.get(CONTENT_TYPE)
     if content_type is None:
         try:
-            return json.loads(body)
-        except ValueError:
+            return _from_json(body)
+        except (ValueError, RecursionError):
             return body
     if content_type != JSON_TYPE:
         return body
     try:
-        return json.loads(body)
-    except ValueError as error:
+        return _from_json(body)
+    except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"payload {body[:80]!r}: its content type is {JSON_TYPE}, but: {error}") from error
+
+
+def _from_json(body: bytes) -> Any:
+    """Strictly: UTF-8, and no NaN or Infinity, which are not JSON."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(body.decode(), parse_constant=refuse)
 
 
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:

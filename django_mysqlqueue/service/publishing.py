@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -130,6 +129,11 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
             f"the message would not commit with it. Open transaction.atomic(using={alias!r}), or pass "
             "on_mismatch='commit_now' or 'on_commit'."
         )
+    if not connections[other].in_atomic_block:
+        raise TransactionMismatch(
+            f"on_mismatch='on_commit': the database {other!r} has autocommit off, so Django cannot tell when it "
+            f"commits. Open transaction.atomic(using={other!r}) around the publish."
+        )
     kept = list(rows)
     transaction.on_commit(lambda: None if not kept else _insert(alias, iter(kept), single=single), using=other)
     return len(kept)
@@ -160,6 +164,8 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
         _wake_on_commit(session)
         return 1
     published = 0
+    if not session.connection.in_atomic_block and not session.connection.get_autocommit():
+        session.dialect.begin_manual(session.connection)
     # A savepoint inside a caller's transaction: all or nothing also for one who catches the error.
     with transaction.atomic(alias):
         limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 4)
@@ -175,7 +181,12 @@ def _wake_on_commit(session: Session) -> None:
     if not wakeups.has_listeners(session.using):
         return
     if session.connection.in_atomic_block or session.connection.get_autocommit():
-        transaction.on_commit(partial(wakeups.notify, session.using), using=session.using, robust=True)
+        using = session.using
+
+        def wake() -> None:  # no partial: a failing robust hook is logged by its name
+            wakeups.notify(using)
+
+        transaction.on_commit(wake, using=using, robust=True)
     # With autocommit off Django cannot tell when the caller commits: the next poll finds it.
 
 

@@ -68,6 +68,9 @@ class Dialect(ABC):
         Unlike IGNORE it hides no other error.
         """
 
+    def begin_manual(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # only SQLite has to
+        """With autocommit off: sees to it that a transaction is open before a savepoint is set."""
+
     @abstractmethod
     def is_retryable(self, error: Error) -> bool:
         """A deadlock or a lock wait time-out: the same transaction may succeed when run again."""

@@ -57,6 +57,12 @@ class SQLite(Dialect):
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
         return f" ON CONFLICT ({', '.join(key)}) DO NOTHING"
 
+    def begin_manual(self, connection: BaseDatabaseWrapper) -> None:
+        # An outermost SAVEPOINT is a transaction here, and its RELEASE would commit.
+        if not connection.connection.in_transaction:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN IMMEDIATE")
+
     def is_retryable(self, error: Error) -> bool:
         return isinstance(error, OperationalError) and "locked" in str(error)
 

@@ -149,7 +149,6 @@ def test_a_dead_letter_topic_may_have_a_handler():
     assert only().ref == GroupRef("g", "t_dlq")
 
 
-@pytest.mark.xfail(strict=True, raises=SubscriberError, reason="topics of 97 to 100 characters: DLQ too long to handle")
 def test_the_dead_letter_topic_of_the_longest_topic_may_have_a_handler():
     subscriber("t" * 100 + "_dlq", group="g")(handle)
 
@@ -199,9 +198,6 @@ class Methods:
         yield
 
 
-SILENT = "partial hides the generator function: its body never runs and the message is acked"
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -211,9 +207,7 @@ SILENT = "partial hides the generator function: its body never runs and the mess
         Methods().generator,
         Methods.static_generator,
         lambda delivery: (yield),
-        pytest.param(
-            functools.partial(generator_function), marks=pytest.mark.xfail(strict=True, reason=SILENT), id="partial"
-        ),
+        functools.partial(generator_function),
     ],
 )
 def test_generator_functions_are_refused(function):
@@ -228,11 +222,7 @@ def test_generator_functions_are_refused(function):
         coroutine_function,
         AsyncCallable(),
         Methods().coroutine,
-        pytest.param(
-            functools.partial(coroutine_function),
-            marks=pytest.mark.xfail(strict=True, reason="partial hides the coroutine function: refused at each run"),
-            id="partial",
-        ),
+        functools.partial(coroutine_function),
     ],
 )
 def test_async_handlers_cannot_be_atomic(function):
@@ -328,7 +318,6 @@ def test_two_handlers_for_one_group_and_topic_are_refused_at_start_up():
     assert "'t'" in text
 
 
-@pytest.mark.xfail(strict=True, reason="a second function of the same name replaces the first without a word")
 def test_two_functions_of_one_name_are_refused_too():
     """As when a handler was copied within its module and only its body changed."""
 
