@@ -265,7 +265,9 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
             try:
                 values[key.lower()] = _FIELDS[key.lower()](value)
             except _Invalid as error:
-                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {value!r} {error}.", ""))
+                default = getattr(Settings(), key.lower())
+                hint = f"The default is {default!r}."
+                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {value!r} {error}.", hint))
     settings = Settings(**values)
     problems += _relations(settings)
     topics, groups = raw.get("TOPICS", {}), raw.get("GROUPS", {})

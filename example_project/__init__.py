@@ -1,0 +1,1 @@
+"""A real application that uses django-mysqlqueue: statistics and review of commits."""

@@ -219,6 +219,15 @@ def test_a_group_of_another_mode_is_refused(db, tmp_path):
     assert "queuegroupmode plain p.plain ordered" in worker.output
 
 
+@pytest.mark.servers_only
+def test_one_partition_and_many_threads_is_warned_of(start):
+    publish_numbers("p.plain", 3, partitions=1)
+    sequence()
+    worker = start("--group", "plain", "--threads", "4", "--drain")
+    assert worker.wait() == 0
+    assert "warning   p.plain has one partition" in worker.output
+
+
 def test_an_unknown_group_is_refused(db, tmp_path):
     worker = Worker(tmp_path, "--group", "nobody")
     assert worker.wait() == 1

@@ -160,6 +160,16 @@ def _group(session: Session, ref: GroupRef, now: int, lease_ms: int) -> GroupSta
     )
 
 
+def has_one_partition(session: Session, topic: str) -> bool:
+    """Whether all of a topic's messages in the log are in a single partition."""
+    keys = session.rows(
+        f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s ORDER BY partition_key LIMIT 2",
+        (topic,),
+    )
+    return len(keys) == 1
+
+
 def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:
     """How many messages in the log the group has not settled, and when the oldest took its place there."""
     start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"

@@ -35,7 +35,7 @@ def test_sound_settings_pass():
     [
         (7, "E001", None),
         ({"TREADS": 1}, "E002", "Did you mean THREADS?"),
-        ({"THREADS": "1"}, "E003", None),
+        ({"THREADS": "1"}, "E003", "The default is 4."),
         ({"LEASE_RENEWAL_INTERVAL": 30}, "E004", "A third of the lease duration is usual."),
         ({"TOPICS": {"t": {"RETENTON": 1}}}, "E005", "Did you mean RETENTION?"),
         ({"GROUPS": {"g": {"MOD": 1}}}, "E006", "Did you mean MODE?"),

@@ -14,8 +14,10 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.runtime.registry import Handler, handlers
+from django_mysqlqueue.service import stats
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
 
 
@@ -101,12 +103,13 @@ class Command(BaseCommand):
     def _one_partition(self, subscriber: Subscriber) -> list[str]:
         if subscriber.threads == 1:
             return []
-        topics = subscriber.settings.topics
+        session = Session(subscriber.using)
         return [
             f"{ref.topic} has one partition and {ref.group} keeps its order: one of the {subscriber.threads} threads "
             "will work. Raise PARTITIONS or publish with keys."
             for ref, handler in sorted(subscriber.handlers.items())
-            if not handler.shared and ref.topic in topics and topics[ref.topic].partitions == 1
+            if not handler.shared
+            and (subscriber.settings.partitions_of(ref.topic) == 1 or stats.has_one_partition(session, ref.topic))
         ]
 
     def _log(self, verbosity: int) -> None:

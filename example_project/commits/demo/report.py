@@ -1,0 +1,84 @@
+"""The demo's table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from example_project.commits.demo.cleaning import queue_status
+from example_project.commits.demo.run import GROUPS, LIVE_RATE, Run
+from example_project.commits.demo.samples import GroupSamples
+from example_project.commits.demo.verification import duplicates
+from example_project.commits.models import OrderViolation
+
+NAME_WIDTH = 24
+WIDTH = 14
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table, a cell for each group."""
+
+    name: str
+    cells: Sequence[str]
+    is_bad: bool = False
+
+    def __str__(self) -> str:
+        return f"  {self.name:{NAME_WIDTH}}" + "".join(f"{cell:>{WIDTH}}" for cell in self.cells)
+
+
+def rows(run: Run, total: int) -> list[Row]:
+    """The table, from the samples and the application's tables."""
+    found = [run.samples.groups[group] for group in GROUPS]
+    dead = {group["group"]: group["dead_letters"] for group in queue_status()["groups"]}
+    violations = OrderViolation.objects.count()
+    # order-check counts duplicates itself, in its tables; for the others the record of starts tells.
+    repeats = [duplicates() if group == "order-check" else run.samples.groups[group].repeats for group in GROUPS]
+    live = [_latencies(group, 0, run.times.live_events) for group in found]
+    backlog = [_latencies(group, run.times.live_events, None) for group in found]
+    return [
+        Row("", GROUPS),
+        Row("events handled", [f"{len(group.first):,}" for group in found], any(len(g.first) != total for g in found)),
+        Row("retries", [f"{group.retries:,}" for group in found]),
+        Row("duplicates", [f"{count:,}" for count in repeats]),
+        Row("order violations", ["-", f"{violations:,}", "-"], violations > 0),
+        Row("dead letters", [f"{dead.get(group, 0):,}" for group in GROUPS]),
+        *(Row(f"latency p{p}, live", [_duration(_percentile(values, p)) for values in live]) for p in PERCENTILES),
+        *(Row(f"latency p{p}, backlog", [_duration(_percentile(v, p)) for v in backlog]) for p in PERCENTILES),
+    ]
+
+
+def rates(run: Run, total: int) -> list[str]:
+    """Throughput in the backlog step, and how latency was measured."""
+    times = run.times
+    events = total - times.live_events
+    publishing = max(0.001, times.published_at - times.backlog_from)
+    handled_at = max(group.last_start for group in run.samples.groups.values()) / 1000
+    handling = max(0.001, handled_at - times.backlog_from)
+    deliveries = events * len(GROUPS)
+    return [
+        f"published  {events:9,} events in {publishing:6.1f} s  {events / publishing:8,.0f} messages/s",
+        f"handled    {deliveries:9,} deliveries in {handling:.1f} s  {deliveries / handling:8,.0f} messages/s",
+        "",
+        f"live: the first {times.live_events:,} events, {LIVE_RATE} a second; backlog: the rest, as fast as they could",
+        "be published, so that its latency is the time in the queue. Latency is from the insert into the",
+        "outbox (the database's clock, just before the commit) to the handler's first start (this machine's).",
+    ]
+
+
+def _latencies(group: GroupSamples, start: int, stop: int | None) -> list[int]:
+    """Milliseconds, sorted. One publisher: the order of offsets is that of publishing."""
+    chosen = sorted(group.first)[start:stop]
+    return sorted(max(0, started - created) for created, started in map(group.first.__getitem__, chosen))
+
+
+def _percentile(ordered: Sequence[int], percent: int) -> int | None:
+    """The nearest rank: the smallest value that ``percent`` of all do not exceed."""
+    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
+
+
+def _duration(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return "-"
+    return f"{milliseconds} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:.1f} s"

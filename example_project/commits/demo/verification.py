@@ -1,0 +1,142 @@
+"""Compares the application's tables and the queue with the input file."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from django.db.models import Sum
+
+from django_mysqlqueue.models import QueueMessage
+from example_project.commits.demo.cleaning import DLQ, queue_status
+from example_project.commits.demo.samples import SampleReader
+from example_project.commits.events import TOPIC, CommitEvent
+from example_project.commits.models import Commit, DailyStatistics, OrderViolation, RepositoryOrder, ReviewTask
+from example_project.commits.subscribers import REVIEW_ATTEMPTS, TOO_LARGE, WORTH_A_REVIEW
+
+SHOWN = 5
+"""Differences of one kind that are named; the rest is counted."""
+
+Day = tuple[str, datetime.date]
+Sums = tuple[int, int, int, int, int]
+"""Commits, merges, files, insertions, deletions."""
+Sha = tuple[str, str]
+"""Repository and sha."""
+
+K = TypeVar("K")
+
+
+@dataclass(slots=True)
+class Expected:
+    """What the file says should be there."""
+
+    commits: Counter[str] = field(default_factory=Counter)
+    statistics: dict[Day, Sums] = field(default_factory=dict)
+    review_tasks: set[Sha] = field(default_factory=set)
+    outliers: set[Sha] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, events: Iterable[CommitEvent]) -> Expected:
+        expected = cls()
+        for event in events:
+            expected.commits[event.repository] += 1
+            day = event.repository, event.day
+            commits, merges, files, insertions, deletions = expected.statistics.get(day, (0, 0, 0, 0, 0))
+            expected.statistics[day] = (
+                commits + 1,
+                merges + event.is_merge,
+                files + event.files,
+                insertions + event.insertions,
+                deletions + event.deletions,
+            )
+            if event.files > TOO_LARGE:
+                expected.outliers.add((event.repository, event.sha))
+            elif event.files > WORTH_A_REVIEW:
+                expected.review_tasks.add((event.repository, event.sha))
+        return expected
+
+    @property
+    def total(self) -> int:
+        return self.commits.total()
+
+
+def problems(expected: Expected, samples: SampleReader) -> Iterator[str]:
+    """Everything that is lost, doubled or out of order; nothing if all is well."""
+    yield from _commits(expected)
+    yield from _statistics(expected)
+    yield from _order(expected)
+    yield from _reviews(expected)
+    yield from _dead_letters(expected)
+    yield from _queue(expected)
+    for group, found in samples.groups.items():
+        if len(found.first) != expected.total:
+            yield f"{group}: {len(found.first)} of {expected.total} events were handled"
+
+
+def _commits(expected: Expected) -> Iterator[str]:
+    stored = Counter(Commit.objects.values_list("repository", flat=True).iterator())
+    yield from _differences("commits of", expected.commits, stored)
+
+
+def _statistics(expected: Expected) -> Iterator[str]:
+    columns = ("repository", "day", "commits", "merges", "files", "insertions", "deletions")
+    stored: dict[Day, Sums] = {
+        (repository, day): tuple(sums)
+        for repository, day, *sums in DailyStatistics.objects.values_list(*columns).iterator()
+    }
+    yield from _differences("commits, merges, files, insertions, deletions of", expected.statistics, stored)
+
+
+def _order(expected: Expected) -> Iterator[str]:
+    stored = dict(RepositoryOrder.objects.values_list("repository", "last_sequence"))
+    yield from _differences("order-check: last event of", expected.commits, stored)
+    violations = OrderViolation.objects.order_by("id")
+    yield from _shortened([f"order-check: out of order: {violation}" for violation in violations])
+
+
+def _reviews(expected: Expected) -> Iterator[str]:
+    stored = Counter(ReviewTask.objects.values_list("repository", "sha"))
+    yield from _differences("review: tasks for", dict.fromkeys(expected.review_tasks, 1), stored)
+
+
+def _dead_letters(expected: Expected) -> Iterator[str]:
+    columns = ("failed_group", "partition_key", "original_id", "failure_count")
+    stored = Counter(QueueMessage.objects.filter(topic=DLQ).values_list(*columns))
+    wanted = {("review", *outlier, REVIEW_ATTEMPTS): 1 for outlier in expected.outliers}
+    yield from _differences("dead letters of (group, key, id, failures)", wanted, stored)
+
+
+def _queue(expected: Expected) -> Iterator[str]:
+    status = queue_status()
+    for topic in status["topics"]:
+        if topic["waiting"] or topic["scheduled"]:
+            yield f"the outbox still holds {topic['waiting'] + topic['scheduled']} messages of {topic['topic']}"
+        if topic["topic"] == TOPIC and topic["in_log"] != expected.total:
+            yield f"the log holds {topic['in_log']} of {expected.total} events"
+    for group in status["groups"]:
+        for what in ("lag", "in_flight", "retrying"):
+            if group[what]:
+                yield f"{group['group']}: {what} is {group[what]} at the end"
+
+
+def _differences(what: str, wanted: Mapping[K, object], stored: Mapping[K, object]) -> Iterator[str]:
+    found = []
+    for key in sorted({*wanted, *stored}, key=str):
+        if wanted.get(key) != stored.get(key):
+            name = ", ".join(map(str, key)) if isinstance(key, tuple) else key
+            found.append(f"{what} {name}: {stored.get(key, 'none')} instead of {wanted.get(key, 'none')}")
+    yield from _shortened(found)
+
+
+def _shortened(lines: list[str]) -> Iterator[str]:
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"… and {len(lines) - SHOWN} more of these"
+
+
+def duplicates() -> int:
+    """Repeats that the group ``order-check`` has seen."""
+    return int(RepositoryOrder.objects.aggregate(total=Sum("duplicates"))["total"] or 0)

@@ -1,0 +1,35 @@
+"""Storing commits and publishing their events: both or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db import transaction
+
+from django_mysqlqueue import Message, publish_many
+from example_project.commits.events import TOPIC, CommitEvent
+from example_project.commits.models import Commit
+
+
+def store(events: Sequence[CommitEvent]) -> None:
+    """Writes the application's rows and publishes the events in one transaction.
+
+    The key keeps the order of a repository's events. The id makes a repeated
+    publish harmless: it is dropped while the first one is in the log.
+    """
+    with transaction.atomic():
+        Commit.objects.bulk_create(
+            [
+                Commit(
+                    repository=event.repository,
+                    sha=event.sha,
+                    committed_at=event.moment,
+                    parents=event.parents,
+                    files=event.files,
+                    insertions=event.insertions,
+                    deletions=event.deletions,
+                )
+                for event in events
+            ]
+        )
+        publish_many(TOPIC, (Message(event.payload, key=event.repository, id=event.sha) for event in events))

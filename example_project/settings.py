@@ -1,0 +1,93 @@
+"""Settings of the example project.
+
+Environment: DATABASE_URL (SQLite in demo-output/ without it), SECRET_KEY, DEBUG, ALLOWED_HOSTS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import environ
+
+from example_project.paths import OUTPUT, ROOT
+
+env = environ.Env()
+
+BASE_DIR = ROOT
+DEBUG = env.bool("DEBUG", default=True)
+# Good enough to look at the demo on one's own machine; anything else sets SECRET_KEY.
+SECRET_KEY = env.str("SECRET_KEY", default="insecure-demo-key-for-local-use-only")
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_mysqlqueue",
+    "example_project.commits",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+ROOT_URLCONF = "example_project.urls"
+WSGI_APPLICATION = "example_project.wsgi.application"
+STATIC_URL = "static/"
+USE_TZ = True
+TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+SQLITE_OPTIONS = {
+    # A transaction takes the write lock when it begins and waits for it there. With Django's
+    # default it asks in the middle, where waiting could not help, and fails: "database is locked".
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 30,
+    # Readers do not wait for the writer; a commit does not wait for the disk.
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+def _database() -> dict[str, Any]:
+    # An empty DATABASE_URL, as "make" exports it, is none.
+    if env.str("DATABASE_URL", default=""):
+        database: dict[str, Any] = dict(env.db_url("DATABASE_URL"))
+    else:
+        OUTPUT.mkdir(exist_ok=True)
+        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(OUTPUT / "demo.sqlite3")}
+    defaults: dict[str, Any] = {}
+    if database["ENGINE"].endswith(".sqlite3"):
+        defaults = SQLITE_OPTIONS
+    elif database["ENGINE"].endswith(".mysql"):
+        defaults = {"charset": "utf8mb4"}
+    # What the URL says wins.
+    database["OPTIONS"] = {**defaults, **database.get("OPTIONS", {})}
+    return database
+
+
+DATABASES = {"default": _database()}
+
+MYSQLQUEUE = {
+    # Short waits between attempts, so that the demo ends soon; the default begins with a second and grows to an hour.
+    "BACKOFF": {"initial": 0.05, "maximum": 1.0},
+}
