@@ -453,8 +453,11 @@ def test_a_locked_row_is_never_waited_for(db, clock, mode):
             (locked.message_offset,),
         )
         in_thread(lambda: second.settle(rounds=4))
+        # It is left alone for a while instead of being tried without a pause.
+        assert not any(work.wants_turn() for work in second.poller.works)
         handled = {(delivery.key, delivery.payload) for delivery in got.deliveries}
         assert handled == {("b", 0), ("b", 1)} | ({("a", 1)} if mode == "shared" else set())
+    clock.advance(1)
     second.settle()
     assert len(got.deliveries) == 4
     if mode == "ordered":

@@ -390,6 +390,8 @@ def test_random_kills(start, tmp_path):
     for worker in workers:
         worker.send(signal.SIGTERM)
     assert [worker.wait() for worker in workers] == [0, 0, 0]
+    # No deadlock and no lock wait time-out came to the surface.
+    assert not [worker.output for worker in workers if "poller.failed" in worker.output]
     assert Counter(number for _, _, number in effects("atomic")) == Counter(range(total))
     assert {number for _, _, number in effects("plain")} == set(range(total))
     assert {number for _, _, number in effects("shared")} == set(range(180))

@@ -21,6 +21,9 @@ from django_mysqlqueue.service.transactions import Session
 if TYPE_CHECKING:
     from django_mysqlqueue.runtime.poller import Poller
 
+LOCKED_PAUSE_MS = 200
+"""How long a partition is left alone in which somebody has locked a row that is due."""
+
 
 @dataclass(slots=True)
 class Partition:
@@ -55,6 +58,8 @@ class OrderedWork(GroupWork):
         """A heap of (due, key, offset); entries may be out of date."""
         self._try_now = False
         """There is news of an unowned partition."""
+        self._leaving: set[str] = set()
+        """Partitions to give back as soon as nothing of them is in hand."""
         self._reload: set[str] = set()
         """Partitions whose unsettled rows must be read again."""
 
@@ -149,6 +154,7 @@ class OrderedWork(GroupWork):
         for key in staying[cap:]:
             partition = self.partitions[key]
             partition.leaving = True
+            self._leaving.add(key)
             self.todo.pop(key, None)
             self.inbox.give_back(self.ref, key)
 
@@ -227,11 +233,16 @@ class OrderedWork(GroupWork):
         event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, key=key, why=why)
         for delivery in self.inbox.drop(self.ref, key):
             partition.in_hand.pop(delivery.offset, None)
-        partition.owned = False
+        self._let_go(partition)
+
+    def _let_go(self, partition: Partition) -> None:
+        """The partition is somebody else's or nobody's; what still runs here ends by itself."""
+        key = partition.key
+        partition.owned = partition.leaving = False
         partition.pending.clear()
         self.todo.pop(key, None)
-        self.unfinished.discard(key)
-        self._reload.discard(key)
+        for keys in (self.unfinished, self._skipped, self._reload, self._leaving):
+            keys.discard(key)
         self._forget_if_done(partition)
 
     def _forget_if_done(self, partition: Partition) -> None:
@@ -241,11 +252,7 @@ class OrderedWork(GroupWork):
 
     def _leave(self) -> None:
         """Releases what is to be given back and is no longer in hand."""
-        done = [
-            partition.key
-            for partition in self.partitions.values()
-            if partition.owned and partition.leaving and not partition.in_hand
-        ]
+        done = [key for key in self._leaving if not self.partitions[key].in_hand]
         if done:
             self.release(done)
 
@@ -253,12 +260,7 @@ class OrderedWork(GroupWork):
         drained = leasing.drop_drained(self.using, self.ref, self.poller.subscriber, keys)
         leasing.release(self.using, self.ref, self.poller.subscriber, set(keys) - drained)
         for key in keys:
-            partition = self.partitions[key]
-            partition.owned = False
-            partition.pending.clear()
-            self.todo.pop(key, None)
-            self.unfinished.discard(key)
-            self._forget_if_done(partition)
+            self._let_go(self.partitions[key])
 
     def _drop_drained(self) -> None:
         """Deletes the leases of partitions that have had nothing to do for a while."""
@@ -275,8 +277,7 @@ class OrderedWork(GroupWork):
         for start in range(0, len(idle), 1000):
             chunk = idle[start : start + 1000]
             for key in leasing.drop_drained(self.using, self.ref, self.poller.subscriber, chunk):
-                self.partitions[key].owned = False
-                self._forget_if_done(self.partitions[key])
+                self._let_go(self.partitions[key])
             self._reload.update(key for key in chunk if key in self.partitions)
 
     # -- claiming -------------------------------------------------------------
@@ -349,7 +350,9 @@ class OrderedWork(GroupWork):
             known = self.partitions.get(outcome.delivery.key)
             if known is not None and known.owned:
                 self._reload.add(outcome.delivery.key)
-        self.unfinished &= {key for key, partition in self.partitions.items() if partition.owned}
+        # Not those of partitions lost meanwhile: their watermarks are the new owner's.
+        owned = {key for key in self.unfinished if key in self.partitions and self.partitions[key].owned}
+        self.unfinished = owned
 
     def _claimed(self, claim: Claim) -> None:
         for key in claim.lost:
@@ -359,6 +362,13 @@ class OrderedWork(GroupWork):
             self.partitions[key].pending.pop(offset, None)
         for (key, offset), due in claim.later.items():
             self._wait_for(self.partitions[key], offset, due)
+        now = self.poller.clock.now()
+        for key in claim.locked - claim.lost:
+            # An atomic handler of a vanished owner may keep its row for a while: look again a little later.
+            partition = self.partitions[key]
+            self.todo.pop(key, None)
+            for offset in [offset for offset, due in partition.pending.items() if due <= now]:
+                self._wait_for(partition, offset, now + LOCKED_PAUSE_MS)
         for delivery in claim.dead:
             self.partitions[delivery.key].pending.pop(delivery.offset, None)
         for delivery in claim.deliveries:

@@ -65,6 +65,8 @@ class Claim:
     """Partitions seen, under their lock, to have nothing above the cursor."""
     settled: set[tuple[str, int]] = field(default_factory=set)
     """Expected redeliveries that turned out to be settled."""
+    locked: set[str] = field(default_factory=set)
+    """Partitions left out because somebody has locked a row that is due (ordered mode)."""
     later: dict[tuple[str, int], int] = field(default_factory=dict)
     """Expected redeliveries that are not due yet → when, epoch milliseconds."""
     dropped: bool = False
@@ -233,6 +235,7 @@ def _redeliver(
     if len(rows) < len(due):
         unsettled = _still_unsettled(session, ref, [row for row in due if row not in rows])
         locked = {key for key, _ in unsettled}
+        result.locked |= locked
         result.settled |= set(due) - set(rows) - unsettled
     sizes = _sizes(session, [offset for _, offset in rows])
     taken: list[Claimed] = []

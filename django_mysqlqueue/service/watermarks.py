@@ -100,16 +100,20 @@ def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked:
 
 
 def move_cursors(session: Session, ref: GroupRef, cursors: Mapping[str, int]) -> None:
-    """Stores the cursors of partitions whose offsets rows are locked."""
-    for chunk in session.chunks(sorted(cursors.items())):
+    """Stores the cursors of partitions whose offsets rows are locked; they never go back."""
+    _raise(session, ref, "offset_claimed", sorted(cursors.items()))
+
+
+def _raise(session: Session, ref: GroupRef, column: str, places: Sequence[tuple[str, int]]) -> None:
+    for chunk in session.chunks(places):
         session.execute(
             session.dialect.update_joined(
                 OFFSETS,
                 ("k", "o"),
                 len(chunk),
                 BY_KEY,
-                {"offset_claimed": "v.o", "updated_at": session.dialect.now_ms},
-                where="s.offset_claimed < v.o",
+                {column: "v.o", "updated_at": session.dialect.now_ms},
+                where=f"s.{column} < v.o",
             ),
             (*flat(chunk), *ref),
         )
@@ -149,7 +153,8 @@ def advance(
         if watermark > place.acked:
             watermarks.append((key, watermark))
         result.beyond += [(key, offset, token) for offset, token in mine.items() if (key, offset) not in result.settled]
-    _store(session, ref, sorted(watermarks))
+    # Stored first: a crash from here on leaves rows behind, never a row missing.
+    _raise(session, ref, "offset_acked", sorted(watermarks))
     _delete_passed(session, ref, sorted(passed))
     return result
 
@@ -177,21 +182,6 @@ UNION_TERMS = 200
 
 def _pieces(items: Sequence[tuple[str, int]]) -> list[Sequence[tuple[str, int]]]:
     return [items[start : start + UNION_TERMS] for start in range(0, len(items), UNION_TERMS)]
-
-
-def _store(session: Session, ref: GroupRef, watermarks: Sequence[tuple[str, int]]) -> None:
-    for chunk in session.chunks(watermarks):
-        session.execute(
-            session.dialect.update_joined(
-                OFFSETS,
-                ("k", "o"),
-                len(chunk),
-                BY_KEY,
-                {"offset_acked": "v.o", "updated_at": session.dialect.now_ms},
-                where="s.offset_acked < v.o",
-            ),
-            (*flat(chunk), *ref),
-        )
 
 
 def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int, int]]) -> None:
