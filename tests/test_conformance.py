@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
-from django.db import connection, transaction
+from django.db import connections, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import (
@@ -207,25 +208,27 @@ def test_concurrent_publishers_with_late_commits_and_rollbacks(db):
     got = Recorder()
     sub = Sub(handler(function=got))
     expected: set[str] = set()
-    barrier = threading.Barrier(8)
+    publishers = 32
+    barrier = threading.Barrier(publishers)
 
     def publisher(number):
         rng = random.Random(number)
         barrier.wait(30)
-        for turn in range(4):
+        for turn in range(3):
             names = [f"{number}-{turn}-{place}" for place in range(3)]
             try:
                 with transaction.atomic():
                     for name in names:
                         publish("t", name, key="k")
+                        time.sleep(rng.random() * 0.02)  # others commit in between
                     if rng.random() < 0.25:
                         raise ZeroDivisionError
                 expected.update(names)
             except ZeroDivisionError:
                 pass
-        connection.close()
+        connections.close_all()
 
-    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(publishers)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):

@@ -257,7 +257,7 @@ def coverage_report(interpreters: dict[Leg, Path | str]) -> str:
         [str(interpreter), "-m", "coverage", "report"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
     (WORK / "logs" / "coverage.txt").write_text(done.stdout)
-    return done.stdout.strip().rsplit("\n", 1)[-1]
+    return next((line for line in done.stdout.splitlines() if line.startswith("TOTAL")), "no data")
 
 
 def summary(results: list[Result], coverage: str, seconds: float) -> int:
