@@ -22,6 +22,9 @@ class QueueCommand(BaseCommand):
         using = queue_alias(options["database"])
         if using not in connections:
             raise CommandError(f"There is no database {using!r} in DATABASES.")
+        # A project with autocommit off would never commit what the queue's operations write.
+        if not connections[using].get_autocommit() and not connections[using].in_atomic_block:
+            connections[using].set_autocommit(True)
         self.run_on(using, options)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:

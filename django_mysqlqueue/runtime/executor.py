@@ -56,16 +56,25 @@ class Executor:
                 lane, held = taken
                 if time.monotonic() - quiet_since > sessions.IDLE:
                     sessions.refresh()
-                outcome = handle(held, self._using)
-                sessions.tidy()
-                self._inbox.finish(held, outcome)
+                self._inbox.finish(held, self._safely(held))
                 quiet_since = time.monotonic()
         finally:
             sessions.close_all()
 
+    def _safely(self, held: Held) -> Outcome:
+        """Whatever happens, the delivery gets an outcome and the thread goes on."""
+        try:
+            outcome = handle(held, self._using)
+            sessions.tidy()
+        except BaseException:
+            logging.getLogger("django_mysqlqueue.subscriber").exception("handler thread")
+            sessions.close_all()
+            return Outcome(held.claimed, Kind.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
+        return outcome
 
-def handle(held: Held, using: str) -> Outcome | None:
-    """Runs the handler of a delivery; returns what became of it (None: it was not ours any more).
+
+def handle(held: Held, using: str) -> Outcome:
+    """Runs the handler of a delivery; returns what became of it.
 
     Whatever the handler raises is a failed attempt, SystemExit included: it ends
     the attempt, not the thread.
@@ -82,7 +91,7 @@ def handle(held: Held, using: str) -> Outcome | None:
         try:
             if not settling.record_start(using, claimed):
                 event(logging.WARNING, "delivery.stale", **fields)
-                return None
+                return Outcome(claimed, Kind.STALE)
         except (Error, QueueError) as error:
             event(logging.WARNING, "delivery.not_started", **fields, error=error)
             return Outcome(claimed, Kind.GIVE_BACK)
@@ -100,10 +109,15 @@ def handle(held: Held, using: str) -> Outcome | None:
             logging.WARNING,
             "delivery.failed",
             **fields,
-            error=f"{type(error).__name__}: {error}",
+            error=_text(error),
             exc_info=True,
         )
         return delivery._failed(traceback.format_exc())
+
+
+def _text(error: BaseException) -> str:
+    """An exception in a line; its ``__str__`` is user code too, and may raise."""
+    return "".join(traceback.format_exception_only(error)).strip().rsplit("\n", 1)[-1]
 
 
 def _call(held: Held, delivery: Delivery) -> None:

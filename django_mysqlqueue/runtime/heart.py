@@ -75,7 +75,7 @@ class Heart:
     def _run(self) -> None:
         sessions.adopt(
             self._using,
-            sessions.Timeouts(idle=max(2.0, 2 * self._interval), lock_wait=2, network=2),
+            sessions.Timeouts(idle=max(2.0, 2 * self._interval), lock_wait=2, network=2, read=10),
         )
         try:
             while not self._stop.is_set():
@@ -96,7 +96,8 @@ class Heart:
             sessions.drop(connections[self._using])
             return False
         with self._lock:
-            if self.beaten.is_set() and sent >= self.beat_at + self._lease:
+            # Also when it was sent in time and took long: in between others saw no beat.
+            if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
                 self._doubt = True
             self.beat_at = sent
         self.beaten.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from django_mysqlqueue.runtime.registry import Handler
@@ -32,6 +32,9 @@ class Held:
     handler: Handler
     started_at: float = 0.0
     """Monotonic; 0 while it waits."""
+
+    def is_overrun(self) -> bool:
+        return time.monotonic() - self.started_at > self.handler.max_processing_time
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +67,12 @@ class _Group:
     waiting_bytes: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
     first_outcome_at: float = 0.0
+    good_until: float = float("inf")
+    """Shared mode: until when what waits is certainly this process's."""
+
+
+def _name(claimed: Claimed) -> tuple[str, int, int]:
+    return claimed.key, claimed.offset, claimed.token
 
 
 class Inbox:
@@ -161,6 +170,24 @@ class Inbox:
         with self._lock:
             return [held.claimed for held in self._empty(self._groups[ref], key)]
 
+    def drop_stale(self, ref: GroupRef, lost: Collection[tuple[str, int, int]]) -> None:
+        """Forgets waiting deliveries (partition key, offset, token) that are another's by now."""
+        if not lost:
+            return
+        with self._lock:
+            group = self._groups[ref]
+            for lane in group.lanes.values():
+                for held in [held for held in lane.waiting if _name(held.claimed) in lost]:
+                    lane.waiting.remove(held)
+                    group.waiting -= 1
+                    group.waiting_bytes -= held.claimed.size
+
+    def keep(self, ref: GroupRef, until: float) -> None:
+        """Shared mode: what waits may start until then (monotonic); afterwards others may have it."""
+        with self._lock:
+            self._groups[ref].good_until = until
+            self._work.notify_all()
+
     def give_back(self, ref: GroupRef, key: str) -> None:
         """Turns what waits in a partition into outcomes, uncounted."""
         with self._lock:
@@ -196,16 +223,13 @@ class Inbox:
 
     def overrun(self) -> Held | None:
         """A delivery whose handler has passed its ``max_processing_time``."""
-        now = time.monotonic()
         with self._lock:
-            for held in self._running.values():
-                if now - held.started_at > held.handler.max_processing_time:
-                    return held
-        return None
+            return next((held for held in self._running.values() if held.is_overrun()), None)
 
-    def running(self) -> int:
+    def running(self, *, overrun: bool = True) -> int:
+        """How many handlers run; without ``overrun`` only those that may be waited for."""
         with self._lock:
-            return len(self._running)
+            return sum(overrun or not held.is_overrun() for held in self._running.values())
 
     def close(self) -> None:
         """Nothing starts any more: what waits is given back, handler threads end after what they run."""
@@ -265,16 +289,12 @@ class Inbox:
                 self._work.wait(0.5)
             return None
 
-    def finish(self, held: Held, outcome: Outcome | None) -> None:
-        """The handler has returned; None: the delivery was not this process's any more."""
+    def finish(self, held: Held, outcome: Outcome) -> None:
+        """The handler has returned, or the delivery turned out not to be this process's any more."""
         with self._lock:
             group = self._groups[held.claimed.ref]
             group.running -= 1
             del self._running[id(held)]
-            if outcome is None:
-                self._release_suspect(held.claimed)
-                self._poller.notify_all()
-                return
             self._settle(group, outcome)
             if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
                 group.lanes[held.claimed.key].blocked = True
@@ -316,7 +336,9 @@ class Inbox:
     def _may_start(self, lane: Lane) -> bool:
         if self._first(lane) is None:
             return False
-        return not lane.exclusive or self._leases_good()
+        if lane.exclusive:
+            return self._leases_good()
+        return time.monotonic() < self._groups[lane.ref].good_until
 
     def _first(self, lane: Lane) -> int | None:
         """The place of the next delivery that may start: in a partition the head, in a shared group any."""

@@ -14,7 +14,7 @@ from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.runtime.work import MAX_PARTITIONS, GroupWork
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claiming import Claim, Want
-from django_mysqlqueue.service.deliveries import Flushed, Outcome
+from django_mysqlqueue.service.deliveries import Flushed, Kind, Outcome
 from django_mysqlqueue.service.leasing import Lease
 from django_mysqlqueue.service.transactions import Session
 
@@ -92,6 +92,7 @@ class OrderedWork(GroupWork):
     def start_anew(self) -> None:
         super().start_anew()
         self.waiting.clear()
+        self._due.clear()
         self._reload = {key for key, partition in self.partitions.items() if partition.owned}
 
     def is_idle(self) -> bool:
@@ -341,6 +342,8 @@ class OrderedWork(GroupWork):
             if partition.in_hand.get(delivery.offset) == delivery.token:
                 del partition.in_hand[delivery.offset]
             due = flushed.waiting.get((delivery.key, delivery.offset))
+            if outcome.kind is Kind.STALE and partition.owned:
+                self._reload.add(delivery.key)
             if due is not None and partition.owned:
                 self._wait_for(partition, delivery.offset, due)
             if partition.owned:

@@ -151,24 +151,51 @@ class Poller:
         if now >= self._next_tick:
             self._tick()
             self._next_tick = time.monotonic() + self.settings.lease_renewal_interval
+        if self.next_deliver_at is not None and self.clock.now() >= self.next_deliver_at:
+            self.next_deliver_at = None  # the poll says which is next
+            self.poll_soon()
         if now >= self._next_poll:
             self._poll()
-        for work in self.works:
-            work.turn()
         self.works.append(self.works.pop(0))
+        for work in self.works:
+            if time.monotonic() >= work.rests_until:
+                self._turn(work)
         self.housekeeping.turn()
+
+    def _turn(self, work: GroupWork) -> None:
+        """A group whose turn fails must not keep the others from theirs, unless the connection is gone."""
+        try:
+            work.turn()
+        except Error as error:
+            if not connections[self.using].is_usable():
+                raise
+            work.failures += 1
+            event(
+                logging.ERROR,
+                "group.failed",
+                group=work.ref.group,
+                topic=work.ref.topic,
+                error=f"{type(error).__name__}: {error}",
+                failures=work.failures,
+            )
+            work.start_anew()
+            self.housekeeping.scan_all()  # finds again what it has forgotten
+            work.rests_until = time.monotonic() + min(5.0, 0.05 * 2 ** min(work.failures, 10))
+        else:
+            work.failures = 0
 
     def sleep(self) -> None:
         """Until the next thing that is due, or until something happens in this process."""
         now = time.monotonic()
         until = min(self._next_poll, self._next_tick, self.housekeeping.next_at, now + self.settings.max_poll_interval)
+        until = min([until, *(max(work.wake_at(), work.rests_until) for work in self.works)])
         clock = self.clock.now()
-        times = [work.next_at() for work in self.works if work.room() > 0]
+        times = [work.next_at() for work in self.works if work.rests_until <= now and work.room() > 0]
         times.append(self.next_deliver_at)
         for moment in times:
             if moment is not None:
                 until = min(until, now + max(0.0, (moment - clock) / 1000))
-        if any(work.wants_turn() for work in self.works):
+        if any(work.wants_turn() and work.rests_until <= now for work in self.works):
             until = now
         if self.inbox.wait(max(0.0, until - now), enough=self.enough):
             self.poll_soon()
@@ -238,8 +265,8 @@ class Poller:
         return read, True
 
     def check_tail(self, session: Session) -> None:
-        """After a failover the log's head may be below the tail."""
-        if self._tail is not None and news.head(session) < self._tail:
+        """After a failover the log may end below what has been read."""
+        if self._tail is not None and news.last_appended(session) < self._tail:
             event(logging.WARNING, "poller.log_went_back", tail=self._tail)
             self._tail = None
 

@@ -32,6 +32,8 @@ from django_mysqlqueue.service.transactions import Session
 EXIT_UNCLEAN = 1
 """Handlers were still running when the process left."""
 SHUTDOWN_ATTEMPTS = 5
+SHUTDOWN_MARGIN = 5.0
+"""Seconds beyond SHUTDOWN_TIMEOUT for writing and releasing, before the process leaves all the same."""
 DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
 
@@ -69,7 +71,6 @@ class Subscriber:
         self._stopping = threading.Event()
         self._finished = threading.Event()
         self._signals = 0
-        self._hung = False
         self.exit_code = 0
         longest = max(handler.max_processing_time for handler in self.handlers.values())
         self.heart = Heart(
@@ -89,7 +90,7 @@ class Subscriber:
             self.inbox,
             using,
             threads=self.threads,
-            timeouts=sessions.Timeouts(idle=longest + 60, lock_wait=50, network=60),
+            timeouts=sessions.Timeouts(idle=longest + 60, lock_wait=50, network=60, read=longest + 60),
         )
 
     def _info(self) -> dict[str, Any]:
@@ -128,9 +129,17 @@ class Subscriber:
             ready()
         thread = threading.Thread(target=self._poll, name="mysqlqueue-poller", daemon=True)
         thread.start()
+        give_up_at = float("inf")
         while not self._finished.wait(0.2):
-            if self._stopping.is_set():
-                self.inbox.wake()
+            if not self._stopping.is_set():
+                continue
+            self.inbox.wake()
+            give_up_at = min(give_up_at, time.monotonic() + self.settings.shutdown_timeout + SHUTDOWN_MARGIN)
+            if time.monotonic() >= give_up_at:
+                # The database does not answer: what is unwritten will come again to another subscriber.
+                event(logging.ERROR, "subscriber.gave_up", name=self.name)
+                self.exit_code = EXIT_UNCLEAN
+                return self.exit_code
         thread.join(5)
         return self.exit_code
 
@@ -154,7 +163,7 @@ class Subscriber:
     def _poll(self) -> None:
         sessions.adopt(
             self.using,
-            sessions.Timeouts(idle=max(2.0, 2 * self.settings.max_poll_interval), lock_wait=2, network=2),
+            sessions.Timeouts(idle=max(2.0, 2 * self.settings.max_poll_interval), lock_wait=2, network=2, read=20),
         )
         stop_listening = wakeups.listen(self.using, self.inbox.wake)
         try:
@@ -178,7 +187,6 @@ class Subscriber:
     def _must_stop(self) -> bool:
         hung = self.inbox.overrun()
         if hung is not None:
-            self._hung = True
             event(
                 logging.CRITICAL,
                 "handler.hung",
@@ -227,12 +235,13 @@ class Subscriber:
         """Stops starting, waits for what runs, writes, gives back, deregisters."""
         event(logging.INFO, "subscriber.stopping", name=self.name, running=self.inbox.running())
         self.inbox.close()
-        deadline = time.monotonic() + (0 if self._hung else self.settings.shutdown_timeout)
+        deadline = time.monotonic() + self.settings.shutdown_timeout
         while True:
             self.poller.progressed_at = time.monotonic()
             self._insist(self._flush_all)
             running = self.inbox.running()
-            if not running or time.monotonic() >= deadline:
+            # A hung handler is not waited for; the others have their time.
+            if not self.inbox.running(overrun=False) or time.monotonic() >= deadline:
                 break
             self.inbox.wait(0.1, enough=1)
         self._insist(self._flush_all)
@@ -251,6 +260,7 @@ class Subscriber:
             self.poller.progressed_at = time.monotonic()
             if self.poller.guarded(action):
                 return
+        self.exit_code = EXIT_UNCLEAN
 
     def _flush_all(self) -> None:
         self.poller.keep_alive()

@@ -27,11 +27,25 @@ class Timeouts:
     """How long the client may be silent; above the longest interval at which it speaks."""
     lock_wait: float
     network: float
+    read: float
+    """How long the client waits for an answer."""
 
 
 def adopt(using: str, timeouts: Timeouts) -> None:
-    """Gives every connection that this thread opens to ``using`` these session time-outs."""
+    """Gives every connection that this thread opens to ``using`` these time-outs, and autocommit.
+
+    Options of the project's own win. With AUTOCOMMIT off nothing that the
+    queue does would ever be committed.
+    """
     _role.using, _role.timeouts = using, timeouts
+    connection = connections[using]
+    client = dialect_of(connection).client_timeouts(read=timeouts.read)
+    own = connection.settings_dict
+    connection.settings_dict = {
+        **own,
+        "AUTOCOMMIT": True,
+        "OPTIONS": {**client, **own.get("OPTIONS", {})},
+    }
 
 
 def _set_up(*, connection: Any, **kwargs: Any) -> None:

@@ -24,6 +24,7 @@ class SharedWork(GroupWork):
         self.next_due: int | None = None
         self.look_after_clock_step = True
         self._extend_at = 0.0
+        self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
 
     def news(self, key: str) -> None:
         self.todo[key] = None
@@ -31,25 +32,40 @@ class SharedWork(GroupWork):
     def next_at(self) -> int | None:
         return self.next_due
 
+    def wake_at(self) -> float:
+        return self._extend_at
+
+    def start_anew(self) -> None:
+        super().start_anew()
+        self._extend_at = 0.0
+
     def turn(self) -> None:
-        super().turn()
+        # Before the claim: after a stall it would otherwise take what this process still holds.
         if time.monotonic() >= self._extend_at:
             self._extend()
+        super().turn()
 
     def _extend(self) -> None:
-        """A living process keeps all deliveries that it holds, waiting or running."""
-        self._extend_at = time.monotonic() + self.handler.visibility_timeout / 3
+        """A living process keeps all deliveries that it holds, waiting or running.
+
+        Until the next time none starts later than one visibility time-out from
+        now: by then others may have it. Those that others do have are dropped.
+        """
+        began = time.monotonic()
         held = self.inbox.held(self.ref)
         if held:
             milliseconds = int(self.handler.visibility_timeout * 1000)
-            settling.extend_all(self.using, self.ref, held, milliseconds=milliseconds)
-
-    def extend_at(self) -> float:
-        return self._extend_at
+            lost = settling.extend_all(self.using, self.ref, held, milliseconds=milliseconds)
+            self.inbox.drop_stale(self.ref, lost)
+        self.inbox.keep(self.ref, began + self.handler.visibility_timeout)
+        self._extend_at = began + self.handler.visibility_timeout / 3
 
     def _wants(self, room: int) -> list[Want]:
         keys = list(self.todo)[: min(room, MAX_PARTITIONS)]
         return [Want(key, look_at=max(1, room // len(keys))) for key in keys]
+
+    def _held(self) -> set[tuple[str, int]]:
+        return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
 
     def _max_due(self, room: int) -> int:
         if room <= 0 or self.stopped:
@@ -74,5 +90,5 @@ class SharedWork(GroupWork):
                 self.poller.poll_soon()
         for key in claim.drained:
             self.todo.pop(key, None)
-        for key in [key for key in self.todo if key not in claim.drained][:MAX_PARTITIONS]:
+        for key in claim.looked_at & self.todo.keys():
             self.todo[key] = self.todo.pop(key)  # to the end: others have their turn

@@ -47,6 +47,7 @@ class GroupWork(ABC):
             poller.subscriber,
             handler.max_attempts,
             int(handler.visibility_timeout * 1000) if handler.shared else None,
+            strict=handler.on_failure == "block" and not handler.shared,
         )
         self.todo: dict[str, None] = {}
         """Partitions to look at, in turn; one leaves when a claim that held its lock saw nothing more."""
@@ -54,9 +55,14 @@ class GroupWork(ABC):
         """Partitions whose watermark has further to go."""
         self._skipped: set[str] = set()
         """Partitions whose offsets row another process had locked: tried again with the next poll."""
+        self._locked: list[Outcome] = []
+        """Outcomes whose row another transaction had locked: written after the next poll."""
         self.stopped = False
         """The group is paused or dropped: nothing is claimed."""
         self._announced = False
+        self.failures = 0
+        self.rests_until = 0.0
+        """After a failed turn: until when (monotonic) the others go first."""
         self._undo: int | None = None
         """The token of a claim whose COMMIT may have happened or not."""
 
@@ -69,6 +75,14 @@ class GroupWork(ABC):
     @abstractmethod
     def next_at(self) -> int | None:
         """When the next redelivery is due, epoch milliseconds."""
+
+    def wake_at(self) -> float:
+        """When this group wants a turn whatever happens, by the monotonic clock."""
+        return float("inf")
+
+    def _held(self) -> set[tuple[str, int]]:
+        """(partition key, offset) of what this process holds and must not claim again."""
+        return set()
 
     @abstractmethod
     def _wants(self, room: int) -> list[Want]: ...
@@ -102,7 +116,7 @@ class GroupWork(ABC):
         return bool(self.unfinished) or self._may_claim(self.room())
 
     def is_idle(self) -> bool:
-        return not (self.todo or self.unfinished or self._skipped) and self.inbox.is_idle(self.ref)
+        return not (self.todo or self.unfinished or self._skipped or self._locked) and self.inbox.is_idle(self.ref)
 
     def turn(self) -> None:
         """Writes what is to be written and claims what there is room for, in one transaction."""
@@ -139,6 +153,7 @@ class GroupWork(ABC):
         if self._undo is not None:
             claiming.undo(self.using, self.ref, self._undo)
             self._undo = None
+        self._write_locked()
         for _ in range(SHUTDOWN_FLUSHES):
             outcomes = self.inbox.take_outcomes(self.ref)
             if not (outcomes or self.unfinished):
@@ -167,6 +182,9 @@ class GroupWork(ABC):
         )
 
     def _after_flush(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        if flushed.locked:
+            self._locked += flushed.locked
+            outcomes = [outcome for outcome in outcomes if outcome not in flushed.locked]
         self.inbox.written(outcomes)
         self.unfinished |= flushed.unfinished
         self._skipped |= flushed.skipped
@@ -210,6 +228,7 @@ class GroupWork(ABC):
                 outcomes=outcomes,
                 also=also,
                 max_due=max_due,
+                exclude=self._held() if max_due else (),
                 max_bytes=self.max_bytes,
                 after_clock_step=self._after_clock_step(),
             )
@@ -224,9 +243,10 @@ class GroupWork(ABC):
             self._stop(dropped=claim.dropped)
             return
         self._claimed(claim)
+        # First of all: what is claimed must be in the inbox, or given back, whatever fails from here on.
+        self._hand_out(claim.deliveries)
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):
             self._stop(dropped=True)
-        self._hand_out(claim.deliveries)
 
     def _after_clock_step(self) -> bool:
         return False
@@ -247,6 +267,12 @@ class GroupWork(ABC):
         """After each poll: what was locked by another may be free by now."""
         self.unfinished |= self._skipped
         self._skipped.clear()
+        self._write_locked()
+
+    def _write_locked(self) -> None:
+        if self._locked:
+            self.inbox.put_back_outcomes(self.ref, self._locked)
+            self._locked = []
 
     def ask_again(self) -> None:
         """At a tick: the group may have been resumed."""

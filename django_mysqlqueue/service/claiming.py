@@ -32,6 +32,8 @@ class Claimant:
     max_attempts: int | None
     visibility_ms: int | None
     """Shared mode: how long a delivery stays invisible; None: ordered mode, the lease is the visibility."""
+    strict: bool = False
+    """``on_failure="block"``: nothing of a partition before its lowest unsettled row."""
 
     @property
     def shared(self) -> bool:
@@ -61,6 +63,8 @@ class Claim:
     """Partitions whose lease is somebody else's by now."""
     missing: set[str] = field(default_factory=set)
     """Partitions without an offsets row: create them and claim again."""
+    looked_at: set[str] = field(default_factory=set)
+    """Partitions whose rows above the cursor were looked at."""
     drained: set[str] = field(default_factory=set)
     """Partitions seen, under their lock, to have nothing above the cursor."""
     settled: set[tuple[str, int]] = field(default_factory=set)
@@ -99,6 +103,7 @@ def claim(
     outcomes: Sequence[Outcome] = (),
     also: Collection[str] = (),
     max_due: int = 0,
+    exclude: Collection[tuple[str, int]] = (),
     max_bytes: int = 2**62,
     after_clock_step: bool = False,
 ) -> Claim:
@@ -109,6 +114,7 @@ def claim(
         token: names these deliveries; from ``new_token``, never used before.
         outcomes, also: as in ``settling.flush``.
         max_due: redeliveries to take in shared mode, oldest first, of any partition.
+        exclude: (partition key, offset) of what the claimant holds already (shared mode).
         max_bytes: payload bytes to take at most (but at least one message).
         after_clock_step: in shared mode, also look for rows that a mended clock left far ahead.
 
@@ -125,6 +131,7 @@ def claim(
             outcomes,
             also,
             max_due=max_due,
+            exclude=exclude,
             max_bytes=max_bytes,
             after_clock_step=after_clock_step,
         )
@@ -141,6 +148,7 @@ def _claim(
     also: Collection[str],
     *,
     max_due: int,
+    exclude: Collection[tuple[str, int]],
     max_bytes: int,
     after_clock_step: bool,
 ) -> Claim:
@@ -161,7 +169,8 @@ def _claim(
     taken: list[Claimed] = []
     open_wants = [want for want in wants if want.key not in lost]
     if shared:
-        due = _due_shared(session, ref, max_due, fence.now, after_clock_step=after_clock_step)
+        found = _due_shared(session, ref, max_due, fence.now, after_clock_step=after_clock_step)
+        due = [row for row in found if row not in exclude]
     else:
         due = [(want.key, offset) for want in open_wants for offset in want.due]
     if due:
@@ -178,15 +187,17 @@ class _Budget:
     """Payload bytes that a claim may still take; the first message always fits."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.left = max_bytes
-        self.any = False
+        self._left = max_bytes
+        self._any = False
+        self._full = False
 
     def takes(self, size: int) -> bool:
-        if self.any and size > self.left:
-            self.left = 0
+        """Once one was refused, all are: an empty payload must not overtake."""
+        self._full = self._full or (self._any and size > self._left)
+        if self._full:
             return False
-        self.any = True
-        self.left -= size
+        self._any = True
+        self._left -= size
         return True
 
 
@@ -240,11 +251,13 @@ def _redeliver(
     sizes = _sizes(session, [offset for _, offset in rows])
     taken: list[Claimed] = []
     letters: list[tuple[str, int, int, str]] = []
-    for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in rows.items():
+    for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
         if not claimant.shared and key in locked:
             continue
         if due_at > now and delivered_at <= now + CLOCK_STEP_MS and (claimant.shared or not delivered_by):
             result.later[key, offset] = due_at
+            if claimant.strict:
+                locked.add(key)
             continue
         suspect = bool(delivered_by)
         size = sizes.get(offset, 0)
@@ -364,6 +377,7 @@ def _above_cursors(
         result.missing -= watermarks.existing(session, claimant.ref, result.missing)
     taken: list[Claimed] = []
     cursors: dict[str, int] = {}
+    result.looked_at |= set(places)
     found = _look(session, claimant.ref.topic, places)
     for key, (_, look_at) in places.items():
         rows = found.get(key, [])

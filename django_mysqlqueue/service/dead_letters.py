@@ -46,7 +46,7 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[tuple[str, in
             (*flat((key, offset, count) for key, offset, count, _ in chunk), *ref),
         )
     now = session.dialect.now_ms
-    for chunk in session.chunks(ordered):
+    for chunk in session.chunks(ordered, weight=lambda letter: len(letter[3])):
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, original_id, original_topic, "
             "original_offset, failed_group, failed_at, failure_count, last_error) "

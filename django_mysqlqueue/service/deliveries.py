@@ -35,6 +35,8 @@ class Kind(Enum):
     REJECT = "reject"
     GIVE_BACK = "give_back"
     """Claimed and never started."""
+    STALE = "stale"
+    """Found to be another's before it started: nothing is written, only forgotten here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Flushed:
 
     stale: list[Outcome] = field(default_factory=list)
     """Outcomes whose delivery was no longer this process's: nothing was changed for them."""
+    locked: list[Outcome] = field(default_factory=list)
+    """Outcomes whose row another transaction has locked: to be written by a later flush."""
     dead: list[Claimed] = field(default_factory=list)
     """Deliveries that went to the DLQ."""
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service.transactions import Session, run
+from django_mysqlqueue.service.transactions import Session, flat, run
 
 GROUPS = ConsumerGroup._meta.db_table
 LOG = QueueMessage._meta.db_table
@@ -103,42 +103,47 @@ def wait_for_claims(session: Session, ref: GroupRef) -> None:
 def drop(using: str, ref: GroupRef) -> bool:
     """Forgets a group and all its state; GC no longer waits for it.
 
-    The group row goes first, under its exclusive lock: claims that hold it
-    shared finish before, later ones find no group. Returns whether it existed.
+    It is paused first, under its exclusive lock, and its row goes last: a drop
+    that died leaves a paused group, and is run again. Returns whether it existed.
     """
 
-    def forget(session: Session) -> bool:
+    def pause(session: Session) -> bool:
         group = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
-        ids = list(group.select_for_update().values_list("id", flat=True))
-        return bool(group.filter(id__in=ids).delete()[0]) if ids else False
+        found = bool(list(group.select_for_update().values_list("id")))
+        group.update(paused=True)
+        return found
 
-    existed = run(using, forget)
-    for model, key in (
-        (PartitionLease, ("partition_key",)),
-        (ConsumerOffset, ("partition_key",)),
-        (DeliveryState, ("partition_key", "message_offset")),
-        (SubscriberHeartbeat, ("subscriber_name",)),
-    ):
-        while run(using, lambda session, model=model, key=key: _delete_chunk(session, ref, model, key)):  # type: ignore[misc]
-            pass
+    existed = run(using, pause)
+    while not run(using, lambda session: _delete_chunk(session, ref)):
+        pass
     return existed
 
 
-def _delete_chunk(session: Session, ref: GroupRef, model: type, key: tuple[str, ...]) -> int:
-    """Deletes up to ``CHUNK`` of the group's rows by primary key; 0 when none is left, or it lives again."""
-    if fence(session, ref) is not None:
-        return 0
-    table = model._meta.db_table  # type: ignore[attr-defined]
-    columns = ", ".join(key)
-    rows = session.rows(
-        f"SELECT {columns} FROM {table} WHERE consumer_group = %s AND topic = %s ORDER BY {columns} LIMIT %s",
-        (*ref, CHUNK),
-    )
-    if not rows:
-        return 0
-    on = "s.consumer_group = %s AND s.topic = %s AND " + " AND ".join(f"s.{name} = v.{name}" for name in key)
-    session.execute(session.dialect.delete_joined(table, key, len(rows), on), (*(v for row in rows for v in row), *ref))
-    return len(rows)
+def _delete_chunk(session: Session, ref: GroupRef) -> bool:
+    """Deletes some of the group's rows by primary key, at last its own; returns whether it is gone.
+
+    The exclusive lock keeps out whoever would make new rows: they all hold the
+    group row shared and do nothing while it is paused.
+    """
+    wait_for_claims(session, ref)
+    for model, key in (
+        (PartitionLease, ("partition_key",)),
+        (DeliveryState, ("partition_key", "message_offset")),
+        (ConsumerOffset, ("partition_key",)),
+        (SubscriberHeartbeat, ("subscriber_name",)),
+    ):
+        table = model._meta.db_table
+        columns = ", ".join(key)
+        rows = session.rows(
+            f"SELECT {columns} FROM {table} WHERE consumer_group = %s AND topic = %s ORDER BY {columns} LIMIT %s",
+            (*ref, CHUNK),
+        )
+        if rows:
+            on = "s.consumer_group = %s AND s.topic = %s AND " + " AND ".join(f"s.{name} = v.{name}" for name in key)
+            session.execute(session.dialect.delete_joined(table, key, len(rows), on), (*flat(rows), *ref))
+            return False
+    ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).delete()
+    return True
 
 
 def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int) -> None:

@@ -122,7 +122,7 @@ def acquire(
 
     def take(session: Session) -> Acquired:
         fence = groups.fence(session, ref)
-        if fence is None:
+        if fence is None or fence.paused:
             return Acquired(set(), set())
         _create_missing(session, ref, wanted)
         # The lock first, then the owner's heartbeat: what is read after the lock cannot be out of date.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
 from django_mysqlqueue.service.transactions import Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -27,6 +28,12 @@ def head(session: Session) -> int:
     row = session.row(f"SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m")
     assert row is not None  # noqa: S101  # an aggregate has one row
     return int(row[0])
+
+
+def last_appended(session: Session) -> int:
+    """The highest offset that was ever appended; GC does not lower it, a failover may."""
+    row = session.row(f"SELECT last_offset FROM {MUTEX} WHERE id = {MUTEX_ID}")
+    return 0 if row is None else int(row[0])
 
 
 def since(session: Session, tail: int, *, limit: int) -> News:

@@ -15,7 +15,8 @@ from django_mysqlqueue.service.watermarks import BY_KEY
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
-CHUNK_ROWS = 500
+CHUNK_ROWS = 2000
+"""Rows that one transaction deletes at most, of all its partitions together."""
 PARTITIONS = 100
 NO_FLOOR = 2**62
 
@@ -26,6 +27,8 @@ class Place:
 
     topic: str = ""
     key: str = ""
+    rest: tuple[tuple[str, int], ...] = ()
+    """Partitions that have more to collect, and above which offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +52,23 @@ def collect(using: str, *, dry_run: bool = False) -> Collected:
 
 
 def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collected:
-    """Collects some partitions, busy ones too, and says where to go on.
+    """Deletes one chunk, of busy partitions too, and says where to go on.
 
-    Of each partition a chunk is deleted per transaction until nothing is left to
-    delete, so that nobody waits long for a lock.
+    One short transaction: whoever does the housekeeping has other things to do.
     """
     session = Session(using)
-    found = _next_partitions(session, place)
-    if found is None:
-        return Collected(0, _forget_offsets(using) if not dry_run else 0, None)
-    topic, keys = found
-    messages = 0
-    above = dict.fromkeys(keys, 0)
-    while above:
-        doomed = run(using, lambda session, above=above: _collect_chunk(session, topic, above, dry_run=dry_run))  # type: ignore[misc]
-        messages += sum(map(len, doomed.values()))
-        above = {key: offsets[-1] for key, offsets in doomed.items() if len(offsets) == CHUNK_ROWS}
-    return Collected(messages, 0, Place(topic, keys[-1]))
+    if place.rest:
+        topic, above, last = place.topic, dict(place.rest), place.key
+    else:
+        found = _next_partitions(session, place)
+        if found is None:
+            return Collected(0, _forget_offsets(using) if not dry_run else 0, None)
+        topic, keys = found
+        above, last = dict.fromkeys(keys, 0), keys[-1]
+    limit = max(1, CHUNK_ROWS // len(above))
+    doomed = run(using, lambda session: _collect_chunk(session, topic, above, limit, dry_run=dry_run))
+    rest = tuple((key, offsets[-1]) for key, offsets in doomed.items() if len(offsets) == limit)
+    return Collected(sum(map(len, doomed.values())), 0, Place(topic, last, rest))
 
 
 def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | None:
@@ -119,8 +122,10 @@ def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | No
     return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
 
 
-def _collect_chunk(session: Session, topic: str, above: dict[str, int], *, dry_run: bool) -> dict[str, list[int]]:
-    """Deletes up to ``CHUNK_ROWS`` of each partition above the given offsets; returns which, in order."""
+def _collect_chunk(
+    session: Session, topic: str, above: dict[str, int], limit: int, *, dry_run: bool
+) -> dict[str, list[int]]:
+    """Deletes up to ``limit`` messages of each partition above the given offsets; returns which, in order."""
     lowest = floors(session, topic, sorted(above))
     retention = get_settings().retention_of(topic, has_groups=lowest is not None)
     if retention is None:
@@ -136,7 +141,7 @@ def _collect_chunk(session: Session, topic: str, above: dict[str, int], *, dry_r
     doomed: dict[str, list[int]] = {}
     sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(above)))
     parameters = flat(
-        (topic, key, offset, NO_FLOOR if lowest is None else lowest[key], CHUNK_ROWS) for key, offset in above.items()
+        (topic, key, offset, NO_FLOOR if lowest is None else lowest[key], limit) for key, offset in above.items()
     )
     for key, offset, published_at in session.rows(sql, parameters):
         if published_at <= youngest:

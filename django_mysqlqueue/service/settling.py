@@ -97,16 +97,30 @@ def _stale_text(delivery: Claimed) -> str:
 # -- all that a process holds -------------------------------------------------
 
 
-def extend_all(using: str, ref: GroupRef, deliveries: Collection[Claimed], *, milliseconds: int) -> None:
+def extend_all(
+    using: str, ref: GroupRef, deliveries: Collection[Claimed], *, milliseconds: int
+) -> set[tuple[str, int, int]]:
     """Extends every delivery of a shared group that a living process holds.
 
     Rows that an atomic handler has locked are passed over: its lock keeps
     others from claiming them as well.
+
+    Returns:
+        (partition key, offset, token) of those that are not this process's any more.
     """
 
-    def store(session: Session) -> None:
+    def store(session: Session) -> set[tuple[str, int, int]]:
         rows = sorted((delivery.key, delivery.offset, delivery.token) for delivery in deliveries)
+        mine: set[tuple[str, int, int]] = set()
         for chunk in session.chunks(rows):
+            mine.update(
+                session.rows(
+                    f"SELECT s.partition_key, s.message_offset, s.delivery_token "
+                    f"FROM {session.dialect.rows(('k', 'o', 't'), len(chunk))} {session.dialect.join} {STATE} s "
+                    f"ON {BY_ROW} AND s.delivery_token = v.t AND s.acked = %s",
+                    (*flat(chunk), *ref, False),
+                )
+            )
             free = session.rows(
                 f"SELECT s.partition_key, s.message_offset, s.delivery_token "
                 f"FROM {session.dialect.rows(('k', 'o', 't'), len(chunk))} {session.dialect.join} {STATE} s "
@@ -121,8 +135,9 @@ def extend_all(using: str, ref: GroupRef, deliveries: Collection[Claimed], *, mi
                     ),
                     (*flat((key, offset, milliseconds) for key, offset, _ in free), *ref),
                 )
+        return set(rows) - mine
 
-    run(using, store)
+    return run(using, store)
 
 
 def flush(
@@ -155,7 +170,7 @@ def apply(
 ) -> Flushed:
     """The body of a flush, in a transaction that has locked the offsets rows in ``offsets``."""
     flushed = Flushed()
-    failures = [outcome for outcome in outcomes if outcome.kind not in (Kind.ACK, Kind.SETTLED)]
+    failures = [outcome for outcome in outcomes if outcome.kind not in (Kind.ACK, Kind.SETTLED, Kind.STALE)]
     if failures:
         _apply_failures(session, ref, failures, max_attempts, flushed)
     acks: dict[str, dict[int, int]] = {}
@@ -173,7 +188,9 @@ def apply(
     ]
     _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
     flushed.unfinished = advanced.unfinished
-    flushed.skipped = touched - set(locked)
+    left = touched - set(locked)
+    # One without a row (the group was dropped, the partition collected) has no watermark to move.
+    flushed.skipped = watermarks.existing(session, ref, left) if left else set()
     return flushed
 
 
@@ -186,46 +203,55 @@ def _mark_acked(
     flushed: Flushed,
 ) -> None:
     """Marks acks that the watermark cannot pass yet; tells the stale ones apart."""
-    for chunk in session.chunks(rows):
-        marked = session.execute(
-            session.dialect.update_joined(
-                STATE,
-                ("k", "o", "t"),
-                len(chunk),
-                f"{BY_ROW} AND s.delivery_token = v.t",
-                {"acked": "1"},
-                where="s.acked = 0",
-            ),
+    held = _lock_rows(session, ref, [(key, offset) for key, offset, _ in rows])
+    mine = [(key, offset) for key, offset, token in rows if held.get((key, offset)) == token]
+    for chunk in session.chunks(mine):
+        session.execute(
+            session.dialect.update_joined(STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1"}),
             (*flat(chunk), *ref),
         )
-        if marked == len(chunk):
-            continue
-        there = {
-            (key, offset): (token, bool(acked))
-            for key, offset, token, acked in session.rows(
-                "SELECT s.partition_key, s.message_offset, s.delivery_token, s.acked "
-                f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s ON {BY_ROW}",
-                (*flat((key, offset) for key, offset, _ in chunk), *ref),
-            )
-        }
-        for key, offset, token in chunk:
-            passed = key in offsets and offset <= offsets[key].acked
-            # Settled already, perhaps by this very ack in a COMMIT whose answer was lost: not stale.
-            if there.get((key, offset)) != (token, True) and not (passed and (key, offset) not in there):
-                flushed.stale.append(by_row[key, offset])
+    others = [row for row in rows if row[:2] not in set(mine)]
+    there = _read_rows(session, ref, [(key, offset) for key, offset, _ in others])
+    for key, offset, token in others:
+        found = there.get((key, offset))
+        passed = found is None and key in offsets and offset <= offsets[key].acked
+        if found == (token, False):
+            flushed.locked.append(by_row[key, offset])
+        elif found != (token, True) and not passed:
+            # Settled with this token, or passed: done already, perhaps by a COMMIT whose answer was lost.
+            flushed.stale.append(by_row[key, offset])
+
+
+def _read_rows(
+    session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], tuple[int, bool]]:
+    """The token of each row and whether it is settled, without locks."""
+    found: dict[tuple[str, int], tuple[int, bool]] = {}
+    for chunk in session.chunks(rows):
+        for key, offset, token, acked in session.rows(
+            "SELECT s.partition_key, s.message_offset, s.delivery_token, s.acked "
+            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s ON {BY_ROW}",
+            (*flat(chunk), *ref),
+        ):
+            found[key, offset] = (token, bool(acked))
+    return found
 
 
 def _apply_failures(
     session: Session, ref: GroupRef, failures: Sequence[Outcome], max_attempts: int | None, flushed: Flushed
 ) -> None:
     ordered = sorted(failures, key=lambda outcome: (outcome.delivery.key, outcome.delivery.offset))
-    held = _lock_rows(session, ref, [(outcome.delivery.key, outcome.delivery.offset) for outcome in ordered])
+    places = [(outcome.delivery.key, outcome.delivery.offset) for outcome in ordered]
+    held = _lock_rows(session, ref, places)
+    there = _read_rows(session, ref, [place for place in places if place not in held])
     letters: list[tuple[str, int, int, str]] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
     for outcome in ordered:
         delivery = outcome.delivery
         key, offset = delivery.key, delivery.offset
-        if held.get((key, offset)) != delivery.token:
+        if there.get((key, offset)) == (delivery.token, False):
+            flushed.locked.append(outcome)
+        elif held.get((key, offset)) != delivery.token:
             flushed.stale.append(outcome)
         elif _is_final(outcome, max_attempts, ref):
             letters.append((key, offset, delivery.attempt, outcome.error))
@@ -259,13 +285,17 @@ def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool
 
 
 def _lock_rows(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Locks unsettled rows; returns the token of each."""
+    """Locks unsettled rows that nobody else has locked; returns the token of each.
+
+    Another's open transaction is never waited for: a handler of the row's new
+    holder may have acked in one that lasts.
+    """
     tokens: dict[tuple[str, int], int] = {}
     for chunk in session.chunks(rows):
         for key, offset, token in session.rows(
             "SELECT s.partition_key, s.message_offset, s.delivery_token "
             f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s "
-            f"ON {BY_ROW} AND s.acked = %s{session.dialect.for_update}",
+            f"ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False),
         ):
             tokens[key, offset] = token
@@ -274,7 +304,7 @@ def _lock_rows(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]])
 
 def _make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int, int, str | None, int]]) -> None:
     now = session.dialect.now_ms
-    for chunk in session.chunks(waits):
+    for chunk in session.chunks(waits, weight=lambda wait: len(wait[4] or "")):
         session.execute(
             session.dialect.update_joined(
                 STATE,

@@ -18,6 +18,10 @@ logger = logging.getLogger("django_mysqlqueue.service")
 ATTEMPTS = 6
 """How often a transaction is tried that meets a deadlock or a lock wait time-out."""
 
+CHUNK_BYTES = 131_072
+"""Text that one statement carries beside its keys: at four bytes a character and
+escaped it still fits into a megabyte, the least that servers are set to."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -51,11 +55,21 @@ class Session:
             found: tuple[Any, ...] | None = cursor.fetchone()
             return found
 
-    def chunks(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
-        """``items`` in pieces that one derived table of keys can take."""
-        size = self.dialect.max_rows
-        for start in range(0, len(items), size):
-            yield items[start : start + size]
+    def chunks(self, items: Sequence[R], weight: Callable[[R], int] | None = None) -> Iterator[Sequence[R]]:
+        """``items`` in pieces that one derived table can take.
+
+        ``weight`` gives the bytes of an item that is more than a key: a piece
+        then stays far below any server's max_allowed_packet.
+        """
+        start, size = 0, 0
+        for place, item in enumerate(items):
+            length = 0 if weight is None else weight(item)
+            if place > start and (place - start >= self.dialect.max_rows or size + length > CHUNK_BYTES):
+                yield items[start:place]
+                start, size = place, 0
+            size += length
+        if items:
+            yield items[start:]
 
     def now(self) -> int:
         """The database's clock in epoch milliseconds."""

@@ -56,6 +56,8 @@ def create_missing(using: str, ref: GroupRef, keys: Collection[str]) -> bool:
         fence = groups.fence(session, ref)
         if fence is None:
             return False
+        if fence.paused:
+            return True
         for chunk in session.chunks(sorted(set(keys) - existing(session, ref, keys))):
             row = f"(%s, %s, %s, %s, %s, {session.dialect.now_ms})"
             session.execute(

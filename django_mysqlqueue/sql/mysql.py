@@ -28,7 +28,7 @@ class MySQL(Dialect):
     skip_locked = " FOR UPDATE SKIP LOCKED"
     join = "STRAIGHT_JOIN"
     greatest = "GREATEST"
-    max_rows = 5000
+    max_rows = 1000
     has_row_locks = True
 
     def __init__(self) -> None:
@@ -72,6 +72,10 @@ class MySQL(Dialect):
             f"SET SESSION wait_timeout = {math.ceil(idle)}, net_read_timeout = {math.ceil(network)}, "
             f"net_write_timeout = {math.ceil(network)}, innodb_lock_wait_timeout = {math.ceil(lock_wait)}"
         )
+
+    def client_timeouts(self, *, read: float) -> dict[str, int]:
+        # mysqlclient's options: without them a server that stops answering is waited for without end.
+        return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
         # Asked once for each server connection: publishing must not pay for it.

@@ -216,17 +216,6 @@ def test_suspects_count_over_all_groups(queue):
     assert [held for _, held in one.take_all()] == [second]
 
 
-def test_a_suspect_that_was_not_ours_any_more_lets_the_next_start(queue):
-    """It has no outcome that could be written."""
-    one = queue(g=ORDERED)
-    (first,) = one.put("g", "a", suspect=True)
-    (second,) = one.put("g", "b", suspect=True)
-    one.take()
-    one.inbox.finish(first, None)
-    assert one.outcomes("g") == []
-    assert one.take()[1] is second
-
-
 def test_other_outcomes_do_not_release_the_suspect(queue):
     one = queue(g=ORDERED)
     normal = one.put("g", "c")[0]
@@ -565,7 +554,7 @@ def test_an_empty_inbox_ends_the_pollers_sleep():
 
 GROUPS = {"o": ORDERED, "b": BLOCK, "s": SHARED}
 KEYS = ["x", "y"]
-ENDS = [Kind.ACK, Kind.NACK, Kind.SNOOZE, Kind.REJECT, Kind.SETTLED, Kind.GIVE_BACK, None]
+ENDS = [Kind.ACK, Kind.NACK, Kind.SNOOZE, Kind.REJECT, Kind.SETTLED, Kind.GIVE_BACK, Kind.STALE]
 
 
 class InboxMachine(RuleBasedStateMachine):
@@ -674,13 +663,9 @@ class InboxMachine(RuleBasedStateMachine):
         if at is None or at[1] is None:
             return
         lane, held = at
-        self.inbox.finish(held, None if kind is None else Outcome(held.claimed, kind))
+        self.inbox.finish(held, Outcome(held.claimed, kind))
         self.threads[thread] = (lane, None)
         self.running.remove(held)
-        if kind is None:
-            if self.suspect is held.claimed:
-                self.suspect = None
-            return
         self.settle(held, kind)
         strict = held.handler.on_failure == "block" and kind in (Kind.NACK, Kind.SNOOZE)
         if not held.handler.shared and (strict or kind is Kind.GIVE_BACK):

@@ -44,6 +44,8 @@ class Command(BaseCommand):
         using = queue_alias(options["database"])
         if using not in connections:
             raise CommandError(f"There is no database {using!r} in DATABASES.")
+        if not connections[using].get_autocommit():
+            connections[using].set_autocommit(True)
         self._log(options["verbosity"])
         settings = get_settings()
         try:
