@@ -211,6 +211,22 @@ def test_a_hung_handler_ends_its_process(start):
     assert QueueMessage.objects.get(topic="p.action_dlq").failure_count == 3
 
 
+@pytest.mark.servers_only
+def test_a_hung_handler_does_not_take_healthy_ones_with_it(start, tmp_path):
+    """They have SHUTDOWN_TIMEOUT; only the hung one is not waited for."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    publish("p.action", {"n": 0, "do": "hang"}, key="hung")
+    worker = start("--group", "action", "--group", "atomic")
+    wait_for(lambda: ("hung", 1, 0) in effects("action"), worker)
+    publish("p.plain", {"n": 1, "do": "wait", "started": str(started), "go": str(go)}, key="healthy")
+    wait_for(started.exists, worker)
+    wait_for(lambda: "subscriber.stopping" in worker.output, worker)
+    go.touch()
+    assert worker.wait(20) == 1
+    assert effects("atomic") == [("healthy", 1, 1)]
+    assert lag("atomic", "p.plain") == 0
+
+
 def test_a_group_of_another_mode_is_refused(db, tmp_path):
     groups.register(USING, GroupRef("plain", "p.plain"), mode="shared", start="earliest")
     worker = Worker(tmp_path, "--group", "plain")
