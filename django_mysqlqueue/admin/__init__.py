@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage, Sequencer
@@ -22,13 +23,20 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 SHOWN_BYTES = 2000
+ROWS = 8
 
 
-def moment(milliseconds: int) -> datetime.datetime | None:
-    """Epoch milliseconds as the admin shows times; 0 is none."""
+def moment(milliseconds: int) -> str:
+    """Epoch milliseconds in the project's time zone, to the millisecond; 0 is none."""
     if not milliseconds:
-        return None
-    return timezone.localtime(datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC))
+        return ""
+    value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+    return timezone.localtime(value).isoformat(" ", "milliseconds")
+
+
+def text_box(text: str) -> str:
+    """Long text that wraps, shown as text whatever it holds."""
+    return format_html('<textarea class="vLargeTextField" rows="{}" readonly>{}</textarea>', ROWS, text)
 
 
 class ReadOnlyAdmin(_ModelAdmin):
@@ -54,20 +62,24 @@ class MessageAdmin(ReadOnlyAdmin):
     @admin.display(description=_("payload"))
     def body(self, row: Any) -> str:
         text = bytes(row.payload[:SHOWN_BYTES]).decode(errors="backslashreplace")
-        return text if row.size <= SHOWN_BYTES else f"{text} … ({row.size} bytes)"
+        return text_box(text if row.size <= SHOWN_BYTES else f"{text} … ({row.size} bytes)")
+
+    @admin.display(description=_("bytes"))
+    def octets(self, row: Any) -> int:
+        return int(row.size)
 
     @admin.display(description=_("metadata"))
     def headers(self, row: Any) -> str:
         return ", ".join(f"{name}={value}" for name, value in decode_metadata(row.metadata).items())
 
     @admin.display(description=_("created"), ordering="created_at")
-    def created(self, row: Any) -> datetime.datetime | None:
+    def created(self, row: Any) -> str:
         return moment(row.created_at)
 
 
 @admin.register(QueueMessage)
 class QueueMessageAdmin(MessageAdmin):
-    list_display = ("offset", "topic", "partition_key", "message_id", "size", "published", "failed_group")
+    list_display = ("offset", "topic", "partition_key", "message_id", "octets", "published", "failed_group")
     search_fields = ("=topic", "=message_id", "=partition_key")
     search_help_text = _("A whole topic, id or partition key")
     ordering = ("-offset",)
@@ -87,26 +99,30 @@ class QueueMessageAdmin(MessageAdmin):
         "failed_group",
         "failed",
         "failure_count",
-        "last_error",
+        "error",
     )
 
     @admin.display(description=_("published"), ordering="offset")
-    def published(self, row: QueueMessage) -> datetime.datetime | None:
+    def published(self, row: QueueMessage) -> str:
         return moment(row.published_at)
 
+    @admin.display(description=_("last error"))
+    def error(self, row: QueueMessage) -> str:
+        return text_box(row.last_error) if row.last_error else ""
+
     @admin.display(description=_("failed"))
-    def failed(self, row: QueueMessage) -> datetime.datetime | None:
+    def failed(self, row: QueueMessage) -> str:
         return moment(row.failed_at)
 
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(MessageAdmin):
-    list_display = ("outbox_id", "topic", "partition_key", "message_id", "size", "created", "due")
+    list_display = ("outbox_id", "topic", "partition_key", "message_id", "octets", "created", "due")
     ordering = ("deliver_at", "outbox_id")
     fields = ("outbox_id", "topic", "partition_key", "message_id", "body", "headers", "created", "due", "target_group")
 
     @admin.display(description=_("deliver at"), ordering="deliver_at")
-    def due(self, row: OutboxMessage) -> datetime.datetime | str | None:
+    def due(self, row: OutboxMessage) -> str:
         return moment(row.deliver_at) or str(_("at once"))
 
 
@@ -118,7 +134,7 @@ class ConsumerGroupAdmin(ReadOnlyAdmin):
     fields = list_display
 
     @admin.display(description=_("registered"), ordering="registered_at")
-    def registered(self, row: ConsumerGroup) -> datetime.datetime | None:
+    def registered(self, row: ConsumerGroup) -> str:
         return moment(row.registered_at)
 
 
@@ -128,5 +144,5 @@ class SequencerAdmin(ReadOnlyAdmin):
     fields = list_display
 
     @admin.display(description=_("sequenced"), ordering="sequenced_at")
-    def sequenced(self, row: Sequencer) -> datetime.datetime | None:
+    def sequenced(self, row: Sequencer) -> str:
         return moment(row.sequenced_at)

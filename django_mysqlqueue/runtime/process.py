@@ -112,7 +112,7 @@ class Subscriber:
             self._signals += 1
             if self._signals > 1:
                 os._exit(128 + number)
-            # Nothing here may take a lock: the signal may have come while this thread holds it.
+            # No wake-up here: this thread may hold the inbox's lock.
             self._stopping.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
