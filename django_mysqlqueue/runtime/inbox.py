@@ -156,9 +156,12 @@ class Inbox:
 
     def waiting(self, ref: GroupRef) -> tuple[int, int]:
         """How many deliveries of a group wait to start, and their payload bytes."""
+        return self.waiting_counts()[ref]
+
+    def waiting_counts(self) -> dict[GroupRef, tuple[int, int]]:
+        """``waiting`` of every group."""
         with self._lock:
-            group = self._groups[ref]
-            return group.waiting, group.waiting_bytes
+            return {ref: (group.waiting, group.waiting_bytes) for ref, group in self._groups.items()}
 
     def is_idle(self, ref: GroupRef) -> bool:
         with self._lock:

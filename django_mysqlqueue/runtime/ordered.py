@@ -46,8 +46,8 @@ class Partition:
 class OrderedWork(GroupWork):
     """Leased partitions, each worked on in offset order by one subscriber at a time."""
 
-    def __init__(self, poller: Poller, handler: Handler, *, share: int) -> None:
-        super().__init__(poller, handler, share=share)
+    def __init__(self, poller: Poller, handler: Handler, *, groups: int) -> None:
+        super().__init__(poller, handler, groups=groups)
         self.partitions: dict[str, Partition] = {}
         self.waiting: dict[str, float] = {}
         """Partitions with work that this process does not own → since when it knows."""

@@ -76,9 +76,9 @@ class Poller:
         self.batch_size = batch_size
         self.progressed_at = time.monotonic()
         self.clock = Clock.at(0)
-        share = max(1, settings.prefetch // len(handlers))
         self.works: list[GroupWork] = [
-            (SharedWork if handler.shared else OrderedWork)(self, handler, share=share) for handler in handlers.values()
+            (SharedWork if handler.shared else OrderedWork)(self, handler, groups=len(handlers))
+            for handler in handlers.values()
         ]
         self.by_topic: dict[str, list[GroupWork]] = {}
         for work in self.works:

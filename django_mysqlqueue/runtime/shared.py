@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class SharedWork(GroupWork):
     """Competing subscribers: any partition, any message, no leases."""
 
-    def __init__(self, poller: Poller, handler: Handler, *, share: int) -> None:
-        super().__init__(poller, handler, share=share)
+    def __init__(self, poller: Poller, handler: Handler, *, groups: int) -> None:
+        super().__init__(poller, handler, groups=groups)
         self.next_due: int | None = None
         self.look_after_clock_step = True
         self._extend_at = 0.0

@@ -33,15 +33,15 @@ WAITING_BYTES = 64 * 1_048_576
 class GroupWork(ABC):
     """One group's share of the poller's memory. Nothing in it outlives a restart."""
 
-    def __init__(self, poller: Poller, handler: Handler, *, share: int) -> None:
+    def __init__(self, poller: Poller, handler: Handler, *, groups: int) -> None:
         self.poller = poller
         self.inbox = poller.inbox
         self.using = poller.using
         self.handler = handler
         self.ref = handler.ref
-        self.share = share
-        """Deliveries of this group that may wait in the inbox."""
-        self.max_bytes = WAITING_BYTES // max(1, poller.settings.prefetch // share)
+        self.least = max(1, poller.settings.prefetch // groups)
+        """Deliveries of this group that may wait in the inbox, however full the others have made it."""
+        self.max_bytes = WAITING_BYTES // groups
         self.claimant = Claimant(
             handler.ref,
             poller.subscriber,
@@ -102,12 +102,22 @@ class GroupWork(ABC):
         self._skipped.clear()
 
     def room(self) -> int:
-        """How many deliveries to claim now: none until there is room for a worthwhile batch."""
+        """How many deliveries to claim now: none until there is room for a worthwhile batch.
+
+        PREFETCH is shared out among the groups that have something to do. One
+        that gets something to do later has its equal part whatever is free, so
+        at most twice as many wait.
+        """
         if self.stopped:
             return 0
-        waiting, size = self.inbox.waiting(self.ref)
-        most = min(self.poller.batch_size, self.share)
-        room = min(most, self.share - waiting)
+        counts = self.inbox.waiting_counts()
+        prefetch = self.poller.settings.prefetch
+        active = sum(one is self or bool(one.todo) or counts[one.ref][0] > 0 for one in self.poller.works)
+        share = max(self.least, prefetch // active)
+        free = prefetch - sum(count for count, _ in counts.values())
+        waiting, size = counts[self.ref]
+        most = min(self.poller.batch_size, share)
+        room = min(most, max(min(share - waiting, free), self.least - waiting))
         worthwhile = waiting == 0 or room >= (most + 1) // 2
         return room if worthwhile and size < self.max_bytes else 0
 
