@@ -11,6 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue import conf
+from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -21,6 +22,7 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.sql import dialect_of
 
 MODELS = (
@@ -61,6 +63,26 @@ def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 @checks.register("django_mysqlqueue")
+def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Every handler is declared rightly and once (E008); ``GROUPS`` names only groups that have one (W009)."""
+    if conf.problems():
+        return []  # E001 to E006 say so
+    try:
+        groups = {ref.group for ref in registry.handlers()}
+    except SubscriberError as error:
+        return [checks.Error(str(error), id="django_mysqlqueue.E008")]
+    return [
+        checks.Warning(
+            f"MYSQLQUEUE['GROUPS'] names {name!r}, which no handler has.",
+            hint=f"Groups with handlers: {', '.join(sorted(groups)) or 'none'}.",
+            id="django_mysqlqueue.W009",
+        )
+        for name in conf.get_settings().groups
+        if name not in groups
+    ]
+
+
+@checks.register("django_mysqlqueue")
 def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
     """SQLite has the options that the queue needs (W010)."""
     alias = _alias()
@@ -79,8 +101,8 @@ def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
         return []
     return [
         checks.Warning(
-            f"The queue's SQLite database {alias!r} lacks options: two processes would fail with “database is locked”.",
-            hint=f"Add to its OPTIONS: {', '.join(wanted)}.",
+            f"The queue's SQLite database {alias!r} lacks options: two processes may fail with “database is locked”.",
+            hint=f"Give it 'OPTIONS': {{{', '.join(wanted)}}}.",
             id="django_mysqlqueue.W010",
         )
     ]

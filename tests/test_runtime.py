@@ -245,10 +245,11 @@ def test_idle_groups_leave_their_part_of_prefetch_to_a_busy_one(db):
     publish_many("t", (Message(number, key=f"k{number % 20}") for number in range(500)))
     sub = Sub(handler(), *(handler(topic=f"u{number}") for number in range(4)), prefetch=100, batch_size=50)
     sub.step(times=3)
-    assert sub.inbox.waiting(REF)[0] == 100
+    busy = sub.inbox.waiting(REF)[0]
+    assert 75 <= busy <= 100  # a fixed part would be 20
     for number in range(4):
         publish_many(f"u{number}", (Message(n, key=f"k{n}") for n in range(50)))
     sub.step(times=3)
     counts = {ref.topic: count for ref, (count, _) in sub.inbox.waiting_counts().items()}
-    assert counts == {"t": 100, "u0": 20, "u1": 20, "u2": 20, "u3": 20}
+    assert counts == {"t": busy, "u0": 20, "u1": 20, "u2": 20, "u3": 20}
     assert sub.settle(rounds=100) == 700

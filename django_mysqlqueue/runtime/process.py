@@ -60,7 +60,9 @@ class Subscriber:
         drain: bool = False,
     ) -> None:
         if not handlers:
-            raise SubscriberError("There is no handler to run: none is declared, or the options exclude them all.")
+            raise SubscriberError(
+                "There is no handler to run: no subscribers.py of an installed app declares one that the options admit."
+            )
         self.using = using
         self.handlers = dict(handlers)
         self.settings = settings

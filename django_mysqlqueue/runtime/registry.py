@@ -148,11 +148,27 @@ def subscriber(
 def _check_function(where: str, function: HandlerFunction, *, atomic: bool) -> None:
     if not callable(function):
         raise SubscriberError(f"{where}: is not callable")
+    if inspect.isclass(function):
+        raise SubscriberError(
+            f"{where}: is a class, which would only be instantiated; decorate a function, or an instance with __call__"
+        )
+    _check_signature(where, function)
     call = _called(function)
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise SubscriberError(f"{where}: is a generator function, whose body would never run")
     if atomic and inspect.iscoroutinefunction(call):
         raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
+
+
+def _check_signature(where: str, function: HandlerFunction) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a built-in does not tell
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise SubscriberError(f"{where}: takes {signature}, but is called with the delivery alone: {error}") from None
 
 
 def _called(function: HandlerFunction) -> Any:

@@ -173,7 +173,8 @@ def duration_ms(what: str, value: object, *, longest: float) -> int:
     """
     seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= longest:
-        raise InvalidMessage(f"{what} {value!r}: must be a timedelta or seconds, from 0 to {longest:g}")
+        days = f" ({longest / 86400:.0f} days)" if longest >= 86400 else ""
+        raise InvalidMessage(f"{what} {value!r}: must be a timedelta or seconds, from 0 to {longest:.0f}{days}")
     return round(seconds * 1000)
 
 

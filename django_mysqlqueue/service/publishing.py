@@ -31,6 +31,8 @@ OnMismatch = Literal["error", "commit_now", "on_commit"]
 
 def queue_alias(using: str | None = None) -> str:
     """The database alias of the queue: the one given, the setting's, else the router's."""
+    if using is not None and using not in connections:
+        raise InvalidMessage(f"using {using!r}: there is no such database in DATABASES")
     return using or get_settings().database or router.db_for_write(OutboxMessage)
 
 
@@ -73,6 +75,10 @@ def publish(
         TransactionMismatch: see ``on_mismatch``.
     """
     alias = queue_alias(using)
+    if isinstance(payload, Message):
+        raise InvalidMessage(
+            "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
+        )
     message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at)
     row = encode(names.check_topic(topic), message)
     _store(alias, iter((row,)), on_mismatch, single=True)
@@ -119,7 +125,7 @@ def _encoded(topic: str, messages: Iterable[Any]) -> Iterator[OutboxRow]:
 
 def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, single: bool = False) -> int:
     if on_mismatch not in ("error", "commit_now", "on_commit"):
-        raise ValueError(f"on_mismatch={on_mismatch!r}: must be 'error', 'commit_now' or 'on_commit'")
+        raise InvalidMessage(f"on_mismatch={on_mismatch!r}: must be 'error', 'commit_now' or 'on_commit'")
     other = None if on_mismatch == "commit_now" else _transaction_elsewhere(alias)
     if other is None:
         return _insert(alias, rows, single=single)

@@ -42,7 +42,12 @@ class Command(QueueCommand):
                     f"Live subscribers: {', '.join(live)}. They stop claiming; a restart registers anew."
                 )
             )
-        if options["interactive"] and input("Type the group's name to drop it: ") != ref.group:
-            raise CommandError("Not dropped.")
+        if options["interactive"]:
+            try:
+                answer = input("Type the group's name to drop it: ")
+            except EOFError:
+                raise CommandError("Nobody is there to ask: pass --noinput to drop it.") from None
+            if answer != ref.group:
+                raise CommandError("Not dropped.")
         groups.drop(using, ref)
         self.stdout.write(f"Dropped the group {ref.group!r} of {ref.topic!r}.")

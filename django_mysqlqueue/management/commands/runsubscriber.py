@@ -12,11 +12,11 @@ from django.db import connections
 from django_mysqlqueue.checks import server_problems
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.management.base import database_of, require_tables
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.runtime.registry import Handler, handlers
 from django_mysqlqueue.service import stats
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
 
@@ -41,9 +41,8 @@ class Command(BaseCommand):
         parser.add_argument("--database", metavar="ALIAS", help="the queue's database alias")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        using = queue_alias(options["database"])
-        if using not in connections:
-            raise CommandError(f"There is no database {using!r} in DATABASES.")
+        using = database_of(options["database"])
+        require_tables(using)
         if not connections[using].get_autocommit():
             connections[using].set_autocommit(True)
         self._log(options["verbosity"])

@@ -1,0 +1,142 @@
+"""What a team meets on its first day: a flushed database, a wrong handler, a step left out."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_mysqlqueue import InvalidMessage, Message, SubscriberError, publish, subscriber
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.runtime.registry import handlers
+from tests.harness import USING, Sub, handler, lag
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_flush_as_after_every_transaction_test_case(db):
+    """Its post_migrate comes without ``apps``; the queue goes on with its groups registered anew."""
+    publish("t", 1)
+    call_command("flush", interactive=False, verbosity=0)
+    assert {"plain", "atomic", "shared", "action"} <= set(
+        ConsumerGroup.objects.values_list("consumer_group", flat=True)
+    )
+    publish("t", 2)
+    got = []
+    Sub(handler(function=lambda delivery: got.append(delivery.payload))).settle()
+    assert got == [2]
+    assert lag() == 0
+
+
+def test_a_class_is_no_handler(no_handlers):
+    """It would be instantiated with the delivery and acked, its work never done."""
+    with pytest.raises(SubscriberError, match="is a class"):
+
+        @subscriber("t", group="g")
+        class Handler:
+            def __init__(self, delivery):
+                pass
+
+    assert not handlers()
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda a, b: None, lambda delivery, *, option: None])
+def test_a_handler_that_cannot_take_a_delivery_is_refused(no_handlers, function):
+    """At run time it would send the whole stream to the DLQ."""
+    with pytest.raises(SubscriberError, match="is called with the delivery alone"):
+        subscriber("t", group="g")(function)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda delivery: None, lambda *args: None, lambda delivery, option=1: None, print]
+)
+def test_a_handler_that_can_take_a_delivery_is_accepted(no_handlers, function):
+    assert subscriber("t", group="g")(function) is function
+
+
+def test_check_reports_handlers_declared_twice(no_handlers):
+    for number in range(2):
+        exec(f"def handle(delivery): return {number}", namespace := {"__name__": f"app{number}.subscribers"})  # noqa: S102
+        subscriber("t", group="g")(namespace["handle"])
+    found = [message for message in checks.run_checks() if message.id == "django_mysqlqueue.E008"]
+    assert len(found) == 1
+    assert "Two handlers for the group 'g' of 't'" in found[0].msg
+
+
+def test_check_warns_of_settings_for_a_group_without_handler(settings, no_handlers):
+    subscriber("t", group="mail")(lambda delivery: None)
+    settings.MYSQLQUEUE = {"GROUPS": {"mial": {"MAX_ATTEMPTS": 1}}}
+    found = [message for message in checks.run_checks() if message.id == "django_mysqlqueue.W009"]
+    assert "'mial'" in found[0].msg
+    assert "mail" in found[0].hint
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["queuestatus"], ["queuegc"], ["queuesequence"], ["queuedropgroup", "g", "t"], ["runsubscriber", "--drain"]],
+)
+def test_before_migrate_commands_say_what_to_do(monkeypatch, db, command):
+    monkeypatch.setattr(connection.introspection, "table_names", lambda cursor=None: ["auth_user"])
+    with pytest.raises(CommandError, match=r"tables are not in the database 'default': run manage\.py migrate\."):
+        call_command(*command)
+
+
+def test_dropping_a_group_with_nobody_to_ask(db, monkeypatch):
+    Sub(handler())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(CommandError, match="--noinput"):
+        call_command("queuedropgroup", "g", "t")
+    assert ConsumerGroup.objects.filter(consumer_group="g").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"payload": 1, "using": "defalt"}, "using 'defalt': there is no such database"),
+        ({"payload": 1, "on_mismatch": "commit"}, "on_mismatch='commit': must be"),
+        ({"payload": Message(1)}, "publish_many"),
+        ({"payload": 1, "delay": "5"}, r"delay '5': .* \(36600 days\)"),
+    ],
+)
+def test_wrong_arguments_are_named(db, arguments, text):
+    with pytest.raises(InvalidMessage, match=text):
+        publish("t", **arguments)
+
+
+def test_publishing_can_be_asserted_in_a_test_case(db):
+    """As docs/reference.md says, in a TestCase of the project."""
+    code = (
+        "from django.test import TestCase\n"
+        "from django_mysqlqueue import publish\n"
+        "from django_mysqlqueue.models import OutboxMessage\n"
+        "class T(TestCase):\n"
+        "    def test_it(self):\n"
+        "        publish('orders', {'order': 7}, key='1')\n"
+        "        message = OutboxMessage.objects.get(topic='orders')\n"
+        "        self.assertEqual(bytes(message.payload), b'{\"order\":7}')\n"
+    )
+    module = ROOT / "tests" / "app" / "tests_as_printed.py"
+    module.write_text(code)
+    try:
+        done = subprocess.run(
+            [sys.executable, "manage.py", "test", "tests.app", "-p", "tests_as_printed.py"],
+            cwd=ROOT,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "DJANGO_SETTINGS_MODULE": "tests.settings",
+                "TEST_SQLITE_FILE": ":memory:",
+            },
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        module.unlink()
+    assert done.returncode == 0, done.stderr
+    assert "Ran 1 test" in done.stderr
+    assert USING == "default"
