@@ -107,8 +107,8 @@ class Subscriber:
         self._stopping.set()
         self.inbox.wake()
 
-    def handle_signals(self) -> None:
-        """SIGTERM and SIGINT stop cleanly; a second one leaves at once."""
+    def handle_signals(self) -> Callable[[], None]:
+        """SIGTERM and SIGINT stop cleanly, a second one leaves at once; returns what ends that."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             self._signals += 1
@@ -117,8 +117,13 @@ class Subscriber:
             # No wake-up here: this thread may hold the inbox's lock.
             self._stopping.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, on_signal)
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def restore() -> None:
+            for number, action in before.items():
+                signal.signal(number, action)
+
+        return restore
 
     def run(self, *, ready: Callable[[], None] | None = None) -> int:
         """Runs to the end and returns the exit code: 0, or 1 if handlers were still running.

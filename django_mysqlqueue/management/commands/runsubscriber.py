@@ -63,8 +63,11 @@ class Command(BaseCommand):
                 batch_size=options["batch_size"],
                 drain=options["drain"],
             )
-            subscriber.handle_signals()
-            subscriber.run(ready=lambda: self._banner(subscriber))
+            restore = subscriber.handle_signals()
+            try:
+                subscriber.run(ready=lambda: self._banner(subscriber))
+            finally:
+                restore()
         except SubscriberError as error:
             raise CommandError(str(error)) from error
         subscriber.leave()
