@@ -220,6 +220,7 @@ EXTRA = {"mariadb": ("--innodb-snapshot-isolation=ON",), "mysql": ()}
 
 
 def main() -> int:
+    servers.end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="only steps whose name contains TEXT")
     options = parser.parse_args()

@@ -294,7 +294,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def end_servers_on_sigterm() -> None:
+    """SIGTERM unwinds like Ctrl-C, so that no private server is left behind."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def main() -> int:
+    end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="install what the engines need")
