@@ -406,6 +406,6 @@ class Inbox:
             return False
         if len(group.outcomes) >= enough or not (group.waiting or group.running):
             return True
-        if any(outcome.delivery is self._suspect for outcome in group.outcomes):
+        if self._suspect is not None and any(outcome.delivery is self._suspect for outcome in group.outcomes):
             return True
         return time.monotonic() >= group.first_outcome_at + FLUSH_DELAY
