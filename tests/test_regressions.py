@@ -503,3 +503,22 @@ def test_a_group_whose_turn_failed_finds_its_work_again(db, monkeypatch):
     sub.poller.shared[0].rests_until = 0.0
     sub.settle()
     assert sorted(got.payloads) == list(range(5))
+
+
+def test_a_turn_that_cannot_connect_is_an_error_like_any_other(db, monkeypatch):
+    """There is no connection to ask then; asking all the same ended the poller."""
+    from tests.harness import in_thread
+
+    def check():
+        sub = Sub(handler())
+        sub.step()
+
+        def fail():
+            connection.close()
+            raise OperationalError(2002, "Can't connect to server")
+
+        monkeypatch.setattr(sub.poller.works[0], "turn", fail)
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        return sub.poller.guarded(sub.poller.step)
+
+    assert in_thread(check) is False

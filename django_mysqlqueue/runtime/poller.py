@@ -167,7 +167,7 @@ class Poller:
         try:
             work.turn()
         except Error as error:
-            if not connections[self.using].is_usable():
+            if not sessions.is_alive(connections[self.using]):
                 raise
             work.failures += 1
             event(

@@ -62,6 +62,11 @@ def _set_up(*, connection: Any, **kwargs: Any) -> None:
 connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
 
+def is_alive(connection: Any) -> bool:
+    """Whether the connection is there and its server answers."""
+    return connection.connection is not None and bool(connection.is_usable())
+
+
 IDLE = 0.5
 """Seconds after which a connection is asked whether it is still there."""
 
