@@ -73,6 +73,8 @@ class Subscriber:
         self._stopping = threading.Event()
         self._finished = threading.Event()
         self._signals = 0
+        self._drain_checked_at = 0.0
+        self._rest = True
         self.exit_code = 0
         longest = max(handler.max_processing_time for handler in self.handlers.values())
         self.heart = Heart(
@@ -206,8 +208,6 @@ class Subscriber:
             return True
         return self._stopping.is_set() or (self.drain and self._is_drained())
 
-    _drain_checked_at = 0.0
-
     def _is_drained(self) -> bool:
         """Nothing is due in the outbox, here or elsewhere, and no group has anything unsettled."""
         poller = self.poller
@@ -218,8 +218,6 @@ class Subscriber:
             return False
         self._drain_checked_at = now
         return poller.guarded(self._look_for_rest) and not self._rest
-
-    _rest = True
 
     def _look_for_rest(self) -> None:
         session = Session(self.using)

@@ -130,9 +130,7 @@ class GroupWork(ABC):
 
     def turn(self) -> None:
         """Writes what is to be written and claims what there is room for, in one transaction."""
-        if self._undo is not None:
-            claiming.undo(self.using, self.ref, self._undo)
-            self._undo = None
+        self._undo_unknown()
         room = self.room()
         may_claim = self._may_claim(room)
         if may_claim or self.inbox.flush_due(self.ref, enough=self.poller.enough):
@@ -160,9 +158,7 @@ class GroupWork(ABC):
 
     def flush_now(self) -> None:
         """At shutdown: writes every outcome there is, and moves watermarks some way."""
-        if self._undo is not None:
-            claiming.undo(self.using, self.ref, self._undo)
-            self._undo = None
+        self._undo_unknown()
         self._write_locked()
         for _ in range(SHUTDOWN_FLUSHES):
             outcomes = self.inbox.take_outcomes(self.ref)
@@ -175,6 +171,11 @@ class GroupWork(ABC):
                 self.inbox.put_back_outcomes(self.ref, outcomes)
                 raise
             self._after_flush(outcomes, flushed)
+
+    def _undo_unknown(self) -> None:
+        if self._undo is not None:
+            claiming.undo(self.using, self.ref, self._undo)
+            self._undo = None
 
     def _may_claim(self, room: int) -> bool:
         return room > 0 and (bool(self.todo) or self._max_due(room) > 0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from secrets import randbits
 from typing import Any
 
+from django_mysqlqueue import names
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service import dead_letters, groups, leasing, settling, watermarks
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
@@ -275,9 +276,9 @@ def _redeliver(
 
 
 def _used_up(claimant: Claimant, retries: int) -> bool:
-    from django_mysqlqueue.names import is_dlq
-
-    return claimant.max_attempts is not None and retries >= claimant.max_attempts and not is_dlq(claimant.ref.topic)
+    return (
+        claimant.max_attempts is not None and retries >= claimant.max_attempts and not names.is_dlq(claimant.ref.topic)
+    )
 
 
 def _lock_due(

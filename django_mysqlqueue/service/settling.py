@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from django_mysqlqueue import names
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.service import dead_letters, watermarks
@@ -141,9 +142,14 @@ def extend_all(
 
 
 def flush(
-    using: str, ref: GroupRef, outcomes: Sequence[Outcome], *, max_attempts: int | None, shared: bool,
+    using: str,
+    ref: GroupRef,
+    outcomes: Sequence[Outcome],
+    *,
+    max_attempts: int | None,
+    shared: bool,
     also: Collection[str] = (),
-) -> Flushed:  # fmt: skip
+) -> Flushed:
     """Writes the outcomes of a group and moves its watermarks, in one transaction.
 
     ``also`` names partitions whose watermarks have further to go. In shared
@@ -210,15 +216,16 @@ def _mark_acked(
             session.dialect.update_joined(STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1"}),
             (*flat(chunk), *ref),
         )
-    others = [row for row in rows if row[:2] not in set(mine)]
+    marked = set(mine)
+    others = [row for row in rows if row[:2] not in marked]
     there = _read_rows(session, ref, [(key, offset) for key, offset, _ in others])
     for key, offset, token in others:
         found = there.get((key, offset))
         passed = found is None and key in offsets and offset <= offsets[key].acked
         if found == (token, False):
             flushed.locked.append(by_row[key, offset])
+        # Settled with this token, or passed: done already, perhaps by a COMMIT whose answer was lost.
         elif found != (token, True) and not passed:
-            # Settled with this token, or passed: done already, perhaps by a COMMIT whose answer was lost.
             flushed.stale.append(by_row[key, offset])
 
 
@@ -274,9 +281,7 @@ def _apply_failures(
 
 
 def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool:
-    from django_mysqlqueue.names import is_dlq
-
-    if is_dlq(ref.topic):
+    if names.is_dlq(ref.topic):
         # A DLQ handler's own failures do not dead-letter again: they back off for ever.
         return False
     if outcome.kind is Kind.REJECT:
