@@ -205,6 +205,7 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "visibility_timeout": _number(exclusive=True, maximum=LONGEST_DELAY),
     "max_processing_time": _number(exclusive=True, maximum=LONGEST_DELAY),
     "backoff": parse_backoff,
+    "batch_size": _integer(1, 10_000),
 }
 """What ``@subscriber`` takes and ``GROUPS`` may override."""
 
@@ -212,7 +213,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "database": _or_none(_alias),
     "poll_interval": _number(exclusive=True),
     "max_poll_interval": _number(exclusive=True),
-    "batch_size": _integer(1, 10_000),
+    "batch_size": HANDLER_OPTIONS["batch_size"],
     "prefetch": _integer(1, 1_000_000),
     "threads": _integer(1, 1000),
     "lease_duration": _number(exclusive=True),

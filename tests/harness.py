@@ -12,9 +12,9 @@ from typing import Any
 from django.db import connections
 
 from django_mysqlqueue.conf import Backoff, get_settings
-from django_mysqlqueue.runtime import executor
+from django_mysqlqueue.runtime import handling
 from django_mysqlqueue.runtime.delivery import Delivery
-from django_mysqlqueue.runtime.inbox import Held, Inbox, Lane
+from django_mysqlqueue.runtime.inbox import Batch, Held, Inbox
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import groups, heartbeats, sequencing, stats
@@ -91,7 +91,7 @@ class Sub:
             self.heart,
             batch_size=batch_size,  # type: ignore[arg-type]
         )
-        self._lanes: dict[int, Lane] = {}
+        self._batches: dict[int, Batch] = {}
         self.heart.beat()
         # Housekeeping has tests of its own; here only the scan at the start runs.
         self.poller.housekeeping.next_at = float("inf")
@@ -112,30 +112,30 @@ class Sub:
         return self
 
     def take(self) -> Held | None:
-        """Starts the next delivery without running it."""
-        taken = self.inbox.take(None, wait=False)
-        if taken is None:
+        """Starts the next delivery (of a batch handler: the next batch, whose first it returns) without running it."""
+        batch = self.inbox.take(None, wait=False)
+        if batch is None:
             return None
-        lane, held = taken
-        self._lanes[id(held)] = lane
-        return held
+        self._batches[id(batch.items[0])] = batch
+        return batch.items[0]
 
-    def run(self, held: Held) -> None:
-        """Runs the handler of a started delivery and records the outcome."""
-        outcome = executor.handle(held, USING)
-        self.inbox.finish(held, outcome)
+    def run(self, held: Held) -> int:
+        """Runs the handler of what was started with ``held`` and records the outcomes; returns how many."""
+        batch = self._batches.pop(id(held))
+        self.inbox.finish(batch, handling.handle(batch.items, USING))
         with self.inbox._lock:
-            self.inbox._leave(self._lanes.pop(id(held)))
+            for lane in batch.lanes:
+                self.inbox._leave(lane)
+        return len(batch.items)
 
     def work(self, limit: int | None = None) -> int:
-        """Runs waiting deliveries, at most ``limit``; returns how many."""
+        """Runs waiting deliveries until ``limit`` or more have run; returns how many."""
         count = 0
         while limit is None or count < limit:
             held = self.take()
             if held is None:
                 break
-            self.run(held)
-            count += 1
+            count += self.run(held)
         return count
 
     def flush(self) -> None:

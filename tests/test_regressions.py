@@ -21,6 +21,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.runtime import executor
 from django_mysqlqueue.runtime.heart import Heart
+from django_mysqlqueue.runtime.inbox import Batch
 from django_mysqlqueue.service import claiming, groups, heartbeats, retention, settling, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.retention import Place
@@ -242,7 +243,7 @@ def test_a_handler_thread_outlives_whatever_happens(db, monkeypatch):
         raise SystemExit
 
     monkeypatch.setattr(executor, "handle", explode)
-    outcome = executor.Executor(sub.inbox, USING, threads=0, timeouts=None)._safely(held)
+    (outcome,) = executor.Executor(sub.inbox, USING, threads=0, timeouts=None)._safely(Batch([], [held]))
     assert outcome.kind.value == "nack"
     assert outcome.delivery is held.claimed
 

@@ -208,7 +208,8 @@ def started(sub):
     held = sub.take()
     if held is not None:
         with sub.inbox._lock:
-            sub.inbox._leave(sub._lanes[id(held)])
+            for lane in sub._batches[id(held)].lanes:
+                sub.inbox._leave(lane)
     return held
 
 

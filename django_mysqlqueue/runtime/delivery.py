@@ -15,6 +15,7 @@ from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.claiming import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.service.messages import PUBLISHER_KEY, RESERVED_PREFIX, decode, decode_metadata, duration_ms
+from django_mysqlqueue.service.transactions import in_transaction
 
 
 class Delivery:
@@ -90,7 +91,8 @@ class Delivery:
         Raises:
             StaleDelivery: (inside a transaction) it has been handed out again or settled.
         """
-        if not self._handler.atomic and connections[self._using].in_atomic_block:
+        connection = connections[self._using]
+        if not self._handler.atomic and connection.in_atomic_block and in_transaction(connection):
             settling.ack_here(self._using, self._claimed)
         self._verdict = Outcome(self._claimed, Kind.ACK)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from django_mysqlqueue.runtime.registry import Handler
@@ -32,6 +32,11 @@ class Held:
     handler: Handler
     started_at: float = 0.0
     """Monotonic; 0 while it waits."""
+
+    @property
+    def alone(self) -> bool:
+        """It failed before, or its holder vanished: in a batch it would take its neighbours with it."""
+        return self.claimed.suspect or self.claimed.attempt > 1
 
     def is_overrun(self) -> bool:
         return time.monotonic() - self.started_at > self.handler.max_processing_time
@@ -56,6 +61,14 @@ class Lane:
     @property
     def exclusive(self) -> bool:
         return self.key is not None
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one call of a handler gets, and the lanes it came from: one delivery, or some for ``batch=True``."""
+
+    lanes: list[Lane]
+    items: list[Held]
 
 
 @dataclass(slots=True)
@@ -269,8 +282,8 @@ class Inbox:
 
     # -- the handler threads' side --------------------------------------------
 
-    def take(self, lane: Lane | None, *, wait: bool = True) -> tuple[Lane, Held] | None:
-        """The next delivery for a thread that may be at ``lane``; None when the inbox is closed.
+    def take(self, before: Batch | None, *, wait: bool = True) -> Batch | None:
+        """What a thread that comes from ``before`` starts next; None when the inbox is closed.
 
         Without ``wait``: None also when there is nothing to start.
 
@@ -278,31 +291,38 @@ class Inbox:
         turn round-robin, and within a group its lanes.
         """
         with self._lock:
-            if lane is not None:
+            if before is not None:
+                lane = before.lanes[0]
+                for other in before.lanes[1:]:
+                    self._leave(other)
                 if not self._closed and time.monotonic() < lane.slice_until and self._may_start(lane):
-                    return lane, self._start(lane)
+                    return self._gather(lane)
                 self._leave(lane)
             while not self._closed:
                 chosen = self._choose()
                 if chosen is not None:
-                    return chosen, self._start(chosen)
+                    return self._gather(chosen)
                 if not wait:
                     return None
                 # Doubt about leases ends by itself, without a notify.
                 self._work.wait(0.5)
             return None
 
-    def finish(self, held: Held, outcome: Outcome) -> None:
-        """The handler has returned, or the delivery turned out not to be this process's any more."""
+    def finish(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+        """The handler has returned, or the deliveries turned out not to be this process's any more.
+
+        ``outcomes``: one for each of the batch's items, in their order.
+        """
         with self._lock:
-            group = self._groups[held.claimed.ref]
-            group.running -= 1
-            del self._running[id(held)]
-            self._settle(group, outcome)
-            if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
-                group.lanes[held.claimed.key].blocked = True
-                for behind in self._empty(group, held.claimed.key):
-                    self._settle(group, Outcome(behind.claimed, Kind.GIVE_BACK))
+            group = self._groups[batch.items[0].claimed.ref]
+            for held, outcome in zip(batch.items, outcomes, strict=True):
+                group.running -= 1
+                del self._running[id(held)]
+                self._settle(group, outcome)
+                if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
+                    group.lanes[held.claimed.key].blocked = True
+                    for behind in self._empty(group, held.claimed.key):
+                        self._settle(group, Outcome(behind.claimed, Kind.GIVE_BACK))
 
     # -- under the lock -------------------------------------------------------
 
@@ -354,8 +374,44 @@ class Inbox:
                 break
         return None
 
-    def _start(self, lane: Lane) -> Held:
-        place = self._first(lane)
+    def _gather(self, lane: Lane) -> Batch:
+        """Starts what one call gets, beginning with the lane's first."""
+        first = self._start(lane)
+        batch = Batch([lane], [first])
+        if first.handler.batch_size == 1 or first.alone:
+            return batch
+        self._fill(batch, lane, first.handler.batch_size)
+        group = self._groups[lane.ref]
+        # A shared group has the one lane.
+        for _ in range(len(group.ready) if lane.exclusive else 0):
+            if len(batch.items) >= first.handler.batch_size:
+                break
+            other = group.ready.popleft()
+            other.queued = False
+            if not other.waiting or other.busy:
+                continue  # emptied meanwhile
+            if self._may_start(other) and not other.waiting[0].alone:
+                other.busy = True
+                batch.lanes.append(other)
+                self._fill(batch, other, first.handler.batch_size)
+            else:
+                self._make_ready(group, other)
+        return batch
+
+    def _fill(self, batch: Batch, lane: Lane, most: int) -> None:
+        """Starts what follows in a lane, up to the first that must come alone; in a shared group around those."""
+        place = 0
+        while place < len(lane.waiting) and len(batch.items) < most:
+            if not lane.waiting[place].alone:
+                batch.items.append(self._start(lane, place))
+            elif lane.exclusive:
+                break
+            else:
+                place += 1
+
+    def _start(self, lane: Lane, place: int | None = None) -> Held:
+        if place is None:
+            place = self._first(lane)
         assert place is not None  # noqa: S101  # _may_start said so under the same lock
         held = lane.waiting[place]
         del lane.waiting[place]

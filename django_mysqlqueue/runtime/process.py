@@ -95,6 +95,7 @@ class Subscriber:
             using,
             threads=self.threads,
             timeouts=sessions.Timeouts(idle=longest + 60, lock_wait=50, network=60, read=longest + 60),
+            with_loop=any(handler.is_async for handler in self.handlers.values()),
         )
 
     def _info(self) -> dict[str, Any]:

@@ -33,6 +33,9 @@ class _Unset:
 
 UNSET: Any = _Unset()
 
+DEFAULT_BATCH_SIZE = 100
+"""Deliveries that one call of a ``batch=True`` handler gets at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Declared:
@@ -40,6 +43,7 @@ class Declared:
 
     ref: GroupRef
     function: HandlerFunction
+    batch: bool
     options: dict[str, Any]
 
     @property
@@ -68,6 +72,12 @@ class Handler:
     visibility_timeout: float
     max_processing_time: float
     backoff: Backoff
+    batch: bool = False
+    """The function takes a list of deliveries."""
+    batch_size: int = 1
+    """How many deliveries one call gets at most."""
+    is_async: bool = False
+    """It was declared with ``async def``."""
 
     @property
     def shared(self) -> bool:
@@ -90,12 +100,14 @@ def subscriber(
     max_processing_time: float = UNSET,
     backoff: Backoff | dict[str, float] = UNSET,
     batch: bool = False,
+    batch_size: int = UNSET,
 ) -> Callable[[F], F]:
     """Declares a function as the handler of a topic for a consumer group.
 
-    The function takes one argument, a ``Delivery``. Returning acks it, raising
-    nacks it, unless it said otherwise through the delivery's methods. What is
-    not given here comes from ``MYSQLQUEUE``; ``MYSQLQUEUE["GROUPS"]`` overrides both.
+    The function takes one argument, a ``Delivery``, or with ``batch=True`` a
+    list of them. Returning acks what was handed over, raising nacks it, unless
+    it said otherwise through a delivery's methods. What is not given here comes
+    from ``MYSQLQUEUE``; ``MYSQLQUEUE["GROUPS"]`` overrides both.
 
     Args:
         topic: the topic; one ending in the DLQ suffix handles dead letters.
@@ -113,7 +125,13 @@ def subscriber(
         max_processing_time: seconds after which a handler counts as hung and its
             process shuts down.
         backoff: a ``Backoff`` or a dict of its fields.
-        batch: reserved.
+        batch: call the function with a list of deliveries, of one or more
+            partitions, in offset order within each; with ``atomic`` they share a
+            transaction. What a method says of a delivery counts for that one; a
+            raise nacks all. A message that failed before, or whose holder
+            vanished, comes alone, so that it costs its neighbours one attempt at most.
+        batch_size: how many deliveries such a list has at most (default 100). It
+            is handed over as soon as there is one; nothing waits for it to fill.
 
     Raises:
         SubscriberError: names the function and the rule that it breaks.
@@ -127,19 +145,20 @@ def subscriber(
         "visibility_timeout": visibility_timeout,
         "max_processing_time": max_processing_time,
         "backoff": backoff,
+        "batch_size": batch_size,
     }
 
     def declare(function: F) -> F:
         where = f"@subscriber({topic!r}, group={group!r}) on {getattr(function, '__qualname__', function)}"
-        if batch:
-            raise SubscriberError(f"{where}: batch=True is reserved for a later version")
+        if batch_size is not UNSET and not batch:
+            raise SubscriberError(f"{where}: batch_size={batch_size!r} without batch=True, which it belongs to")
         try:
             options = {name: check_handler_option(name, value) for name, value in given.items() if value is not UNSET}
             ref = GroupRef(names.check_name("group", group), names.check_subscribed_topic(topic))
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error
         _check_function(where, function, atomic=options["atomic"])
-        _remember(Declared(ref, function, options))
+        _remember(Declared(ref, function, batch, options))
         return function
 
     return declare
@@ -219,11 +238,20 @@ def _resolve(declared: Declared) -> Handler:
         **declared.options,
         **settings.groups.get(declared.ref.group, {}),
     }
+    options["batch_size"] = options.get("batch_size", DEFAULT_BATCH_SIZE) if declared.batch else 1
     _check_function(declared.where, declared.function, atomic=options["atomic"])
     function = declared.function
-    if inspect.iscoroutinefunction(_called(function)):
-        function = async_to_sync(function)
-    return Handler(ref=declared.ref, function=function, where=declared.where, **options)
+    is_async = inspect.iscoroutinefunction(_called(function))
+    if is_async:
+        function = async_to_sync(function)  # on the process's loop where there is one: see executor.Loop
+    return Handler(
+        ref=declared.ref,
+        function=function,
+        where=declared.where,
+        batch=declared.batch,
+        is_async=is_async,
+        **options,
+    )
 
 
 def register_groups(using: str, only: Iterable[GroupRef] | None = None) -> None:

@@ -39,8 +39,12 @@ class GroupWork(ABC):
         self.using = poller.using
         self.handler = handler
         self.ref = handler.ref
-        self.least = max(1, poller.settings.prefetch // groups)
-        """Deliveries of this group that may wait in the inbox, however full the others have made it."""
+        self.batch_size = max(poller.batch_size, handler.batch_size)
+        """Messages that one claim takes."""
+        batches = 2 * handler.batch_size if handler.batch else 1
+        self.least = max(batches, poller.settings.prefetch // groups)
+        """Deliveries of this group that may wait in the inbox, however full the others have made it: one
+        batch to hand over and one to follow it, where they are handed over in batches."""
         self.max_bytes = WAITING_BYTES // groups
         self.claimant = Claimant(
             handler.ref,
@@ -116,7 +120,7 @@ class GroupWork(ABC):
         share = max(self.least, prefetch // active)
         free = prefetch - sum(count for count, _ in counts.values())
         waiting, size = counts[self.ref]
-        most = min(self.poller.batch_size, share)
+        most = min(self.batch_size, share)
         room = min(most, max(min(share - waiting, free), self.least - waiting))
         worthwhile = waiting == 0 or room >= (most + 1) // 2
         return room if worthwhile and size < self.max_bytes else 0

@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any, Literal
 
 from django.db import connections, router, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import get_settings
@@ -20,7 +19,7 @@ from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import wakeups
 from django_mysqlqueue.service.messages import Message, OutboxRow, encode
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.transactions import Session, in_transaction
 
 CHUNK_ROWS = 500
 CHUNK_BYTES = 1_048_576
@@ -148,19 +147,12 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
 def _transaction_elsewhere(alias: str) -> str | None:
     """Another database with an open transaction while the queue's has none."""
     queue = connections[alias]
-    if _in_transaction(queue):
+    if in_transaction(queue):
         return None
     for connection in connections.all(initialized_only=True):
-        if connection is not queue and _in_transaction(connection):
+        if connection is not queue and in_transaction(connection):
             return connection.alias
     return None
-
-
-def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    if connection.in_atomic_block:
-        # TestCase wraps every test in blocks of its own, on every database.
-        return any(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
-    return connection.connection is not None and not connection.get_autocommit()
 
 
 def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:

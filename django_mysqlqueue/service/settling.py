@@ -43,16 +43,40 @@ def ack_here(using: str, delivery: Claimed) -> None:
         raise StaleDelivery(_stale_text(delivery))
 
 
-def reject_here(using: str, delivery: Claimed, error: str) -> None:
-    """Dead-letters in the transaction that is open on the queue's database.
+def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[Claimed, str]]) -> set[Claimed]:
+    """Acks and dead-letters deliveries of one group in the transaction that is open on the queue's database.
 
-    Raises:
-        StaleDelivery: it has been handed out again or settled.
+    Returns:
+        Those that have been handed out again or settled: with any of them, roll the transaction back.
     """
     session = Session(using)
-    if not session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery))):
-        raise StaleDelivery(_stale_text(delivery))
-    dead_letters.dead_letter(session, delivery.ref, [(delivery.key, delivery.offset, delivery.attempt, error)])
+    if len(acked) == 1 and not rejected:  # the handler of single messages: one statement
+        (delivery,) = acked
+        done = session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery)))
+        return set() if done else {delivery}
+    everything = [*acked, *(delivery for delivery, _ in rejected)]
+    ref = everything[0].ref
+    tokens: dict[tuple[str, int], int] = {}
+    for chunk in session.chunks(sorted((delivery.key, delivery.offset) for delivery in everything)):
+        for key, offset, token in session.rows(
+            "SELECT s.partition_key, s.message_offset, s.delivery_token "
+            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s "
+            f"ON {BY_ROW} AND s.acked = %s{session.dialect.for_update}",
+            (*flat(chunk), *ref, False),
+        ):
+            tokens[key, offset] = token
+    stale = {delivery for delivery in everything if tokens.get((delivery.key, delivery.offset)) != delivery.token}
+    if stale:
+        return stale
+    for chunk in session.chunks(sorted((delivery.key, delivery.offset) for delivery in acked)):
+        session.execute(
+            session.dialect.update_joined(STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1"}),
+            (*flat(chunk), *ref),
+        )
+    if rejected:
+        letters = [(delivery.key, delivery.offset, delivery.attempt, error) for delivery, error in rejected]
+        dead_letters.dead_letter(session, ref, letters)
+    return set()
 
 
 def record_start(using: str, delivery: Claimed) -> bool:

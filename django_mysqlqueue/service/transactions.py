@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import Error, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.sql import dialect_of
@@ -76,6 +77,13 @@ class Session:
         row = self.row(f"SELECT {self.dialect.now_ms}")
         assert row is not None  # noqa: S101  # a SELECT without FROM has one row
         return int(row[0])
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the project's code has a transaction open; those around a ``TestCase``'s tests do not count."""
+    if connection.in_atomic_block:
+        return any(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
+    return connection.connection is not None and not connection.get_autocommit()
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_mysqlqueue.runtime import inbox as inbox_module
-from django_mysqlqueue.runtime.inbox import FLUSH_DELAY, SLICE, Held, Inbox
+from django_mysqlqueue.runtime.inbox import FLUSH_DELAY, SLICE, Batch, Held, Inbox
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from tests.harness import handler
 
@@ -41,7 +41,13 @@ class Queue:
         return items
 
     def take(self, lane=None):
-        return self.inbox.take(lane, wait=False)
+        """(lane, delivery) of a thread that comes from ``lane``."""
+        batch = self.inbox.take(lane and Batch([lane], []), wait=False)
+        return batch and (batch.lanes[0], batch.items[0])
+
+    def take_batch(self):
+        batch = self.inbox.take(None, wait=False)
+        return [] if batch is None else batch.items
 
     def take_all(self):
         """What fresh threads get, one after another, nobody finishing."""
@@ -51,7 +57,7 @@ class Queue:
         return taken
 
     def finish(self, held, kind=Kind.ACK):
-        self.inbox.finish(held, Outcome(held.claimed, kind))
+        self.inbox.finish(Batch([], [held]), [Outcome(held.claimed, kind)])
 
     def outcomes(self, group):
         return [
@@ -474,7 +480,7 @@ def test_close_gives_back_what_waits_and_lets_what_runs_end(queue):
     assert one.outcomes("s") == [(shared.claimed.offset, Kind.GIVE_BACK)]
     assert one.inbox.take(None) is None
     one.finish(running)
-    assert one.inbox.take(lane) is None
+    assert one.inbox.take(Batch([lane], [])) is None
     assert one.outcomes("o") == [(running.claimed.offset, Kind.ACK)]
     (late,) = one.put("o", "b")
     assert one.outcomes("o") == [(late.claimed.offset, Kind.GIVE_BACK)]
@@ -499,7 +505,7 @@ def test_put_wakes_waiting_threads():
     inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), None, one) for key in "abc")
     for thread in threads:
         thread.join(10)
-    assert sorted(held.claimed.key for _, held in taken) == ["a", "b", "c"]
+    assert sorted(batch.items[0].claimed.key for batch in taken) == ["a", "b", "c"]
 
 
 def test_close_ends_waiting_threads():
@@ -531,10 +537,10 @@ def test_an_outcome_ends_the_pollers_sleep(enough):
     one = handler()
     inbox = Inbox([one.ref], leases_good=lambda: True)
     inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), None, one) for key in "ab")
-    _, held = inbox.take(None)
+    batch = inbox.take(None)
     began = time.monotonic()
     thread = in_background(lambda: inbox.wait(60, enough=enough))
-    inbox.finish(held, Outcome(held.claimed, Kind.ACK))
+    inbox.finish(batch, [Outcome(batch.items[0].claimed, Kind.ACK)])
     thread.join(10)
     assert not thread.is_alive()
     assert time.monotonic() - began < 5
@@ -552,7 +558,9 @@ def test_an_empty_inbox_ends_the_pollers_sleep():
 
 # -- anything in any order ----------------------------------------------------
 
-GROUPS = {"o": ORDERED, "b": BLOCK, "s": SHARED}
+BATCH = {"batch": True, "batch_size": 3}
+GROUPS = {"o": ORDERED, "b": BLOCK, "s": SHARED, "ob": {**ORDERED, **BATCH}, "sb": {**SHARED, **BATCH}}
+LEASED = ["o", "b", "ob"]
 KEYS = ["x", "y"]
 ENDS = [Kind.ACK, Kind.NACK, Kind.SNOOZE, Kind.REJECT, Kind.SETTLED, Kind.GIVE_BACK, Kind.STALE]
 
@@ -570,7 +578,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.closed = False
         self.handlers = {group: handler(group=group, **options) for group, options in GROUPS.items()}
         self.inbox = Inbox([one.ref for one in self.handlers.values()], leases_good=lambda: self.good)
-        self.threads = [None, None, None]  # each (lane, held), (lane, None) or None
+        self.threads = [None, None, None]  # each (batch, True) while it runs, (batch, False) or None
         self.offset = 0
         self.waiting = []
         self.running = []
@@ -594,14 +602,16 @@ class InboxMachine(RuleBasedStateMachine):
 
     @rule(
         group=st.sampled_from(list(GROUPS)),
-        batch=st.lists(st.tuples(st.sampled_from(KEYS), st.booleans(), st.integers(0, 9)), max_size=5),
+        batch=st.lists(
+            st.tuples(st.sampled_from(KEYS), st.booleans(), st.integers(0, 9), st.integers(1, 2)), max_size=5
+        ),
     )
     def put(self, group, batch):
         one = self.handlers[group]
         items = []
-        for key, suspect, size in batch:
+        for key, suspect, size, attempt in batch:
             self.offset += 1
-            items.append(Held(Claimed(one.ref, key, self.offset, self.offset, 1, suspect, size), None, one))
+            items.append(Held(Claimed(one.ref, key, self.offset, self.offset, attempt, suspect, size), None, one))
         blocked = {key: self.inbox.is_blocked(one.ref, key) for key in KEYS}
         self.inbox.put(items)
         for held in items:
@@ -615,9 +625,11 @@ class InboxMachine(RuleBasedStateMachine):
         if self.closed:
             return False
         held_lanes = {
-            (at[0].ref.group, at[0].key)
+            (lane.ref.group, lane.key)
             for number, at in enumerate(self.threads)
-            if at is not None and number != thread and at[0].exclusive
+            if at is not None and number != thread
+            for lane in at[0].lanes
+            if lane.exclusive
         }
         heads = {}
         for held in self.waiting:
@@ -633,20 +645,31 @@ class InboxMachine(RuleBasedStateMachine):
     @rule(thread=st.integers(0, 2))
     def take(self, thread):
         at = self.threads[thread]
-        if at is not None and at[1] is not None:
+        if at is not None and at[1]:
             return  # it runs
         possible = self.startable(thread)
-        found = self.inbox.take(None if at is None else at[0], wait=False)
-        assert (found is not None) == possible, "a lane was lost, or started what must not"
-        self.threads[thread] = found
-        if found is None:
+        batch = self.inbox.take(None if at is None else at[0], wait=False)
+        assert (batch is not None) == possible, "a lane was lost, or started what must not"
+        self.threads[thread] = None if batch is None else (batch, True)
+        if batch is None:
             return
-        lane, held = found
+        handler = batch.items[0].handler
+        assert 1 <= len(batch.items) <= handler.batch_size
+        assert len(batch.items) == 1 or not any(held.alone for held in batch.items)
+        assert {held.handler for held in batch.items} == {handler}
+        assert {lane.key for lane in batch.lanes} == (
+            {None} if handler.shared else {held.claimed.key for held in batch.items}
+        )
+        before = list(self.running)
+        for held in batch.items:
+            self.starts(held, before)
+
+    def starts(self, held, running):
         assert held in self.waiting
         group, key = held.claimed.ref.group, held.claimed.key
-        if lane.exclusive:
+        if not held.handler.shared:
             assert held is self.in_lane(group, key)[0]
-            assert not any((one.claimed.ref.group, one.claimed.key) == (group, key) for one in self.running)
+            assert not any((one.claimed.ref.group, one.claimed.key) == (group, key) for one in running)
             assert self.last_started.get((group, key), 0) < held.claimed.offset
             self.last_started[group, key] = held.claimed.offset
             assert self.good
@@ -657,22 +680,24 @@ class InboxMachine(RuleBasedStateMachine):
         self.waiting.remove(held)
         self.running.append(held)
 
-    @rule(thread=st.integers(0, 2), kind=st.sampled_from(ENDS))
-    def finish(self, thread, kind):
+    @rule(thread=st.integers(0, 2), kinds=st.lists(st.sampled_from(ENDS), min_size=3, max_size=3))
+    def finish(self, thread, kinds):
         at = self.threads[thread]
-        if at is None or at[1] is None:
+        if at is None or not at[1]:
             return
-        lane, held = at
-        self.inbox.finish(held, Outcome(held.claimed, kind))
-        self.threads[thread] = (lane, None)
-        self.running.remove(held)
-        self.settle(held, kind)
-        strict = held.handler.on_failure == "block" and kind in (Kind.NACK, Kind.SNOOZE)
-        if not held.handler.shared and (strict or kind is Kind.GIVE_BACK):
-            self.give_back(held.claimed.ref.group, held.claimed.key)
-            assert self.inbox.is_blocked(held.claimed.ref, held.claimed.key)
+        batch, _ = at
+        outcomes = [Outcome(held.claimed, kind) for held, kind in zip(batch.items, kinds, strict=False)]
+        self.inbox.finish(batch, outcomes)
+        self.threads[thread] = (batch, False)
+        for held, outcome in zip(batch.items, outcomes, strict=True):
+            self.running.remove(held)
+            self.settle(held, outcome.kind)
+            strict = held.handler.on_failure == "block" and outcome.kind in (Kind.NACK, Kind.SNOOZE)
+            if not held.handler.shared and (strict or outcome.kind is Kind.GIVE_BACK):
+                self.give_back(held.claimed.ref.group, held.claimed.key)
+                assert self.inbox.is_blocked(held.claimed.ref, held.claimed.key)
 
-    @rule(group=st.sampled_from(["o", "b"]), key=st.sampled_from(KEYS))
+    @rule(group=st.sampled_from(LEASED), key=st.sampled_from(KEYS))
     def drop(self, group, key):
         dropped = self.inbox.drop(self.handlers[group].ref, key)
         expected = self.in_lane(group, key)
@@ -680,12 +705,12 @@ class InboxMachine(RuleBasedStateMachine):
         for held in expected:
             self.waiting.remove(held)
 
-    @rule(group=st.sampled_from(["o", "b"]), key=st.sampled_from(KEYS))
+    @rule(group=st.sampled_from(LEASED), key=st.sampled_from(KEYS))
     def give_back_lane(self, group, key):
         self.inbox.give_back(self.handlers[group].ref, key)
         self.give_back(group, key)
 
-    @rule(group=st.sampled_from(["o", "b"]), key=st.sampled_from(KEYS), forget=st.booleans())
+    @rule(group=st.sampled_from(LEASED), key=st.sampled_from(KEYS), forget=st.booleans())
     def unblock(self, group, key, forget):
         ref = self.handlers[group].ref
         self.inbox.unblock(ref, key)

@@ -64,6 +64,7 @@ def test_signature_is_the_published_one():
         "max_processing_time",
         "backoff",
         "batch",
+        "batch_size",
     ]
     assert (parameters["mode"].default, parameters["atomic"].default) == ("ordered", False)
     assert (parameters["start"].default, parameters["on_failure"].default) == ("earliest", "skip")
@@ -238,9 +239,26 @@ def test_async_handlers_cannot_be_made_atomic_by_the_setting(settings):
         handlers()
 
 
-def test_batch_is_reserved():
-    with pytest.raises(SubscriberError, match="batch=True is reserved for a later version"):
-        subscriber("t", group="g", batch=True)(handle)
+def test_batch_size():
+    subscriber("t", group="g", batch=True)(handle)
+    subscriber("t", group="h", batch=True, batch_size=7)(handle)
+    subscriber("t", group="i")(handle)
+    found = {ref.group: (one.batch, one.batch_size) for ref, one in handlers().items()}
+    assert found == {"g": (True, 100), "h": (True, 7), "i": (False, 1)}
+
+
+def test_batch_size_of_the_setting_counts_for_batch_handlers(settings):
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"BATCH_SIZE": 9}}}
+    subscriber("t", group="g", batch=True, batch_size=7)(handle)
+    subscriber("u", group="g")(handle)
+    assert {ref.topic: one.batch_size for ref, one in handlers().items()} == {"t": 9, "u": 1}
+
+
+def test_batch_size_belongs_to_batch():
+    with pytest.raises(SubscriberError, match="batch_size=7 without batch=True"):
+        subscriber("t", group="g", batch_size=7)(handle)
+    with pytest.raises(SubscriberError, match="batch_size=0: must be from 1 to 10000"):
+        subscriber("t", group="g", batch=True, batch_size=0)(handle)
     assert handlers() == {}
 
 

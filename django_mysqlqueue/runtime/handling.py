@@ -1,0 +1,174 @@
+"""One call of a handler: what it gets, and what becomes of each delivery."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import Error, connections, transaction
+
+from django_mysqlqueue import names
+from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
+from django_mysqlqueue.runtime.delivery import Delivery
+from django_mysqlqueue.runtime.inbox import Held
+from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.service import settling
+from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.sql import dialect_of
+
+UNSETTLED = (Kind.NACK, Kind.SNOOZE)
+
+
+class _Unsettled(Exception):
+    """Rolls back an atomic handler that returned without settling anything."""
+
+
+class _Stale(Exception):
+    """Rolls back an atomic handler some of whose deliveries are no longer this process's."""
+
+    def __init__(self, deliveries: set[Claimed]) -> None:
+        self.deliveries = deliveries
+
+
+def handle(items: Sequence[Held], using: str) -> list[Outcome]:
+    """Calls the handler of some deliveries; returns what became of each, in their order.
+
+    Whatever the handler raises is a failed attempt, SystemExit included: it ends
+    the attempt, not the thread.
+    """
+    first = items[0]
+    if first.claimed.suspect and (refused := _put_on_record(first.claimed, using)) is not None:
+        return [refused]
+    handler = first.handler
+    deliveries = [Delivery(held.handler, held.claimed, held.body, using) for held in items]
+    try:
+        if handler.atomic:
+            return _run_atomic(handler, deliveries, using)
+        _call(handler, deliveries)
+        return _verdicts(handler, deliveries)
+    except StaleDelivery as error:
+        event(logging.WARNING, "delivery.stale", **_fields(items), error=error)
+        return [delivery._failed(str(error)) for delivery in deliveries]
+    except BaseException as error:  # noqa: BLE001
+        event(logging.WARNING, "delivery.failed", **_fields(items), error=_text(error), exc_info=True)
+        text = traceback.format_exc()
+        return [delivery._failed(text) for delivery in deliveries]
+
+
+def _put_on_record(claimed: Claimed, using: str) -> Outcome | None:
+    """Stores the start of a suspect; None: it may run."""
+    try:
+        if settling.record_start(using, claimed):
+            return None
+    except (Error, QueueError) as error:
+        event(logging.WARNING, "delivery.not_started", **claimed_fields(claimed), error=error)
+        return Outcome(claimed, Kind.GIVE_BACK)
+    event(logging.WARNING, "delivery.stale", **claimed_fields(claimed))
+    return Outcome(claimed, Kind.STALE)
+
+
+def claimed_fields(claimed: Claimed) -> dict[str, Any]:
+    """What log lines say of a delivery."""
+    return {
+        "group": claimed.ref.group,
+        "topic": claimed.ref.topic,
+        "key": claimed.key,
+        "offset": claimed.offset,
+        "attempt": claimed.attempt,
+    }
+
+
+def _fields(items: Sequence[Held]) -> dict[str, Any]:
+    fields = claimed_fields(items[0].claimed)
+    if len(items) > 1:
+        fields["messages"] = len(items)
+    return fields
+
+
+def _text(error: BaseException) -> str:
+    """An exception in a line; its ``__str__`` is user code too, and may raise."""
+    return "".join(traceback.format_exception_only(error)).strip().rsplit("\n", 1)[-1]
+
+
+def _call(handler: Handler, deliveries: list[Delivery]) -> None:
+    result = handler.function(list(deliveries) if handler.batch else deliveries[0])
+    # Behind a wrapper the decorator cannot see these; acked, they would be lost without having run.
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(f"{handler.where} returned an awaitable that nobody awaits: declare it with async def")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(f"{handler.where} returned a generator, whose body never runs")
+
+
+def _verdicts(handler: Handler, deliveries: list[Delivery]) -> list[Outcome]:
+    """What the handler has said of each; silence is an ack."""
+    outcomes = [delivery._verdict or Outcome(delivery._claimed, Kind.ACK) for delivery in deliveries]
+    if handler.batch and handler.on_failure == "block" and not handler.shared:
+        _check_order(handler, outcomes)
+    return outcomes
+
+
+def _check_order(handler: Handler, outcomes: list[Outcome]) -> None:
+    """Under strict order nothing is settled behind what is put off."""
+    put_off: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        key = outcome.delivery.key
+        if outcome.kind in UNSETTLED:
+            put_off.setdefault(key, outcome)
+        elif key in put_off:
+            first = put_off[key]
+            raise SubscriberError(
+                f"{handler.where}: on_failure='block', but the message at offset {first.delivery.offset} was put off "
+                f"({first.kind.value}) and the one behind it at {outcome.delivery.offset} was settled "
+                f"({outcome.kind.value}). Raise to put off the whole batch, or put off all of the partition behind it."
+            )
+
+
+def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> list[Outcome]:
+    """The handler's writes and the ends of its deliveries commit together or not at all.
+
+    The transaction commits exactly when it settles something (ack, reject).
+    Where every delivery was nacked or snoozed its writes are rolled back. Where
+    one turns out to be another's, all roll back and the rest come again, uncounted.
+    """
+    connection = connections[using]
+    # Inside a transaction that somebody else has opened (a TestCase) the level is theirs.
+    if not connection.in_atomic_block:
+        statement = dialect_of(connection).read_committed(connection)
+        if statement is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+    try:
+        with transaction.atomic(using):
+            _call(handler, deliveries)
+            outcomes = _verdicts(handler, deliveries)
+            acked = [outcome.delivery for outcome in outcomes if outcome.kind is Kind.ACK]
+            # A message of a DLQ topic is nacked instead.
+            rejected = [
+                (outcome.delivery, outcome.error)
+                for outcome in outcomes
+                if outcome.kind is Kind.REJECT and not names.is_dlq(handler.ref.topic)
+            ]
+            if not acked and not rejected:
+                raise _Unsettled
+            stale = settling.settle_here(using, acked, rejected)
+            if stale:
+                raise _Stale(stale)
+    except _Unsettled:
+        return outcomes
+    except _Stale as error:
+        # The flush finds the stale ones out once more, and says so.
+        text = "The delivery has been handed out again or settled: the handler's writes were rolled back."
+        return [
+            Outcome(delivery._claimed, Kind.NACK, 0, text)
+            if delivery._claimed in error.deliveries
+            else Outcome(delivery._claimed, Kind.GIVE_BACK)
+            for delivery in deliveries
+        ]
+    settled = {*acked, *(delivery for delivery, _ in rejected)}
+    return [Outcome(outcome.delivery, Kind.SETTLED) if outcome.delivery in settled else outcome for outcome in outcomes]
