@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.runtime.delivery import Delivery
     from django_mysqlqueue.runtime.registry import subscriber
     from django_mysqlqueue.service.messages import Message
-    from django_mysqlqueue.service.publishing import publish, publish_many
+    from django_mysqlqueue.service.publishing import apublish, apublish_many, publish, publish_many
 
 __version__ = "0.1.0"
 
@@ -34,6 +34,8 @@ __all__ = [
     "StaleDelivery",
     "SubscriberError",
     "TransactionMismatch",
+    "apublish",
+    "apublish_many",
     "publish",
     "publish_many",
     "subscriber",
@@ -48,6 +50,8 @@ _HOMES = {
     "StaleDelivery": "django_mysqlqueue.exceptions",
     "SubscriberError": "django_mysqlqueue.exceptions",
     "TransactionMismatch": "django_mysqlqueue.exceptions",
+    "apublish": "django_mysqlqueue.service.publishing",
+    "apublish_many": "django_mysqlqueue.service.publishing",
     "publish": "django_mysqlqueue.service.publishing",
     "publish_many": "django_mysqlqueue.service.publishing",
     "subscriber": "django_mysqlqueue.runtime.registry",

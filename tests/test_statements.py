@@ -26,7 +26,9 @@ def statements(operation):
 
 
 def subscriber(groups, mode):
-    return Sub(*(handler(group=f"g{number}", mode=mode) for number in range(groups)), prefetch=2000, batch_size=500)
+    handlers = (handler(group=f"g{number}", mode=mode) for number in range(groups))
+    # On a slow machine a step may otherwise say "SELECT 1" to keep its session.
+    return Sub(*handlers, prefetch=2000, batch_size=500, max_poll_interval=3600.0)
 
 
 @pytest.mark.defect(18)

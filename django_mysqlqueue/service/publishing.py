@@ -7,10 +7,11 @@ MariaDB's snapshot isolation that could roll back the user's transaction.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Literal
 
+from asgiref.sync import sync_to_async
 from django.db import connections, router, transaction
 
 from django_mysqlqueue import names
@@ -109,6 +110,53 @@ def publish_many(
     """
     alias = queue_alias(using)
     return _store(alias, _encoded(names.check_topic(topic), messages), on_mismatch)
+
+
+async def apublish(
+    topic: str,
+    payload: Any,
+    *,
+    key: str | None = None,
+    id: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    delay: float | datetime.timedelta | None = None,
+    deliver_at: datetime.datetime | None = None,
+    using: str | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> str:
+    """``publish`` for async code. It joins no transaction: the message commits by itself.
+
+    Django has no transactions in async code. To publish with your data, put
+    both into one sync function and call that by ``sync_to_async``.
+    """
+    return await sync_to_async(publish)(
+        topic,
+        payload,
+        key=key,
+        id=id,
+        metadata=metadata,
+        delay=delay,
+        deliver_at=deliver_at,
+        using=using,
+        on_mismatch=on_mismatch,
+    )
+
+
+async def apublish_many(
+    topic: str,
+    messages: Iterable[Any] | AsyncIterable[Any],
+    *,
+    using: str | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> int:
+    """``publish_many`` for async code: all or none, in a transaction of its own.
+
+    It joins no other one, as ``apublish``. An async iterable is read to its end
+    before anything is stored, so it is kept in memory.
+    """
+    if isinstance(messages, AsyncIterable):
+        messages = [message async for message in messages]
+    return await sync_to_async(publish_many)(topic, messages, using=using, on_mismatch=on_mismatch)
 
 
 def _encoded(topic: str, messages: Iterable[Any]) -> Iterator[OutboxRow]:

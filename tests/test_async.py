@@ -1,0 +1,224 @@
+"""Async publishing, and async handlers on the process's one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection, transaction
+
+from django_mysqlqueue import InvalidMessage, Message, apublish, apublish_many, publish, publish_many, subscriber
+from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.runtime import registry, sessions
+from django_mysqlqueue.runtime.executor import Executor
+from django_mysqlqueue.service.groups import GroupRef
+from tests.app.models import Effect
+from tests.harness import USING, Sub, in_thread, lag
+
+pytestmark = pytest.mark.usefixtures("no_handlers")
+
+TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=10, network=10, read=60)
+
+
+def parameters_of(function):
+    return inspect.signature(function).parameters
+
+
+def stored():
+    return sorted(OutboxMessage.objects.values_list("topic", "partition_key", "message_id"))
+
+
+# -- publishing ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("one", "other"), [(publish, apublish), (publish_many, apublish_many)])
+def test_the_same_arguments(one, other):
+    assert parameters_of(one).keys() == parameters_of(other).keys()
+    for name, parameter in parameters_of(one).items():
+        assert parameter.default == parameters_of(other)[name].default
+    assert inspect.iscoroutinefunction(other)
+
+
+def test_apublish(db):
+    assert async_to_sync(apublish)("t", {"n": 1}, key="k", id="one") == "one"
+    assert async_to_sync(apublish_many)("t", [Message(1, key="k", id="two"), Message(2, key="k", id="three")]) == 2
+    assert stored() == [("t", "k", "one"), ("t", "k", "three"), ("t", "k", "two")]
+
+
+def test_apublish_many_takes_an_async_iterable(db):
+    async def messages():
+        for number in range(3):
+            await asyncio.sleep(0)
+            yield Message(number, key="k", id=str(number))
+
+    assert async_to_sync(apublish_many)("t", messages()) == 3
+    assert [message_id for _, _, message_id in stored()] == ["0", "1", "2"]
+
+
+def test_apublish_refuses_what_publish_refuses(db):
+    with pytest.raises(InvalidMessage, match="topic 'a b'"):
+        async_to_sync(apublish)("a b", 1)
+    with pytest.raises(InvalidMessage, match="message 1"):
+        async_to_sync(apublish_many)("t", [1, object()])
+    assert stored() == []
+
+
+def test_it_joins_no_transaction_of_async_code(db):
+    """Each commits by itself: what fails after it does not take it back."""
+
+    async def work():
+        await apublish("t", 1, key="k", id="kept")
+        raise ValueError("after it")
+
+    def run():  # as a server does: the loop is outermost
+        with pytest.raises(ValueError, match="after it"):
+            asyncio.run(work())
+        asyncio.run(sync_to_async(lambda: connection.close())())  # that of asgiref's thread
+
+    in_thread(run)
+    assert stored() == [("t", "k", "kept")]
+
+
+def test_one_sync_function_publishes_with_its_data(db):
+    @sync_to_async
+    def place():
+        with transaction.atomic():
+            Effect.objects.create(name="order")
+            publish("t", 1)
+            raise ValueError("both or neither")
+
+    with pytest.raises(ValueError, match="both or neither"):
+        async_to_sync(place)()
+    assert stored() == []
+    assert not Effect.objects.exists()
+
+
+# -- handlers -----------------------------------------------------------------
+
+
+def run(function, messages, *, threads=2, **options):
+    """Runs a decorated function on real handler threads until everything is settled."""
+    subscriber("t", group="g", **options)(function)
+    handler = registry.handlers()[GroupRef("g", "t")]
+    publish_many("t", messages)
+    sub = Sub(handler)
+    executor = Executor(sub.inbox, USING, threads=threads, timeouts=TIMEOUTS, with_loop=handler.is_async)
+    executor.start()
+    try:
+        for _ in range(200):
+            sub.step()
+            sub.flush()
+            if not lag():
+                break
+            sub.inbox.wait(0.05, enough=1)
+        assert lag() == 0
+    finally:
+        sub.inbox.close()
+        executor.join(10)
+    sub.leave()
+    return executor
+
+
+def test_one_loop_for_all_messages_and_threads(db):
+    loops, threads = set(), set()
+
+    async def handle(delivery):
+        loops.add(asyncio.get_running_loop())
+        threads.add(threading.current_thread().name)
+        await asyncio.sleep(0)
+
+    run(handle, range(20))
+    assert len(loops) == 1
+    assert threads == {"mysqlqueue-loop"}
+    assert all(loop.is_closed() for loop in loops)
+
+
+@pytest.mark.servers_only  # one thread a process there
+def test_handlers_of_several_threads_await_side_by_side(db):
+    here, together = set(), []
+
+    async def handle(delivery):
+        here.add(delivery.payload)
+        for _ in range(500):
+            if len(here) == 3:
+                together.append(delivery.payload)
+                return
+            await asyncio.sleep(0.01)
+
+    run(handle, [Message(n, key=str(n)) for n in range(3)], threads=3)
+    assert sorted(together) == [0, 1, 2]
+
+
+def test_sync_code_runs_on_the_handlers_thread_and_connection(db):
+    """So an async handler uses no more database connections than a sync one."""
+    places = set()
+
+    async def handle(delivery):
+        await Effect.objects.acreate(name="async", value=delivery.payload)
+        places.add(await sync_to_async(lambda: threading.current_thread().name)())
+        assert await Effect.objects.filter(value=delivery.payload).acount() == 1
+
+    run(handle, range(10), threads=1)
+    assert places == {"mysqlqueue-handler-0"}
+    assert Effect.objects.filter(name="async").count() == 10
+
+
+def test_an_ack_in_a_sync_transaction_of_an_async_handler(db):
+    @sync_to_async
+    def store(delivery):
+        with transaction.atomic():
+            Effect.objects.create(name="async", value=delivery.payload)
+            delivery.ack()
+
+    async def handle(delivery):
+        await store(delivery)
+
+    run(handle, range(5))
+    assert sorted(Effect.objects.values_list("value", flat=True)) == list(range(5))
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+def test_what_a_handler_raises_ends_the_attempt_and_not_the_loop(db, error):
+    got = []
+
+    async def handle(delivery):
+        got.append(delivery.attempt)
+        if delivery.attempt == 1:
+            raise error
+
+    run(handle, range(3), backoff={"initial": 0})
+    assert sorted(got) == [1, 1, 1, 2, 2, 2]
+
+
+def test_what_a_handler_leaves_running_is_cancelled_at_the_end(db):
+    ended = []
+
+    async def forever():
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    tasks = []
+
+    async def handle(delivery):
+        tasks.append(asyncio.ensure_future(forever()))
+        await asyncio.sleep(0)
+
+    run(handle, range(1))
+    assert ended == ["cancelled"]
+
+
+def test_async_batches(db):
+    got = []
+
+    async def handle(deliveries):
+        await asyncio.sleep(0)
+        got.append([delivery.payload for delivery in deliveries])
+
+    run(handle, [Message(n, key="k") for n in range(7)], batch=True)
+    assert [n for batch in got for n in batch] == list(range(7))
