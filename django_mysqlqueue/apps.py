@@ -16,6 +16,7 @@ class DjangoMysqlqueueConfig(AppConfig):
 
     def ready(self) -> None:
         from django_mysqlqueue import checks  # noqa: F401
+        from django_mysqlqueue.sql import sqlite  # noqa: F401  # gives new connections its functions
 
         post_migrate.connect(_register_groups, sender=self)
 

@@ -19,6 +19,7 @@ from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import groups, heartbeats, sequencing, stats
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 
 USING = "default"
 _numbers = itertools.count(1)
@@ -65,7 +66,8 @@ class ManualHeart:
         self.in_doubt = False
 
     def beat(self) -> None:
-        heartbeats.beat(USING, self._sub.name, list(self._sub.handlers), {"host": "tests"})
+        info = {"host": "tests", "subset": self._sub.poller.subset.as_json()}
+        heartbeats.beat(USING, self._sub.name, list(self._sub.handlers), info)
         self.beat_at = time.monotonic()
 
 
@@ -73,7 +75,13 @@ class Sub:
     """One subscriber. ``step`` is a poll, a tick and a claim; ``work`` runs what was claimed."""
 
     def __init__(
-        self, *handlers: Handler, name: str = "s", batch_size: int = 100, prefetch: int = 200, **settings: Any
+        self,
+        *handlers: Handler,
+        name: str = "s",
+        batch_size: int = 100,
+        prefetch: int = 200,
+        subset: Subset = EVERYTHING,
+        **settings: Any,
     ) -> None:
         self.name = f"{name}:{next(_numbers)}"
         self.handlers = {one.ref: one for one in handlers}
@@ -90,6 +98,7 @@ class Sub:
             self.inbox,
             self.heart,
             batch_size=batch_size,  # type: ignore[arg-type]
+            subset=subset,
         )
         self._batches: dict[int, Batch] = {}
         self.heart.beat()

@@ -416,3 +416,16 @@ def test_random_kills(start, tmp_path):
     assert not QueueMessage.objects.filter(topic__endswith="_dlq").exists()
     shown = {(one.group, one.topic): one for one in status(USING, lease_ms=3000).groups}
     assert shown["atomic", "p.plain"].lag == 0
+
+
+def test_shards_drain_their_own_partitions(start):
+    publish_numbers("p.plain", 60, partitions=12)
+    first = start("--group", "plain", "--shard", "1/2", "--drain")
+    assert first.wait() == 0, first.output
+    assert "shard 1/2" in first.output
+    part = len(effects("plain"))
+    assert 0 < part < 60
+    second = start("--group", "plain", "--shard", "2/2", "--drain")
+    assert second.wait() == 0, second.output
+    assert drained("plain", "p.plain")
+    assert sorted(n for _, _, n in effects("plain")) == list(range(60))

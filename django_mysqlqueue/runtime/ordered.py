@@ -65,7 +65,7 @@ class OrderedWork(GroupWork):
 
     # -- news -----------------------------------------------------------------
 
-    def news(self, key: str) -> None:
+    def _news(self, key: str) -> None:
         partition = self.partitions.get(key)
         if partition is not None and partition.owned:
             partition.fresh = True
@@ -121,8 +121,12 @@ class OrderedWork(GroupWork):
         return [key for key, partition in self.partitions.items() if partition.owned]
 
     def rebalance(self, leases: Sequence[Lease], live: list[str], *, steal: bool) -> None:
-        """Compares memory with the lease rows, gives back what is above the share, takes what is below it."""
+        """Compares memory with the lease rows, gives back what is above the share, takes what is below it.
+
+        ``live`` are those who work on the same subset: the partitions are shared out among them.
+        """
         me = self.poller.subscriber
+        leases = [lease for lease in leases if lease.key in self.poller.subset]
         self._live = live
         self._theirs = {lease.key for lease in leases if lease.good and lease.owner != me}
         rows = {lease.key: lease.owner for lease in leases}

@@ -29,6 +29,7 @@ from django_mysqlqueue.runtime.shared import SharedWork
 from django_mysqlqueue.runtime.work import GroupWork
 from django_mysqlqueue.service import heartbeats, leasing, news, sequencing
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Retry, Session
 
 SEQUENCER_PASSES = 4
@@ -67,6 +68,7 @@ class Poller:
         heart: Heart,
         *,
         batch_size: int,
+        subset: Subset = EVERYTHING,
     ) -> None:
         self.using = using
         self.subscriber = subscriber
@@ -74,6 +76,7 @@ class Poller:
         self.inbox = inbox
         self.heart = heart
         self.batch_size = batch_size
+        self.subset = subset
         self.progressed_at = time.monotonic()
         self.clock = Clock.at(0)
         self.works: list[GroupWork] = [
@@ -226,7 +229,7 @@ class Poller:
             self.housekeeping.scan_all()
         read, more = self._read_news(session)
         if self.shared:
-            due = news.next_due(session, [work.ref for work in self.shared])
+            due = news.next_due(session, [work.ref for work in self.shared], self.subset)
             for work in self.shared:
                 work.next_due = due.get(work.ref)
         interval = self.settings.poll_interval
@@ -282,7 +285,8 @@ class Poller:
             leases = leasing.read(session, refs, self.lease_ms)
             live = heartbeats.live(session, refs, self.lease_ms)
             for work in self.ordered:
-                work.rebalance(leases[work.ref], live[work.ref], steal=self.may_steal())
+                others = [name for name, subset in live[work.ref].items() if subset == self.subset]
+                work.rebalance(leases[work.ref], others, steal=self.may_steal())
 
     def may_steal(self) -> bool:
         """Not before one renewal interval after the first beat that followed a connection error."""

@@ -27,6 +27,7 @@ from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler, mode_text
 from django_mysqlqueue.service import groups, heartbeats, leasing, sequencing, wakeups
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session
 
 EXIT_UNCLEAN = 1
@@ -58,6 +59,7 @@ class Subscriber:
         threads: int | None = None,
         batch_size: int | None = None,
         drain: bool = False,
+        subset: Subset = EVERYTHING,
     ) -> None:
         if not handlers:
             raise SubscriberError(
@@ -70,6 +72,7 @@ class Subscriber:
         self.threads = threads or settings.threads
         self.batch_size = batch_size or settings.batch_size
         self.drain = drain
+        self.subset = subset
         self._stopping = threading.Event()
         self._finished = threading.Event()
         self._signals = 0
@@ -88,7 +91,14 @@ class Subscriber:
         )
         self.inbox = Inbox(self.handlers, leases_good=self.heart.good)
         self.poller = Poller(
-            using, self.name, self.handlers, settings, self.inbox, self.heart, batch_size=self.batch_size
+            using,
+            self.name,
+            self.handlers,
+            settings,
+            self.inbox,
+            self.heart,
+            batch_size=self.batch_size,
+            subset=subset,
         )
         self.executor = Executor(
             self.inbox,
@@ -101,7 +111,12 @@ class Subscriber:
     def _info(self) -> dict[str, Any]:
         from django_mysqlqueue import __version__
 
-        return {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__}
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "subset": self.subset.as_json(),
+        }
 
     # -- from outside ---------------------------------------------------------
 
@@ -231,7 +246,7 @@ class Subscriber:
             after: str | None = None
             while not self._rest:
                 keys, after = leasing.find_work(session, ref, after=after, limit=500)
-                self._rest = bool(keys)
+                self._rest = any(key in self.subset for key in keys)
                 if after is None:
                     break
 

@@ -26,7 +26,7 @@ class SharedWork(GroupWork):
         self._extend_at = 0.0
         self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
 
-    def news(self, key: str) -> None:
+    def _news(self, key: str) -> None:
         self.todo[key] = None
 
     def next_at(self) -> int | None:

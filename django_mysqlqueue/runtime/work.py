@@ -52,6 +52,7 @@ class GroupWork(ABC):
             handler.max_attempts,
             int(handler.visibility_timeout * 1000) if handler.shared else None,
             strict=handler.on_failure == "block" and not handler.shared,
+            subset=poller.subset,
         )
         self.todo: dict[str, None] = {}
         """Partitions to look at, in turn; one leaves when a claim that held its lock saw nothing more."""
@@ -72,9 +73,13 @@ class GroupWork(ABC):
 
     # -- what the poller calls ------------------------------------------------
 
-    @abstractmethod
     def news(self, key: str) -> None:
-        """A partition has messages above the cursor, or may have."""
+        """A partition has messages above the cursor, or may have; others' partitions are passed over here."""
+        if key in self.poller.subset:
+            self._news(key)
+
+    @abstractmethod
+    def _news(self, key: str) -> None: ...
 
     @abstractmethod
     def next_at(self) -> int | None:

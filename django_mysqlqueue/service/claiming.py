@@ -17,6 +17,7 @@ from django_mysqlqueue.service import dead_letters, groups, leasing, settling, w
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW, UNION_TERMS, Offsets
 
@@ -35,6 +36,8 @@ class Claimant:
     """Shared mode: how long a delivery stays invisible; None: ordered mode, the lease is the visibility."""
     strict: bool = False
     """``on_failure="block"``: nothing of a partition before its lowest unsettled row."""
+    subset: Subset = EVERYTHING
+    """Shared mode: redeliveries are taken from these partitions alone."""
 
     @property
     def shared(self) -> bool:
@@ -170,7 +173,7 @@ def _claim(
     taken: list[Claimed] = []
     open_wants = [want for want in wants if want.key not in lost]
     if shared:
-        found = _due_shared(session, ref, max_due, fence.now, after_clock_step=after_clock_step)
+        found = _due_shared(session, claimant, max_due, fence.now, after_clock_step=after_clock_step)
         due = [row for row in found if row not in exclude]
     else:
         due = [(want.key, offset) for want in open_wants for offset in want.due]
@@ -206,22 +209,24 @@ class _Budget:
 
 
 def _due_shared(
-    session: Session, ref: GroupRef, limit: int, now: int, *, after_clock_step: bool
+    session: Session, claimant: Claimant, limit: int, now: int, *, after_clock_step: bool
 ) -> list[tuple[str, int]]:
     """Rows that look due, read without locks from the head of the index."""
     if limit <= 0:
         return []
+    inside, parameters = claimant.subset.condition(session.dialect, "partition_key")
     select = (
         f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
-        "WHERE consumer_group = %s AND topic = %s AND acked = %s AND invisible_until "
+        f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} AND invisible_until "
     )
-    found = session.rows(f"{select} <= %s ORDER BY invisible_until LIMIT %s", (*ref, False, now, limit))
+    place = (*claimant.ref, False, *parameters, now)
+    found = session.rows(f"{select} <= %s ORDER BY invisible_until LIMIT %s", (*place, limit))
     if after_clock_step:
         found = [
             *found,
             *session.rows(
                 f"{select} > %s AND delivered_at > %s ORDER BY invisible_until LIMIT %s",
-                (*ref, False, now, now + CLOCK_STEP_MS, limit),
+                (*place, now + CLOCK_STEP_MS, limit),
             ),
         ]
     return [(key, offset) for key, offset in found]

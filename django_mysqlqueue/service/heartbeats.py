@@ -8,6 +8,7 @@ from typing import Any
 
 from django_mysqlqueue.models import SubscriberHeartbeat
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.service.transactions import Session, flat, run
 
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
@@ -61,17 +62,18 @@ def fresh(alias: str, session: Session) -> str:
     return f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
 
 
-def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, list[str]]:
-    """The live subscribers of each group, in order of name."""
-    found: dict[GroupRef, list[str]] = {ref: [] for ref in refs}
-    for group, topic, name in session.rows(
-        f"SELECT h.consumer_group, h.topic, h.subscriber_name FROM {session.dialect.rows(('g', 't'), len(refs))} "
-        f"{session.dialect.join} {HEARTBEATS} h ON h.consumer_group = v.g AND h.topic = v.t "
+def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, dict[str, Subset]]:
+    """The live subscribers of each group, in order of name, and the subset that each works on."""
+    found: dict[GroupRef, dict[str, Subset]] = {ref: {} for ref in refs}
+    for group, topic, name, info in session.rows(
+        "SELECT h.consumer_group, h.topic, h.subscriber_name, h.info "
+        f"FROM {session.dialect.rows(('g', 't'), len(refs))} {session.dialect.join} {HEARTBEATS} h "
+        "ON h.consumer_group = v.g AND h.topic = v.t "
         f"WHERE {fresh('h', session)}",
         (*flat(refs), lease_ms, lease_ms),
     ):
-        found[GroupRef(group, topic)].append(name)
-    return {ref: sorted(names) for ref, names in found.items()}
+        found[GroupRef(group, topic)][name] = Subset.read(json.loads(info).get("subset"))
+    return {ref: dict(sorted(subsets.items())) for ref, subsets in found.items()}
 
 
 def forget_old(using: str, *, limit: int = 500) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -55,13 +56,14 @@ def since(session: Session, tail: int, *, limit: int) -> News:
     )
 
 
-def next_due(session: Session, refs: list[GroupRef]) -> dict[GroupRef, int]:
+def next_due(session: Session, refs: list[GroupRef], subset: Subset = EVERYTHING) -> dict[GroupRef, int]:
     """When each shared group's next redelivery is due (epoch milliseconds), one query for all."""
+    inside, parameters = subset.condition(session.dialect, "partition_key")
     one = (
         "SELECT * FROM (SELECT %s AS g, %s AS t, invisible_until FROM "
         f"{STATE}{session.dialect.force_index('queue_delivery_state_due')} "
-        "WHERE consumer_group = %s AND topic = %s AND acked = %s ORDER BY invisible_until LIMIT 1) d{number}"
+        f"WHERE consumer_group = %s AND topic = %s AND acked = %s{inside} ORDER BY invisible_until LIMIT 1) d"
     )
-    sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(refs)))
-    rows = session.rows(sql, flat((*ref, *ref, False) for ref in refs))
+    sql = " UNION ALL ".join(f"{one}{number}" for number in range(len(refs)))
+    rows = session.rows(sql, flat((*ref, *ref, False, *parameters) for ref in refs))
     return {GroupRef(group, topic): int(due) for group, topic, due in rows}

@@ -14,8 +14,9 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Sequencer,
 )
-from django_mysqlqueue.service import groups, heartbeats
+from django_mysqlqueue.service import groups, heartbeats, leasing
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session
 
 LOG = QueueMessage._meta.db_table
@@ -59,6 +60,10 @@ class GroupStatus:
     """In the DLQ topic because this group failed them."""
     subscribers: tuple[str, ...]
     """Live ones."""
+    subsets: dict[str, str]
+    """Of those that work on some partitions only: which."""
+    unserved: int
+    """Partitions with something to do that no live subscriber's subset takes in, where all work on subsets."""
     partitions_owned: dict[str, int]
     """Leases by owner; '' is nobody."""
     abandoned: bool
@@ -154,10 +159,24 @@ def _group(session: Session, ref: GroupRef, now: int, lease_ms: int) -> GroupSta
         retrying=waiting,
         dead_letters=int(dead[0]) if dead else 0,
         subscribers=tuple(live),
+        subsets={name: str(subset) for name, subset in live.items() if subset != EVERYTHING},
+        unserved=_unserved(session, ref, set(live.values())),
         partitions_owned=owners,
         abandoned=lag > 0 and not live,
         failing=names.is_dlq(ref.topic) and failed > 0,
     )
+
+
+def _unserved(session: Session, ref: GroupRef, subsets: set[Subset]) -> int:
+    if not subsets or EVERYTHING in subsets:
+        return 0
+    count = 0
+    after: str | None = None
+    while True:
+        keys, after = leasing.find_work(session, ref, after=after, limit=1000)
+        count += sum(not any(key in subset for subset in subsets) for key in keys)
+        if after is None:
+            return count
 
 
 def has_one_partition(session: Session, topic: str) -> bool:

@@ -68,6 +68,18 @@ class Dialect(ABC):
         Unlike IGNORE it hides no other error.
         """
 
+    @abstractmethod
+    def matches(self, column: str) -> str:
+        """The condition that a text column matches a ``pattern`` parameter, byte for byte."""
+
+    @abstractmethod
+    def pattern(self, text: str) -> str:
+        """A pattern with ``*`` for any text and ``?`` for one character, as ``matches`` takes it."""
+
+    @abstractmethod
+    def shard(self, column: str) -> str:
+        """The condition that the CRC-32 of a text column, modulo one parameter, is the next parameter."""
+
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # only SQLite has to
         """With autocommit off: sees to it that a transaction is open before a savepoint is set."""
 

@@ -59,6 +59,15 @@ class MySQL(Dialect):
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
         return f" ON DUPLICATE KEY UPDATE {key[0]} = {table}.{key[0]}"
 
+    def matches(self, column: str) -> str:
+        return f"{column} LIKE %s ESCAPE '!'"
+
+    def pattern(self, text: str) -> str:
+        return text.translate({ord("!"): "!!", ord("%"): "!%", ord("_"): "!_", ord("*"): "%", ord("?"): "_"})
+
+    def shard(self, column: str) -> str:
+        return f"MOD(CRC32({column}), %s) = %s"
+
     def is_retryable(self, error: Error) -> bool:
         return isinstance(error, OperationalError) and error.args[:1] in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,))
 

@@ -6,10 +6,12 @@ so there are no row locks to take and nothing to skip.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error, OperationalError
+from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.fields import NOW_MS_SQLITE
 from django_mysqlqueue.sql.base import Dialect
@@ -57,6 +59,15 @@ class SQLite(Dialect):
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
         return f" ON CONFLICT ({', '.join(key)}) DO NOTHING"
 
+    def matches(self, column: str) -> str:
+        return f"{column} GLOB %s"
+
+    def pattern(self, text: str) -> str:
+        return text.replace("[", "[[]")
+
+    def shard(self, column: str) -> str:
+        return f"mysqlqueue_crc32({column}) %% %s = %s"
+
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:
         # An outermost SAVEPOINT is a transaction here, and its RELEASE would commit.
         if not connection.connection.in_transaction:
@@ -77,3 +88,13 @@ class SQLite(Dialect):
 
 
 DIALECT = SQLite()
+
+
+def _add_functions(*, connection: Any, **kwargs: Any) -> None:
+    if connection.vendor == "sqlite":
+        connection.connection.create_function(
+            "mysqlqueue_crc32", 1, lambda text: zlib.crc32(text.encode()), deterministic=True
+        )
+
+
+connection_created.connect(_add_functions, dispatch_uid="django_mysqlqueue.sql.sqlite")

@@ -102,6 +102,11 @@ def _problems(group: GroupStatus) -> list[str]:
             f"{name} has {group.lag} unsettled messages and no live subscriber: GC keeps everything for it. "
             f"Start one, or: manage.py queuedropgroup {group.group} {group.topic}"
         )
+    if group.unserved:
+        found.append(
+            f"{name} has something to do in {group.unserved} partitions that no live subscriber takes: all of them "
+            f"run with --partition or --shard ({', '.join(sorted(set(group.subsets.values())))})."
+        )
     if group.failing:
         found.append(f"{name} handles dead letters and fails: they are tried again for ever.")
     if group.paused:

@@ -17,6 +17,7 @@ from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.runtime.registry import Handler, handlers
 from django_mysqlqueue.service import stats
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
 
@@ -34,6 +35,13 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--group", action="append", metavar="G", help="only this consumer group (repeatable)")
         parser.add_argument("--topic", action="append", metavar="T", help="only this topic (repeatable)")
+        parser.add_argument(
+            "--partition",
+            action="append",
+            metavar="KEY",
+            help="only partitions whose key matches: * is any text, ? one character (repeatable)",
+        )
+        parser.add_argument("--shard", metavar="I/N", help="only the I-th of N equal parts of the partitions, as 1/4")
         parser.add_argument("--threads", type=positive, metavar="N", help="handler threads (default: THREADS)")
         parser.add_argument("--name", help="a name for this subscriber (default: the host's)")
         parser.add_argument("--batch-size", type=positive, metavar="N", help="messages a claim (default: BATCH_SIZE)")
@@ -62,6 +70,7 @@ class Command(BaseCommand):
                 threads=threads,
                 batch_size=options["batch_size"],
                 drain=options["drain"],
+                subset=Subset.parse(options["partition"] or (), options["shard"]),
             )
             restore = subscriber.handle_signals()
             try:
@@ -96,8 +105,11 @@ class Command(BaseCommand):
         write(self.style.MIGRATE_HEADING(f"Subscriber {subscriber.name}"))
         write(f"  database  {subscriber.using} ({vendor}: {settings['NAME']})")
         write(f"  working   {threads}, batches of {subscriber.batch_size}")
+        if str(subscriber.subset):
+            write(f"  subset    {subscriber.subset}")
         for ref, handler in sorted(subscriber.handlers.items()):
-            detail = ", ".join([handler.mode, *(["atomic"] if handler.atomic else [])])
+            batch = [f"batches of {handler.batch_size}"] if handler.batch else []
+            detail = ", ".join([handler.mode, *(["atomic"] if handler.atomic else []), *batch])
             write(f"  group     {ref.group} of {ref.topic} ({detail}): {handler.where}")
         for warning in self._one_partition(subscriber):
             write(self.style.WARNING(f"  warning   {warning}"))
