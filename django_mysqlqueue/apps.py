@@ -16,9 +16,17 @@ class DjangoMysqlqueueConfig(AppConfig):
 
     def ready(self) -> None:
         from django_mysqlqueue import checks  # noqa: F401
+        from django_mysqlqueue.service import wakeups
         from django_mysqlqueue.sql import sqlite  # noqa: F401  # gives new connections its functions
 
+        wakeups.eager = _deliver_eagerly
         post_migrate.connect(_register_groups, sender=self)
+
+
+def _deliver_eagerly(using: str) -> None:
+    from django_mysqlqueue.runtime.inline import deliver_eagerly
+
+    deliver_eagerly(using)
 
 
 def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> None:

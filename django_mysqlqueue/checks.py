@@ -82,6 +82,20 @@ def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
     ]
 
 
+@checks.register("django_mysqlqueue", deploy=True)
+def check_eager(**kwargs: Any) -> list[checks.CheckMessage]:
+    """``EAGER`` is off where it matters (W012)."""
+    if conf.problems() or not conf.get_settings().eager:
+        return []
+    return [
+        checks.Warning(
+            "MYSQLQUEUE['EAGER'] is True: publishers run the handlers themselves.",
+            hint="It is for tests and development. Remove it and run manage.py runsubscriber.",
+            id="django_mysqlqueue.W012",
+        )
+    ]
+
+
 @checks.register("django_mysqlqueue")
 def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
     """SQLite has the options that the queue needs (W010)."""

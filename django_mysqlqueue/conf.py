@@ -75,6 +75,7 @@ class Settings:
     dlq_retention: float | None = None
     max_payload_bytes: int = 1_048_576
     keyless_partitions: int = 16
+    eager: bool = False
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -228,6 +229,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "dlq_retention": _or_none(_number()),
     "max_payload_bytes": _integer(1, 2**30),
     "keyless_partitions": _integer(1, 100_000),
+    "eager": _boolean,
 }
 
 

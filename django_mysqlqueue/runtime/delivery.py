@@ -8,13 +8,12 @@ from typing import Any
 
 from django.db import connections
 
-from django_mysqlqueue import names
 from django_mysqlqueue.conf import LONGEST_DELAY
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.claiming import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
-from django_mysqlqueue.service.messages import PUBLISHER_KEY, RESERVED_PREFIX, decode, decode_metadata, duration_ms
+from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
 from django_mysqlqueue.service.transactions import in_transaction
 
 
@@ -55,7 +54,7 @@ class Delivery:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """The publisher's metadata and ``content_type``."""
-        return {name: value for name, value in self._metadata.items() if not name.startswith(RESERVED_PREFIX)}
+        return public_metadata(self._metadata)
 
     @cached_property
     def payload(self) -> Any:
@@ -69,9 +68,7 @@ class Delivery:
     @property
     def key(self) -> str | None:
         """The publisher's key, also where it was hashed to a partition; None if there was none."""
-        if self._claimed.key.startswith(names.PARTITION_PREFIX):
-            return self._metadata.get(PUBLISHER_KEY)
-        return self._claimed.key
+        return publisher_key(self._claimed.key, self._metadata)
 
     @property
     def published_at(self) -> datetime.datetime:

@@ -34,8 +34,10 @@ class _Stale(Exception):
         self.deliveries = deliveries
 
 
-def handle(items: Sequence[Held], using: str) -> list[Outcome]:
+def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None = None) -> list[Outcome]:
     """Calls the handler of some deliveries; returns what became of each, in their order.
+
+    ``errors`` gets what the handler raises.
 
     Whatever the handler raises is a failed attempt, SystemExit included: it ends
     the attempt, not the thread.
@@ -54,6 +56,8 @@ def handle(items: Sequence[Held], using: str) -> list[Outcome]:
         event(logging.WARNING, "delivery.stale", **_fields(items), error=error)
         return [delivery._failed(str(error)) for delivery in deliveries]
     except BaseException as error:  # noqa: BLE001
+        if errors is not None:
+            errors.append(error)
         event(logging.WARNING, "delivery.failed", **_fields(items), error=_text(error), exc_info=True)
         text = traceback.format_exc()
         return [delivery._failed(text) for delivery in deliveries]
@@ -171,4 +175,9 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
             for delivery in deliveries
         ]
     settled = {*acked, *(delivery for delivery, _ in rejected)}
-    return [Outcome(outcome.delivery, Kind.SETTLED) if outcome.delivery in settled else outcome for outcome in outcomes]
+    return [
+        Outcome(outcome.delivery, Kind.SETTLED, 0, outcome.error, outcome.kind)
+        if outcome.delivery in settled
+        else outcome
+        for outcome in outcomes
+    ]

@@ -13,13 +13,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from django.db import Error, connections
 
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.housekeeping import Housekeeping
 from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.log import event
@@ -38,6 +38,18 @@ NEWS_ROWS = 2000
 NEWS_PASSES = 5
 LOOK_PAUSE = 10
 """A look at the outbox walks uncommitted rows too: wait this many times as long as the last one took."""
+
+
+class Pulse(Protocol):
+    """What the poller asks the heart."""
+
+    beat_at: float
+
+    def good(self) -> bool: ...
+
+    def must_verify(self) -> bool: ...
+
+    def verified(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ class Poller:
         handlers: dict[GroupRef, Handler],
         settings: Settings,
         inbox: Inbox,
-        heart: Heart,
+        heart: Pulse,
         *,
         batch_size: int,
         subset: Subset = EVERYTHING,
@@ -211,6 +223,11 @@ class Poller:
     def poll_soon(self) -> None:
         self._next_poll = 0.0
         self._interval = self.settings.poll_interval
+
+    def look_now(self) -> None:
+        """Polls and ticks with the next step."""
+        self.poll_soon()
+        self._next_tick = 0.0
 
     # -- polling --------------------------------------------------------------
 

@@ -47,6 +47,8 @@ class Outcome:
     kind: Kind
     delay_ms: int = 0
     error: str = ""
+    said: Kind | None = None
+    """Where ``kind`` is SETTLED: what the handler's own transaction has written."""
 
 
 @dataclass(slots=True)

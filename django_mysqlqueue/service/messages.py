@@ -209,6 +209,18 @@ def _from_json(body: bytes) -> Any:
     return json.loads(body.decode(), parse_constant=refuse)
 
 
+def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what the queue itself keeps there."""
+    return {name: value for name, value in metadata.items() if not name.startswith(RESERVED_PREFIX)}
+
+
+def publisher_key(partition_key: str, metadata: Mapping[str, Any]) -> str | None:
+    """The publisher's key, also where it was hashed to a partition; None if there was none."""
+    if partition_key.startswith(names.PARTITION_PREFIX):
+        return metadata.get(PUBLISHER_KEY)
+    return partition_key
+
+
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:
     """Metadata as the driver gives it; what plain SQL stored as no object counts as empty."""
     value = json.loads(text) if isinstance(text, (str, bytes)) else text

@@ -224,6 +224,8 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
 
 def _wake_on_commit(session: Session) -> None:
     """Wakes subscribers of this process when the message is there for them to see."""
+    if get_settings().eager and wakeups.eager is not None:
+        _deliver_on_commit(session)
     if not wakeups.has_listeners(session.using):
         return
     if session.connection.in_atomic_block or session.connection.get_autocommit():
@@ -234,6 +236,16 @@ def _wake_on_commit(session: Session) -> None:
 
         transaction.on_commit(wake, using=using, robust=True)
     # With autocommit off Django cannot tell when the caller commits: the next poll finds it.
+
+
+def _deliver_on_commit(session: Session) -> None:
+    """``EAGER``: as a hook of ``on_commit``; right now where only a ``TestCase`` keeps a transaction open."""
+    deliver, using = wakeups.eager, session.using
+    assert deliver is not None  # noqa: S101  # the caller has looked
+    if session.connection.in_atomic_block and not in_transaction(session.connection):
+        deliver(using)
+    elif session.connection.in_atomic_block or session.connection.get_autocommit():
+        transaction.on_commit(lambda: deliver(using), using=using)
 
 
 def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[list[OutboxRow]]:

@@ -70,7 +70,7 @@ def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_B
 
 
 def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
-    if not _take_mutex(session):
+    if not take_mutex(session):
         return Sequenced(0, more=False, busy=True)
     immediate, scheduled, more = _due_ids(session, max_rows, max_bytes)
     if not immediate and not scheduled:
@@ -91,7 +91,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     return Sequenced(len(immediate) + len(scheduled), more)
 
 
-def _take_mutex(session: Session) -> bool:
+def take_mutex(session: Session) -> bool:
     """Locks the mutex row if it is free; a missing one (a flushed database) is put back first."""
     mutex = Sequencer.objects.using(session.using).filter(pk=MUTEX_ID)
     if list(mutex.select_for_update(skip_locked=True).values_list("pk")):

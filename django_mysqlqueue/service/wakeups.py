@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+eager: Callable[[str], None] | None = None
+"""What delivers in the publisher's thread where the setting ``EAGER`` says so; the app puts it here."""
+
 _listeners: dict[str, list[Callable[[], None]]] = {}
 
 

@@ -1,0 +1,210 @@
+"""A subscriber without threads: it delivers in the caller's thread, on the caller's connection.
+
+Tests and ``EAGER`` use it. Poller, inbox and handling are those of the real
+subscriber; inside a transaction (a ``TestCase``) all of it joins that one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.db import connections, transaction
+
+from django_mysqlqueue.conf import Settings, get_settings
+from django_mysqlqueue.exceptions import InvalidMessage, QueueError
+from django_mysqlqueue.runtime import registry
+from django_mysqlqueue.runtime.delivery import Delivery
+from django_mysqlqueue.runtime.handling import handle
+from django_mysqlqueue.runtime.inbox import Batch, Held, Inbox
+from django_mysqlqueue.runtime.poller import Poller
+from django_mysqlqueue.runtime.process import incarnation
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.service import groups, heartbeats, sequencing
+from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session
+
+MOST = 10_000
+"""Deliveries after which a handler that publishes for itself for ever is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One delivery that was made, and what became of it."""
+
+    group: str
+    topic: str
+    key: str | None
+    id: str
+    attempt: int
+    payload: Any
+    outcome: str
+    """``"ack"``, ``"nack"``, ``"snooze"`` or ``"reject"``."""
+    error: str
+    """The traceback or the reason of a failure; empty otherwise."""
+
+
+class _Pulse:
+    """In place of the heart: between two statements of one thread nobody takes a lease away."""
+
+    beat_at = float("inf")
+
+    def good(self) -> bool:
+        return True
+
+    def must_verify(self) -> bool:
+        return False
+
+    def verified(self) -> None:
+        """Nothing was in doubt."""
+
+
+class InlineSubscriber:
+    """Delivers what is due, and what follows from it, until nothing is left."""
+
+    def __init__(self, using: str, handlers: Mapping[GroupRef, Handler], settings: Settings) -> None:
+        self._using = using
+        self._handlers = dict(handlers)
+        self._name = incarnation("inline")
+        self._inbox = Inbox(self._handlers, leases_good=lambda: True)
+        self._poller = Poller(
+            using, self._name, self._handlers, settings, self._inbox, _Pulse(), batch_size=settings.batch_size
+        )
+        self._delivered: list[Delivered] = []
+        self._errors: list[BaseException] = []
+
+    def run(self, *, ignore_backoff: bool, stop_at_error: bool) -> tuple[list[Delivered], list[BaseException]]:
+        """Runs to the end; returns the deliveries and what handlers raised.
+
+        Args:
+            ignore_backoff: what was nacked comes again at once, whatever its delay.
+            stop_at_error: hand nothing out after the first handler that raises.
+
+        Raises:
+            QueueError: there is no end to it.
+        """
+        for ref, handler in self._handlers.items():
+            groups.register(self._using, ref, mode=handler.mode, start=handler.start)
+        heartbeats.beat(self._using, self._name, list(self._handlers), {"version": "inline"})
+        try:
+            quiet = 0
+            # A first pass may only have made the rows that the next one needs.
+            while quiet < 2 and not (stop_at_error and self._errors):
+                self._look()
+                ran = self._work(ignore_backoff=ignore_backoff, stop_at_error=stop_at_error)
+                self._flush()
+                quiet = 0 if ran else quiet + 1
+        finally:
+            self._leave()
+        return self._delivered, self._errors
+
+    def _look(self) -> None:
+        poller = self._poller
+        poller.look_now()
+        poller.step()
+        while poller.housekeeping.is_scanning() or any(work.wants_turn() for work in poller.works):
+            before = self._inbox.waiting_counts()
+            poller.housekeeping.next_at = 0.0
+            poller.step()
+            if not poller.housekeeping.is_scanning() and self._inbox.waiting_counts() == before:
+                break
+        poller.housekeeping.next_at = float("inf")  # GC and the like are the real subscribers'
+
+    def _work(self, *, ignore_backoff: bool, stop_at_error: bool) -> int:
+        count = 0
+        batch: Batch | None = None
+        while (batch := self._inbox.take(batch, wait=False)) is not None:
+            count += len(batch.items)
+            outcomes = self._handle(batch.items)
+            if ignore_backoff:
+                outcomes = [replace(one, delay_ms=0) if one.kind is Kind.NACK else one for one in outcomes]
+            self._inbox.finish(batch, outcomes)
+            self._note(batch.items, outcomes)
+            if stop_at_error and self._errors:
+                break
+            self._flush()  # also so that the next suspect may start
+        return count
+
+    def _handle(self, items: list[Held]) -> list[Outcome]:
+        connection = connections[self._using]
+        if not connection.in_atomic_block:
+            return handle(items, self._using, self._errors)
+        # What a database error of the handler breaks must not be the test's transaction.
+        savepoint = transaction.savepoint(self._using)
+        outcomes = handle(items, self._using, self._errors)
+        if connection.needs_rollback:
+            connection.needs_rollback = False
+            transaction.savepoint_rollback(savepoint, self._using)
+        else:
+            transaction.savepoint_commit(savepoint, self._using)
+        return outcomes
+
+    def _note(self, items: list[Held], outcomes: list[Outcome]) -> None:
+        for held, outcome in zip(items, outcomes, strict=True):
+            delivery = Delivery(held.handler, held.claimed, held.body, self._using)
+            kind = outcome.said or outcome.kind
+            try:
+                payload = delivery.payload
+            except InvalidMessage:
+                payload = delivery.body
+            self._delivered.append(
+                Delivered(
+                    group=delivery.group,
+                    topic=delivery.topic,
+                    key=delivery.key,
+                    id=delivery.id,
+                    attempt=delivery.attempt,
+                    payload=payload,
+                    outcome=kind.value,
+                    error=outcome.error,
+                )
+            )
+        if len(self._delivered) >= MOST:
+            last = self._delivered[-1]
+            raise QueueError(
+                f"{MOST} deliveries and no end: the last was to the group {last.group!r} of {last.topic!r}, "
+                f"attempt {last.attempt}, {last.outcome}."
+            )
+
+    def _flush(self) -> None:
+        for work in self._poller.works:
+            work.polled()
+            work.flush_now()
+
+    def _leave(self) -> None:
+        self._inbox.close()
+        self._flush()
+        for work in self._poller.ordered:
+            work.release([key for key, one in work.partitions.items() if one.owned and not one.in_hand])
+        heartbeats.deregister(self._using, self._name, list(self._handlers))
+
+
+# -- EAGER --------------------------------------------------------------------
+
+_thread = threading.local()
+
+
+def deliver_eagerly(using: str) -> None:
+    """After a publish has committed, with ``EAGER``: delivers what is due, in this thread.
+
+    What fails waits for its backoff as always, and is tried again with a later
+    publish. What is published meanwhile is delivered by the same pass.
+
+    Raises:
+        Exception: the first that a handler raised, after all have had their turn.
+    """
+    if getattr(_thread, "delivering", False) or not sequencing.look(Session(using)).due:
+        return
+    handlers = registry.handlers()
+    if not handlers:
+        return
+    _thread.delivering = True
+    try:
+        _, errors = InlineSubscriber(using, handlers, get_settings()).run(ignore_backoff=False, stop_at_error=False)
+    finally:
+        _thread.delivering = False
+    if errors:
+        raise errors[0]

@@ -1,0 +1,129 @@
+"""For the tests of projects that publish and handle messages.
+
+All of it works on the test's own connection, inside the transaction of a
+``TestCase``, on any engine, SQLite in memory included. Nothing runs beside the
+test: what ``deliver_all`` does is over when it returns.
+
+pytest has the same as a fixture, ``mysqlqueue``.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Model
+
+from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.runtime import registry
+from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
+from django_mysqlqueue.service import scheduling
+from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
+from django_mysqlqueue.service.publishing import queue_alias
+
+__all__ = ["Delivered", "Published", "deliver_all", "published"]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message that was published."""
+
+    topic: str
+    key: str | None
+    """The publisher's key; None if there was none."""
+    id: str
+    payload: Any
+    metadata: dict[str, Any]
+    """The publisher's and ``content_type``."""
+    deliver_at: datetime.datetime | None
+    """When it was scheduled for (aware, UTC); None: at once, or it has come due and been delivered since."""
+    failed_group: str
+    """Of a dead letter: the group that failed it."""
+    last_error: str
+    """Of a dead letter: why."""
+
+
+def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
+    """The messages of the log and the outbox, in the order in which they were published.
+
+    Args:
+        topic: only this one's; a topic's dead letters are under its DLQ topic
+            (``"orders_dlq"``). None: of all topics, without dead letters.
+        using: the queue's database alias, if not the setting's.
+    """
+    alias = queue_alias(using)
+    found: list[Published] = []
+    for model, order in ((QueueMessage, "offset"), (OutboxMessage, "outbox_id")):
+        rows = model._default_manager.using(alias).order_by(order)
+        rows = rows.filter(failed_group="") if topic is None else rows.filter(topic=topic)
+        found += [_published(row) for row in rows]
+    return found
+
+
+def _published(row: Model) -> Published:
+    assert isinstance(row, (QueueMessage, OutboxMessage))  # noqa: S101  # for the type checker
+    metadata = decode_metadata(row.metadata)
+    due = getattr(row, "deliver_at", 0)
+    return Published(
+        topic=row.topic,
+        key=publisher_key(row.partition_key, metadata),
+        id=row.message_id,
+        payload=decode(bytes(row.payload), metadata),
+        metadata=public_metadata(metadata),
+        deliver_at=datetime.datetime.fromtimestamp(due / 1000, datetime.UTC) if due else None,
+        failed_group=row.failed_group,
+        last_error=row.last_error,
+    )
+
+
+def deliver_all(
+    *,
+    raise_exceptions: bool = True,
+    advance: float | datetime.timedelta | None = None,
+    groups: Collection[str] | None = None,
+    using: str | None = None,
+) -> list[Delivered]:
+    """Delivers everything that is due, and what handlers publish meanwhile, until nothing is left.
+
+    Handlers run one after another in the calling thread. What they nack comes
+    again at once, without its backoff, until it is acked or in the DLQ; what
+    they snooze waits, as do scheduled messages, until ``advance`` covers it.
+    ``on_commit`` hooks follow Django's rules: in a ``TestCase`` use
+    ``captureOnCommitCallbacks(execute=True)`` around it.
+
+    Args:
+        raise_exceptions: raise what a handler raises, at once; its attempt counts
+            as failed all the same. False: it is retried, as by a real subscriber.
+        advance: seconds or a timedelta that pass, for what is scheduled or snoozed.
+        groups: only handlers of these consumer groups.
+        using: the queue's database alias, if not the setting's.
+
+    Returns:
+        What was delivered, in order.
+
+    Raises:
+        Exception: whatever a handler raised first, with ``raise_exceptions``.
+        SubscriberError: ``groups`` names one that no handler has.
+        QueueError: 10,000 deliveries did not come to an end.
+    """
+    alias = queue_alias(using)
+    handlers = registry.handlers()
+    if groups is not None:
+        unknown = sorted(set(groups) - {ref.group for ref in handlers})
+        if unknown:
+            raise SubscriberError(f"groups={unknown!r}: no handler has them")
+        handlers = {ref: handler for ref, handler in handlers.items() if ref.group in groups}
+    if advance is not None:
+        scheduling.advance(alias, duration_ms("advance", advance, longest=100 * LONGEST_DELAY))
+    if not handlers:
+        return []
+    subscriber = InlineSubscriber(alias, handlers, get_settings())
+    delivered, errors = subscriber.run(ignore_backoff=True, stop_at_error=raise_exceptions)
+    for error in errors:
+        if raise_exceptions or isinstance(error, KeyboardInterrupt):
+            raise error
+    return delivered

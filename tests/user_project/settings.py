@@ -1,0 +1,16 @@
+"""A project as users have one, with tests of its own; tests/test_testing.py runs them."""
+
+import os
+
+import environ
+
+SECRET_KEY = "shop"  # noqa: S105
+INSTALLED_APPS = ["django_mysqlqueue", "tests.user_project.shop"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+if os.environ.get("DATABASE_URL"):
+    DATABASES["default"] = environ.Env().db_url("DATABASE_URL")
+    DATABASES["default"]["OPTIONS"].update(
+        charset="utf8mb4", isolation_level=os.environ.get("TEST_ISOLATION", "read committed")
+    )
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
