@@ -429,3 +429,42 @@ def test_shards_drain_their_own_partitions(start):
     assert second.wait() == 0, second.output
     assert drained("plain", "p.plain")
     assert sorted(n for _, _, n in effects("plain")) == list(range(60))
+
+
+def publish_and_kill(start, topic, total, *arguments):
+    """Two subscribers, one of them killed again and again while messages come in."""
+    workers = [start(*arguments) for _ in range(2)]
+    for chunk in range(6):
+        numbers = range(chunk * total // 6, (chunk + 1) * total // 6)
+        publish_many(topic, (Message({"n": n}, key=f"k{n % 5}") for n in numbers))
+        victim = chunk % 2
+        workers[victim].send(signal.SIGKILL)
+        workers[victim].wait()
+        workers[victim] = start(*arguments)
+    return workers
+
+
+def test_strict_order_through_kills(start):
+    """Nothing of a key starts before the message before it is done, or dead after its attempts."""
+    total = 300
+    workers = publish_and_kill(start, "p.strict", total, "--group", "strict", "--batch-size", "10")
+    wait_for(drained("strict", "p.strict"), workers[0], timeout=60)
+    done = {}
+    for row, number in Effect.objects.order_by("id").values_list("name", "value"):
+        kind, key, attempt = row.split("|")
+        if kind == "done":
+            done.setdefault(key, set()).add(number)
+            continue
+        for earlier in range(int(key[1:]), number, 5):
+            assert earlier in done.get(key, ()) or earlier % 50 == 0, (key, number, attempt, earlier)
+    assert set().union(*done.values()) == {n for n in range(total) if n % 50}
+    wait_for(lambda: not sequencing.look(sequencing.Session(USING)).due)
+    assert QueueMessage.objects.filter(topic="p.strict_dlq").count() == total / 50
+
+
+def test_atomic_batches_are_exactly_once_through_kills(start):
+    total = 1200
+    workers = publish_and_kill(start, "p.batch", total, "--group", "batch")
+    wait_for(drained("batch", "p.batch"), workers[0], timeout=60)
+    assert Counter(number for _, _, number in effects("batch")) == Counter(range(total))
+    assert not QueueMessage.objects.filter(topic="p.batch_dlq").exists()

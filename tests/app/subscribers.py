@@ -63,3 +63,22 @@ def act(payload: dict[str, Any]) -> None:
     elif what == "open":
         connection.set_autocommit(False)
         Effect.objects.create(name="left open")
+
+
+@subscriber("p.strict", group="strict", on_failure="block", max_attempts=3, backoff={"initial": 0.05, "maximum": 0.2})
+def strict(delivery: Delivery) -> None:
+    record("strict", delivery)
+    if delivery.payload["n"] % 7 == 0 and delivery.attempt == 1:
+        raise ValueError("the first attempt of every seventh fails")
+    if delivery.payload["n"] % 50 == 0:
+        raise ValueError("every fiftieth fails for good")
+    record("done", delivery)
+
+
+@subscriber("p.batch", group="batch", atomic=True, batch=True, batch_size=30, backoff={"initial": 0.05})
+def batch(deliveries: list[Delivery]) -> None:
+    Effect.objects.bulk_create(
+        Effect(name=f"batch|{delivery.key}|{delivery.attempt}", value=delivery.payload["n"]) for delivery in deliveries
+    )
+    if len(deliveries) > 1 and any(delivery.payload["n"] % 100 == 0 for delivery in deliveries):
+        raise ValueError("fails in company")

@@ -316,3 +316,13 @@ def test_a_table_of_another_engine_is_found(db):
     assert len(found) == 1
     assert "queue_sequencer" in found[0]
     assert "MyISAM" in found[0]
+
+
+# -- EAGER --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, ["django_mysqlqueue.W012"]), (False, [])])
+def test_eager_is_for_development(settings, value, expected):
+    settings.MYSQLQUEUE = {"EAGER": value}
+    found = checks.check_eager()
+    assert [message.id for message in found] == expected

@@ -42,6 +42,7 @@ DEFAULTS = {
     "DLQ_RETENTION": None,
     "MAX_PAYLOAD_BYTES": 1048576,
     "KEYLESS_PARTITIONS": 16,
+    "EAGER": False,
     "TOPICS": {},
     "GROUPS": {},
 }
@@ -121,6 +122,7 @@ WRONG = [
     ("THREADS", 1001),
     ("KEYLESS_PARTITIONS", 100_001),
     ("MAX_PAYLOAD_BYTES", 2**30 + 1),
+    *(("EAGER", value) for value in (None, 1, "yes")),
     *((name, None) for name in COUNTS if name != "MAX_ATTEMPTS"),
     ("DATABASE", "nowhere"),
     ("DATABASE", 1),
