@@ -45,7 +45,9 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("distribution")
     project = copy_project(folder / "project")
-    done = subprocess.run([sys.executable, "-m", "build", "-o", folder / "dist", project], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "-o", folder / "dist", project], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (folder / "dist").glob("*.whl")
     (sdist,) = (folder / "dist").glob("*.tar.gz")

@@ -89,7 +89,7 @@ class Shell:
     def run(self, command: str) -> tuple[str, int]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{{ {command}}} < /dev/null\necho \"{END} $?\"\n")
+        self._process.stdin.write(f'{{ {command}}} < /dev/null\necho "{END} $?"\n')
         self._process.stdin.flush()
         output = ""
         for line in self._process.stdout:
