@@ -16,7 +16,6 @@ settings.configure(
 django.setup()
 
 project = "django-mysqlqueue"
-author = "the django-mysqlqueue contributors"
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -43,6 +42,9 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = f"django-mysqlqueue {release}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
