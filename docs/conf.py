@@ -32,7 +32,7 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+napoleon_use_ivar = False
 # Types of other projects: their documents are not at hand when this is built.
 nitpick_ignore_regex = [
     ("py:.*", r"(datetime|collections|asyncio|typing|django|pytest|unittest)\..*"),

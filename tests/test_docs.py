@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import json
@@ -22,6 +23,7 @@ from django.core.management import get_commands, load_command_class
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.service import stats
 from tests.harness import Sub, handler
 
 ROOT = Path(__file__).parent.parent
@@ -345,6 +347,27 @@ def test_every_argument_is_in_the_docstring_that_the_reference_shows(name):
     function = getattr(django_mysqlqueue, name)
     described = set(re.findall(r"^ {4}(\w+): ", inspect.getdoc(function) or "", re.MULTILINE))
     assert set(inspect.signature(function).parameters) <= described
+
+
+def test_fields_of_the_status_exist():
+    page = (DOCS / "howto" / "observe.md").read_text()
+    table = page.split("## Numbers")[1].split("```")[0]
+    known = {field.name for one in (stats.GroupStatus, stats.TopicStatus) for field in dataclasses.fields(one)}
+    named = set(re.findall(r"`([a-z_]+)`", table))
+    assert named <= known, named - known
+    assert len(named) > 6
+
+
+def test_relative_links_lead_somewhere():
+    """Sphinx sees those of docs/ alone."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
+
+
+def test_files_for_the_repository_host_are_yaml():
+    for file in [*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"]:
+        assert yaml.safe_load(file.read_text()), file
 
 
 # -- what must not be ---------------------------------------------------------
