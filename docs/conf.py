@@ -7,7 +7,7 @@ from django.conf import settings
 
 from django_mysqlqueue import __version__
 
-# The reference is taken from docstrings, and importing what they stand in needs settings.
+# The reference comes from docstrings; importing what they stand in needs settings.
 settings.configure(
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     INSTALLED_APPS=["django_mysqlqueue"],
@@ -37,7 +37,10 @@ napoleon_use_ivar = False
 nitpick_ignore_regex = [
     ("py:.*", r"(datetime|collections|asyncio|typing|django|pytest|unittest)\..*"),
     ("py:class", r"django_mysqlqueue\.runtime\.registry\.F"),
-    ("py:.*", r"(Any|Callable|Iterable|Mapping|Literal|ValueError|Exception|RuntimeError)"),
+    (
+        "py:.*",
+        r"(Any|Callable|Iterable|Mapping|Literal|ValueError|Exception|RuntimeError)",
+    ),
 ]
 
 html_theme = "furo"

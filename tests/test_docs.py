@@ -269,6 +269,29 @@ def test_commands_and_their_options_exist():
     assert {"runsubscriber", "queuestatus", "queuedropgroup", "queuegroupmode"} <= seen
 
 
+def _lists(value: Any) -> Iterator[list[Any]]:
+    """Every list in a YAML document, at any depth."""
+    if isinstance(value, list):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _lists(item)
+
+
+def test_commands_of_containers_exist():
+    seen = 0
+    for page in PAGES:
+        for _, text in blocks(page, "yaml"):
+            for words in _lists(yaml.safe_load(text)):
+                if "manage.py" not in words:
+                    continue
+                name, *rest = words[words.index("manage.py") + 1 :]
+                options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+                allowed = _options(name) | (PENDING_OPTIONS if name == "runsubscriber" else set())
+                assert options <= allowed, (page, words)
+                seen += 1
+    assert seen == 3
+
+
 def test_options_in_words_exist():
     """``--something`` between backticks is an option of one of the queue's commands."""
     known = PENDING_OPTIONS | {option for file in COMMANDS.glob("q*.py") for option in _options(file.stem)}
