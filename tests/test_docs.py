@@ -8,8 +8,10 @@ import importlib
 import inspect
 import json
 import logging
+import os
 import re
 import subprocess
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -177,6 +179,23 @@ def test_the_json_formatter_works():
     assert line["event"] == "delivery.failed"
     assert line["error"] == "x"
     assert line["traceback"].endswith("ValueError: x")
+
+
+def test_the_logging_settings_make_json_of_events(tmp_path):
+    """In a process of its own: dictConfig closes the handlers that pytest has set up."""
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "logs.py").write_text(_block("howto/observe.md", "class JSONFormatter"))
+    (package / "settings.py").write_text(_block("howto/observe.md", '"shop.logs.JSONFormatter"'))
+    code = (
+        "import logging.config; from shop.settings import LOGGING; logging.config.dictConfig(LOGGING); "
+        "from django_mysqlqueue.runtime.log import event; event(logging.ERROR, 'delivery.dead_lettered', group='g')"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    line = json.loads(done.stderr)
+    assert (line["event"], line["level"], line["group"]) == ("delivery.dead_lettered", "ERROR", "g")
 
 
 def test_a_dead_letter_is_given_back_as_the_page_says(db):
