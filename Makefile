@@ -2,6 +2,8 @@
 # make test    runs the whole test suite, servers included
 # make serve   serves the example project's site with the admin
 # make lint    ruff and mypy
+# make docs    builds the documentation into .test/docs
+# make wheel   builds the wheel and the sdist into dist/
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -13,7 +15,7 @@ PORT ?= 8000
 
 export DATABASE_URL
 
-.PHONY: help demo serve test lint check-python clean
+.PHONY: help demo serve test lint docs wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -57,5 +59,15 @@ lint: check-python
 	$(PYTHON) tools/run_tests.py --only format
 	$(PYTHON) tools/run_tests.py --only types
 
+docs: check-python
+	$(PYTHON) tools/run_tests.py --only docs
+	@echo "Open .test/docs/index.html."
+
+wheel: check-python
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt build
+	rm -rf dist
+	$(BIN)/python -m build
+
 clean:
-	rm -rf $(VENV) .test .mypy_cache .ruff_cache .pytest_cache demo-output
+	rm -rf build dist $(VENV) .test .mypy_cache .ruff_cache .pytest_cache demo-output

@@ -61,8 +61,13 @@ class Step:
 
 
 def steps() -> list[Step]:
-    pytest = ("-m", "pytest", "-q", "--durations=5")
-    covered = ("-m", "coverage", "run", "-m", "pytest", "-q", "--durations=5")
+    # The packaging tests build and install the distribution: once is enough.
+    options = ("-q", "--durations=5", "-m", "not packaging")
+    pytest = ("-m", "pytest", *options)
+    covered = ("-m", "coverage", "run", "-m", "pytest", *options)
+    packaging = ("-m", "pytest", "-q", "--durations=5", "-m", "packaging")
+    # Warnings are errors, also of a reference to something that is not there.
+    docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
     return [
         Step("full suite, MariaDB", OLD, covered, "mariadb"),
@@ -70,6 +75,8 @@ def steps() -> list[Step]:
         Step("lint", NEW, ("-m", "ruff", "check", ".")),
         Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
         Step("types", NEW, ("-m", "mypy")),
+        Step("docs", NEW, docs),
+        Step("packaging and tutorial", OLD, packaging),
         Step("full suite, SQLite", NEW, pytest, "sqlite"),
         Step("conformance, SQLite", OLD, (*pytest, *CONFORMANCE), "sqlite"),
         Step("conformance, MySQL", OLD, (*pytest, *CONFORMANCE), "mysql"),

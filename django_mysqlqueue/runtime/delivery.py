@@ -25,7 +25,8 @@ class Delivery:
 
     Attributes:
         id: the message's id; of a dead letter, the original message's.
-        topic, group: where it came from and for whom.
+        topic: where it came from.
+        group: the consumer group that it is for.
         offset: its place in the log.
         attempt: 1 for the first; grows with each failure.
         body: the payload's bytes as stored.
@@ -58,7 +59,7 @@ class Delivery:
 
     @cached_property
     def payload(self) -> Any:
-        """The payload as published: its JSON value, or bytes.
+        """The payload as published, a JSON value or bytes.
 
         Raises:
             InvalidMessage: the content type says JSON and the body is none.
