@@ -39,20 +39,14 @@ PENDING_OPTIONS = {
     "--max-memory",
     "--max-messages",
     "--no-reload",
-    "--partition",
     "--processes",
     "--reload",
-    "--shard",
 }
 """Of runsubscriber."""
-PENDING_NAMES = {
-    "django_mysqlqueue.apublish",
-    "django_mysqlqueue.apublish_many",
-    "django_mysqlqueue.testing",
-}
-PENDING_ARGUMENTS = {"batch_size"}
+PENDING_NAMES: set[str] = set()
+PENDING_ARGUMENTS: set[str] = set()
 """Of subscriber()."""
-PENDING_SETTINGS = {"EAGER"}
+PENDING_SETTINGS: set[str] = set()
 
 OTHERS_COMMANDS = {"qcluster"}
 """Of the packages that the guides move over from."""

@@ -215,3 +215,41 @@ def test_hundreds_of_subscribers_share_and_take_over(db, clock):
     assert is_fair(), shares()
     owned = [key for sub in subs for key in sub.owned()]
     assert len(owned) == len(set(owned)) == partitions
+
+
+def test_a_dlq_handler_sees_who_gave_up_and_why(db):
+    letters = Recorder()
+    sub = Sub(
+        handler(function=lambda delivery: 1 / 0, max_attempts=2),
+        handler(topic="t_dlq", group="mender", function=letters),
+    )
+    publish("t", {"n": 1}, key="k", id="one")
+    sub.settle()
+    (letter,) = letters.deliveries
+    assert (letter.id, letter.key, letter.payload) == ("one", "k", {"n": 1})
+    assert (letter.original_topic, letter.failed_group, letter.failure_count) == ("t", "g", 2)
+    assert letter.last_error.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+def test_an_ordinary_delivery_has_nothing_of_a_dead_letter(db):
+    got = Recorder()
+    publish("t", 1)
+    Sub(handler(function=got)).settle()
+    (delivery,) = got.deliveries
+    assert (delivery.original_topic, delivery.failed_group, delivery.failure_count, delivery.last_error) == (
+        "",
+        "",
+        0,
+        "",
+    )
+
+
+def test_the_log_says_why_a_message_was_given_up(db, caplog):
+    publish("t", 1, key="k")
+    sub = Sub(handler(function=lambda delivery: delivery.reject("not for us\nsecond line")))
+    sub.settle()
+    (record,) = [one for one in caplog.records if "dead_lettered" in one.getMessage()]
+    assert record.msg == "delivery.dead_lettered %s", "so that log collectors group by the verb"
+    assert record.mysqlqueue["event"] == "delivery.dead_lettered"
+    assert record.mysqlqueue["error"] == "second line"
+    assert record.mysqlqueue["partition"] == "k"

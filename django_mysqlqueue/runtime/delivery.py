@@ -30,6 +30,9 @@ class Delivery:
         offset: its place in the log.
         attempt: 1 for the first; grows with each failure.
         body: the payload's bytes as stored.
+        original_topic, failed_group, failure_count, last_error: of a dead letter, where it
+            came from, which group gave it up, after how many attempts, and why (the end of
+            the traceback); otherwise empty and 0.
     """
 
     def __init__(self, handler: Handler, claimed: Claimed, body: Body, using: str) -> None:
@@ -44,6 +47,10 @@ class Delivery:
         self.offset = claimed.offset
         self.attempt = claimed.attempt
         self.body = body.payload
+        self.original_topic = body.original_topic
+        self.failed_group = body.failed_group
+        self.failure_count = body.failure_count
+        self.last_error = body.last_error
 
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}[{self.offset}] to {self.group}, attempt {self.attempt}, id {self.id!r}>"

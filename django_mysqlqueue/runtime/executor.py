@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import handle
 from django_mysqlqueue.runtime.inbox import Batch, Inbox
+from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.loop import Loop
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 
@@ -62,8 +63,8 @@ class Executor:
         try:
             outcomes = handle(batch.items, self._using)
             sessions.tidy()
-        except BaseException:
-            logging.getLogger("django_mysqlqueue.subscriber").exception("handler thread")
+        except BaseException:  # noqa: BLE001
+            event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             sessions.close_all()
             return [
                 Outcome(held.claimed, Kind.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))

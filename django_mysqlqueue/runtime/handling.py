@@ -14,7 +14,7 @@ from django_mysqlqueue import names
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.inbox import Held
-from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
@@ -69,25 +69,14 @@ def _put_on_record(claimed: Claimed, using: str) -> Outcome | None:
         if settling.record_start(using, claimed):
             return None
     except (Error, QueueError) as error:
-        event(logging.WARNING, "delivery.not_started", **claimed_fields(claimed), error=error)
+        event(logging.WARNING, "delivery.not_started", **delivery_fields(claimed), error=error)
         return Outcome(claimed, Kind.GIVE_BACK)
-    event(logging.WARNING, "delivery.stale", **claimed_fields(claimed))
+    event(logging.WARNING, "delivery.stale", **delivery_fields(claimed))
     return Outcome(claimed, Kind.STALE)
 
 
-def claimed_fields(claimed: Claimed) -> dict[str, Any]:
-    """What log lines say of a delivery."""
-    return {
-        "group": claimed.ref.group,
-        "topic": claimed.ref.topic,
-        "key": claimed.key,
-        "offset": claimed.offset,
-        "attempt": claimed.attempt,
-    }
-
-
 def _fields(items: Sequence[Held]) -> dict[str, Any]:
-    fields = claimed_fields(items[0].claimed)
+    fields = delivery_fields(items[0].claimed)
     if len(items) > 1:
         fields["messages"] = len(items)
     return fields

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.service.deliveries import Claimed
 
 logger = logging.getLogger("django_mysqlqueue.subscriber")
 
@@ -13,7 +16,19 @@ def event(level: int, verb: str, *, exc_info: bool = False, **fields: Any) -> No
     if not logger.isEnabledFor(level):
         return
     text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-    logger.log(level, "%s %s", verb, text, exc_info=exc_info, extra={"mysqlqueue": {"event": verb, **fields}})
+    # The verb is in the template: Sentry and the like group lines by it.
+    logger.log(level, f"{verb} %s", text, exc_info=exc_info, extra={"mysqlqueue": {"event": verb, **fields}})
+
+
+def delivery_fields(claimed: Claimed) -> dict[str, Any]:
+    """What a line says of a delivery."""
+    return {
+        "group": claimed.ref.group,
+        "topic": claimed.ref.topic,
+        "partition": claimed.key,
+        "offset": claimed.offset,
+        "attempt": claimed.attempt,
+    }
 
 
 def _shown(value: Any) -> str:

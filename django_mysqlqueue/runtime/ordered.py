@@ -235,7 +235,7 @@ class OrderedWork(GroupWork):
 
     def _lose(self, key: str, why: str) -> None:
         partition = self.partitions[key]
-        event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, key=key, why=why)
+        event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, partition=key, why=why)
         for delivery in self.inbox.drop(self.ref, key):
             partition.in_hand.pop(delivery.offset, None)
         self._let_go(partition)
@@ -376,7 +376,7 @@ class OrderedWork(GroupWork):
             self.todo.pop(key, None)
             for offset in [offset for offset, due in partition.pending.items() if due <= now]:
                 self._wait_for(partition, offset, now + LOCKED_PAUSE_MS)
-        for delivery in claim.dead:
+        for delivery, _ in claim.dead:
             self.partitions[delivery.key].pending.pop(delivery.offset, None)
         for delivery in claim.deliveries:
             partition = self.partitions[delivery.key]

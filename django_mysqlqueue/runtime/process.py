@@ -217,7 +217,7 @@ class Subscriber:
                 "handler.hung",
                 group=hung.claimed.ref.group,
                 topic=hung.claimed.ref.topic,
-                key=hung.claimed.key,
+                partition=hung.claimed.key,
                 offset=hung.claimed.offset,
                 seconds=round(time.monotonic() - hung.started_at, 1),
             )

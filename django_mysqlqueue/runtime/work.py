@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import Error
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime.inbox import Held
-from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import claiming, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, Want
@@ -210,29 +210,27 @@ class GroupWork(ABC):
         self._skipped |= flushed.skipped
         for outcome in flushed.stale:
             delivery = outcome.delivery
-            fields: dict[str, Any] = {
-                "group": self.ref.group,
-                "topic": self.ref.topic,
-                "key": delivery.key,
-                "offset": delivery.offset,
-                "attempt": delivery.attempt,
-                "outcome": outcome.kind.value,
-            }
-            event(logging.WARNING, "delivery.stale", **fields)
-            delivery_stale.send_robust(sender=None, **fields)
-        self._log_dead(flushed.dead)
-        self._written(outcomes, flushed)
-
-    def _log_dead(self, dead: Iterable[Claimed]) -> None:
-        for delivery in dead:
-            event(
-                logging.ERROR,
-                "delivery.dead_lettered",
+            event(logging.WARNING, "delivery.stale", **delivery_fields(delivery), outcome=outcome.kind.value)
+            delivery_stale.send_robust(
+                sender=None,
                 group=self.ref.group,
                 topic=self.ref.topic,
                 key=delivery.key,
                 offset=delivery.offset,
                 attempt=delivery.attempt,
+                outcome=outcome.kind.value,
+            )
+        self._log_dead(flushed.dead)
+        self._written(outcomes, flushed)
+
+    def _log_dead(self, dead: Iterable[tuple[Claimed, str]]) -> None:
+        for delivery, error in dead:
+            # Of a traceback the line that names the exception; all of it is in the dead letter.
+            event(
+                logging.ERROR,
+                "delivery.dead_lettered",
+                **delivery_fields(delivery),
+                error=error.strip().rsplit("\n", 1)[-1],
             )
 
     # -- claiming -------------------------------------------------------------
@@ -258,7 +256,7 @@ class GroupWork(ABC):
 
     def _after_claim(self, claim: Claim) -> None:
         self._log_dead(claim.dead)
-        self.unfinished |= {delivery.key for delivery in claim.dead}
+        self.unfinished |= {delivery.key for delivery, _ in claim.dead}
         if claim.dropped or claim.paused:
             self._stop(dropped=claim.dropped)
             return

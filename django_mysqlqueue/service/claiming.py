@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
-from typing import Any
 
 from django_mysqlqueue import names
 from django_mysqlqueue.models import DeliveryState, QueueMessage
@@ -61,8 +60,8 @@ class Claim:
 
     flushed: Flushed
     deliveries: list[Claimed] = field(default_factory=list)
-    dead: list[Claimed] = field(default_factory=list)
-    """Suspects that had used up their attempts: now in the DLQ."""
+    dead: list[tuple[Claimed, str]] = field(default_factory=list)
+    """Suspects that had used up their attempts, and the error: now in the DLQ."""
     lost: set[str] = field(default_factory=set)
     """Partitions whose lease is somebody else's by now."""
     missing: set[str] = field(default_factory=set)
@@ -91,6 +90,10 @@ class Body:
     original_id: str
     published_at: int
     created_at: int
+    original_topic: str = ""
+    failed_group: str = ""
+    failure_count: int = 0
+    last_error: str = ""
 
 
 def new_token() -> int:
@@ -271,7 +274,7 @@ def _redeliver(
         if suspect and _used_up(claimant, retries):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
             letters.append((key, offset, retries, f"{error}\n{text}" if error else text))
-            result.dead.append(claimed)
+            result.dead.append((claimed, text))
         elif budget.takes(size):
             taken.append(claimed)
     if letters:
@@ -445,20 +448,16 @@ def bodies(using: str, offsets: Iterable[int]) -> dict[int, Body]:
     found: dict[int, Body] = {}
     for chunk in session.chunks(sorted(offsets)):
         for offset, *columns in session.rows(
-            "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at "
+            "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
+            "m.original_topic, m.failed_group, m.failure_count, m.last_error "
             f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m ON m.`offset` = v.o",
             chunk,
         ):
-            found[offset] = _body(*columns)
+            message_id, payload, *more = columns
+            # SQLite keeps what plain SQL gave it: a payload may be text there.
+            content = payload.encode() if isinstance(payload, str) else bytes(payload)
+            found[offset] = Body(message_id, content, *more)
     return found
-
-
-def _body(
-    message_id: str, payload: Any, metadata: str | bytes, original_id: str, published_at: int, created_at: int
-) -> Body:
-    # SQLite keeps what plain SQL gave it: a payload may be text there.
-    content = payload.encode() if isinstance(payload, str) else bytes(payload)
-    return Body(message_id, content, metadata, original_id, published_at, created_at)
 
 
 def undo(using: str, ref: GroupRef, token: int) -> None:

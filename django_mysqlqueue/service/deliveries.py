@@ -59,8 +59,8 @@ class Flushed:
     """Outcomes whose delivery was no longer this process's: nothing was changed for them."""
     locked: list[Outcome] = field(default_factory=list)
     """Outcomes whose row another transaction has locked: to be written by a later flush."""
-    dead: list[Claimed] = field(default_factory=list)
-    """Deliveries that went to the DLQ."""
+    dead: list[tuple[Claimed, str]] = field(default_factory=list)
+    """Deliveries that went to the DLQ, and the error."""
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)
     """(partition key, offset) of what is to come again → when, epoch milliseconds."""
     unfinished: set[str] = field(default_factory=set)

@@ -286,7 +286,7 @@ def _apply_failures(
             flushed.stale.append(outcome)
         elif _is_final(outcome, max_attempts, ref):
             letters.append((key, offset, delivery.attempt, outcome.error))
-            flushed.dead.append(delivery)
+            flushed.dead.append((delivery, outcome.error))
         else:
             # Nack stores the attempt that failed; the others store what was there before it.
             failed = outcome.kind in (Kind.NACK, Kind.REJECT)
