@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import subprocess
@@ -16,7 +17,9 @@ from django.db import connection
 
 from django_mysqlqueue import InvalidMessage, Message, SubscriberError, publish, subscriber
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.registry import handlers
+from tests.app.models import Effect
 from tests.harness import Sub, handler, lag
 
 ROOT = Path(__file__).parent.parent
@@ -157,3 +160,36 @@ def test_a_project_tests_its_code_as_the_reference_says(db, tmp_path):
         module.unlink()
     assert done.returncode == 0, done.stderr
     assert "Ran 2 tests" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (
+            {"order": {"lines": [1, {"what": object()}]}},
+            "payload['order']['lines'][1]['what'] of type object cannot be",
+        ),
+        ([1, float("nan")], "payload[1] of type float cannot be written as JSON"),
+        ({"effect": Effect(name="x")}, "payload['effect'] of type Effect cannot be written as JSON"),
+        ({("a", 1): 2}, "payload[('a', 1)] of type int cannot be written"),
+        (object(), "payload of type object cannot be written"),
+    ],
+)
+def test_the_part_of_a_payload_that_is_no_json_is_named(db, payload, text):
+    with pytest.raises(InvalidMessage) as raised:
+        publish("t", payload)
+    assert text in str(raised.value)
+    assert ("publish its pk instead" in str(raised.value)) is ("effect" in text)
+
+
+def test_a_handlers_name_has_no_memory_address(no_handlers):
+    class Handler:
+        def __call__(self, delivery):
+            pass
+
+    subscriber("t", group="one")(Handler())
+    subscriber("t", group="two")(functools.partial(lambda extra, delivery: None, 1))
+    names = sorted(one.where for one in registry.handlers().values())
+    assert all(" at 0x" not in name for name in names), names
+    assert any(name.endswith("Handler()") for name in names)
+    assert any(name.startswith("partial(") for name in names)

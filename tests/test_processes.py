@@ -333,7 +333,7 @@ def test_a_frozen_sequencer_lets_the_mutex_go(db):
     def freeze():
         sessions.adopt(USING, sessions.Timeouts(idle=1, lock_wait=1, network=1, read=5))
         connection.set_autocommit(False)
-        assert sequencing._take_mutex(sequencing.Session(USING))
+        assert sequencing.take_mutex(sequencing.Session(USING))
         # It says nothing more; nobody but the server can end it.
         in_thread(publish_one)
         began = time.monotonic()

@@ -48,13 +48,15 @@ class Declared:
 
     @property
     def where(self) -> str:
-        return f"{self.function.__module__}.{getattr(self.function, '__qualname__', repr(self.function))}"
+        return _name(self.function)
 
     @property
     def place(self) -> tuple[str, object, object]:
         """Where in the source it stands; two functions of one name are still two."""
         code = getattr(self.function, "__code__", None)
-        return self.where, getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
+        if code is None:
+            return self.where, id(self.function), None
+        return self.where, code.co_filename, code.co_firstlineno
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,15 @@ class Handler:
     @property
     def shared(self) -> bool:
         return self.mode == "shared"
+
+
+def _name(function: HandlerFunction) -> str:
+    """Where it can be found, without memory addresses: it is shown to people."""
+    if isinstance(function, partial):
+        return f"partial({_name(function.func)})"
+    if hasattr(function, "__qualname__"):
+        return f"{function.__module__}.{function.__qualname__}"
+    return f"{type(function).__module__}.{type(function).__qualname__}()"
 
 
 _declared: list[Declared] = []

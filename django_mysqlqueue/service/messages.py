@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Model
 from django.utils import timezone
 
 from django_mysqlqueue import names
@@ -94,7 +95,29 @@ def _json(value: Any, what: str) -> bytes:
         text = json.dumps(value, cls=DjangoJSONEncoder, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidMessage(f"{what} of type {type(value).__name__} cannot be written as JSON: {error}") from error
+        place, part = ("", value) if isinstance(error, RecursionError) else _culprit(value)
+        advice = "; publish its pk instead" if isinstance(part, Model) else ""
+        raise InvalidMessage(
+            f"{what}{place} of type {type(part).__name__} cannot be written as JSON: {error}{advice}"
+        ) from error
+
+
+def _culprit(value: Any, depth: int = 1) -> tuple[str, Any]:
+    """The part of a value that JSON has no form for, and its place as a subscript: ``['lines'][2]``."""
+    if depth > MAX_METADATA_DEPTH:
+        return "", value  # it may contain itself
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    for key, item in items:
+        try:
+            json.dumps({key: item} if isinstance(value, Mapping) else item, cls=DjangoJSONEncoder, allow_nan=False)
+        except (TypeError, ValueError):
+            place, part = _culprit(item, depth + 1)
+            return f"[{key!r}]{place}", part
+    return "", value
 
 
 def _metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

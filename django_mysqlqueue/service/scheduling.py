@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
 from django_mysqlqueue.service.sequencing import take_mutex
-from django_mysqlqueue.service.transactions import Session, run
+from django_mysqlqueue.service.transactions import Retry, Session, run
 
 OUTBOX = OutboxMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -14,7 +14,8 @@ def advance(using: str, milliseconds: int) -> None:
     """Brings every scheduled message and every backoff so much nearer, as if the time had passed."""
 
     def move(session: Session) -> None:
-        take_mutex(session)
+        if not take_mutex(session):
+            raise Retry  # it is being sequenced
         # 0 stands for "at once", which is before what has come due.
         earlier = f"{session.dialect.greatest}(1, {{column}} - %s)"
         session.execute(
