@@ -79,10 +79,10 @@ class Inbox:
     """Claimed deliveries on their way through the handler threads.
 
     ``leases_good`` says whether ordered deliveries may start; while it says no,
-    they wait.
+    they wait. After ``limit`` starts nothing starts any more.
     """
 
-    def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool]) -> None:
+    def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], limit: int | None = None) -> None:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._poller = threading.Condition(self._lock)
@@ -94,6 +94,8 @@ class Inbox:
         self._closed = False
         self._woken = False
         self._hungry = False
+        self._limit = limit
+        self._started = 0
 
     # -- the poller's side ----------------------------------------------------
 
@@ -234,6 +236,10 @@ class Inbox:
         with self._lock:
             return sum(overrun or not held.is_overrun() for held in self._running.values())
 
+    def exhausted(self) -> bool:
+        """As many deliveries have been started as the limit admits."""
+        return self._limit is not None and self._started >= self._limit
+
     def close(self) -> None:
         """Nothing starts any more: what waits is given back, handler threads end after what they run."""
         with self._lock:
@@ -337,7 +343,7 @@ class Inbox:
         return None
 
     def _may_start(self, lane: Lane) -> bool:
-        if self._first(lane) is None:
+        if self.exhausted() or self._first(lane) is None:
             return False
         if lane.exclusive:
             return self._leases_good()
@@ -359,6 +365,7 @@ class Inbox:
         assert place is not None  # noqa: S101  # _may_start said so under the same lock
         held = lane.waiting[place]
         del lane.waiting[place]
+        self._started += 1
         group = self._groups[lane.ref]
         group.waiting -= 1
         group.waiting_bytes -= held.claimed.size
