@@ -159,7 +159,7 @@ class Supervisor:
                 if place.child is not None:
                     self._close_pipe(place.child)
             self._selector.close()
-        event(logging.INFO, "supervisor.stopped", code=self._exit_code)
+        event(logging.INFO, "supervisor.stopped", pid=os.getpid(), code=self._exit_code)
         return self._exit_code
 
     # -- starting -------------------------------------------------------------
@@ -278,7 +278,6 @@ class Supervisor:
         now = time.monotonic()
         if now < self._looked_at + 1.0:
             return
-        self._looked_at = now
         for place in self.places:
             if place.waits_for_change and self._snapshot is not None and self._snapshot() != place.code:
                 place.waits_for_change = False
@@ -286,6 +285,7 @@ class Supervisor:
             place.is_done or now - place.progressed_at < self._lease_duration for place in self.places
         ):
             self._heartbeat_file.touch()
+        self._looked_at = now
 
     # -- stopping -------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Supervisor:
             self._obeyed += 1
             now = time.monotonic()
             if self._obeyed == 1:
-                event(logging.INFO, "supervisor.stopping")
+                event(logging.INFO, "supervisor.stopping", pid=os.getpid())
                 self._kill_at = now + self._shutdown_timeout + STOP_MARGIN
                 self._send(signal.SIGTERM)
             else:
