@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
@@ -29,7 +29,7 @@ from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.runtime.supervisor import Place, Supervisor
-from tests.harness import USING, handler, lag
+from tests.harness import USING, handler, in_thread, lag
 from tests.test_processes import ROOT, Worker, assert_ordered, drained, effects, environment, publish_numbers, wait_for
 
 # -- the supervisor alone, with children that need no Django --------------------
@@ -271,6 +271,7 @@ def test_a_lifeline_is_inherited_once_and_tells_when_it_is_cut(monkeypatch):
     assert lifeline.VARIABLE not in os.environ
     assert Lifeline.inherited() is None
     assert not os.get_inheritable(writing)
+    assert not os.get_blocking(writing)
     line.sign(progress=True)
     line.sign(progress=False)
     line.ask_replacement()
@@ -316,6 +317,20 @@ def test_signs_tell_life_from_progress(db, tmp_path):
     sub._give_signs()
     assert sub._stopping.is_set()  # nobody reads any more
     os.close(writing)
+
+
+def test_a_database_that_is_away_is_no_lack_of_progress(db, monkeypatch):
+    one = handler()
+    poller = Subscriber(USING, {one.ref: one}, get_settings()).poller
+    progress = []
+
+    def fail():
+        progress.append(poller.progressed_at)
+        raise OperationalError("away")
+
+    monkeypatch.setattr(poller, "step", fail)
+    in_thread(lambda: poller.run(lambda: len(progress) == 3))
+    assert progress[0] < progress[1] < progress[2]
 
 
 def test_resident_memory_is_that_of_this_process():
@@ -488,6 +503,18 @@ def test_a_frozen_child_and_one_whose_lock_is_held_are_killed_and_replaced(start
 
 
 @pytest.mark.processes
+def test_the_heartbeat_file_of_one_process(start, tmp_path):
+    path = tmp_path / "alive"
+    worker = start("--group", "plain", "--heartbeat-file", str(path))
+    for _ in range(2):
+        os.utime(path, (0, 0))
+        wait_for(lambda: path.stat().st_mtime > 0, worker)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert not path.exists()
+
+
+@pytest.mark.processes
 def test_max_messages(start):
     publish_numbers("p.plain", 7, partitions=3)
     alone = start("--group", "plain", "--max-messages", "3")
@@ -605,8 +632,9 @@ def test_ctrl_c_reaches_the_parent_alone_and_handlers_finish(in_terminal, tmp_pa
     publish("p.action", {"n": 0, "do": "wait", "started": str(started), "go": str(go)}, key="k")
     one = in_terminal("--group", "action", *arguments)
     wait_for(started.exists, one)
+    for pid in re.findall(r"child\.started number=1 pid=(\d+)", one.output):
+        assert os.getpgid(int(pid)) != os.getpgid(one.process.pid)  # so the terminal's SIGINT does not reach it
     one.press_ctrl_c()
-    # Had the child got a SIGINT beside its parent's SIGTERM, it would have left by now.
     wait_for(lambda: "subscriber.stopping" in one.output, one)
     assert "Stopping: handlers that run have up to 10 s; Ctrl-C again leaves at once." in one.output
     assert "reason=signal running=1" in one.output
@@ -644,62 +672,71 @@ def handle(delivery):
 """
 
 
+class Project(Supervised):
+    """``runsubscriber --reload`` in a project whose one app the test edits."""
+
+    def __init__(self, folder):
+        self._code = folder / "shop" / "subscribers.py"
+        self._code.parent.mkdir()
+        (folder / "shop" / "__init__.py").touch()
+        (folder / "shop_settings.py").write_text(
+            "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'shop']\n"
+        )
+        self._written_at = time.time()
+        self.write(SUBSCRIBERS.format(version="one"))
+        env = environment() | {"DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": f"{folder}:{ROOT}"}
+        if connection.vendor == "sqlite":
+            env["TEST_SQLITE_FILE"] = str(Path(env["TEST_SQLITE_FILE"]).absolute())
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "django", "runsubscriber", "--reload", "--group", "reload"],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def write(self, text):
+        """As an editor does. Each version is younger than the one before, however coarse the clock."""
+        self._code.write_text(text)
+        self._written_at += 1
+        os.utime(self._code, (self._written_at, self._written_at))
+
+    def write_until(self, text, condition):
+        """Again and again: the reloader may not have seen the version before."""
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, self.output
+            self.write(text)
+            time.sleep(0.2)
+
+
 @pytest.mark.processes
 def test_reload(db, tmp_path):
     """New code runs; what ran before finishes; an error waits for its mending."""
-    app = tmp_path / "shop"
-    app.mkdir()
-    (app / "__init__.py").touch()
-    (tmp_path / "shop_settings.py").write_text(
-        "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'shop']\n"
-    )
-    code = app / "subscribers.py"
-    versions = iter(range(1, 100))
-
-    def write(text):
-        """As an editor does. Each version is younger than the one before, however coarse the clock."""
-        code.write_text(text)
-        moment = time.time() + next(versions)
-        os.utime(code, (moment, moment))
-
-    write(SUBSCRIBERS.format(version="one"))
-    env = environment() | {"DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    if connection.vendor == "sqlite":
-        env["TEST_SQLITE_FILE"] = str(Path(env["TEST_SQLITE_FILE"]).absolute())
-    worker = object.__new__(Supervised)
-    worker.log = tmp_path / "log"
-    with worker.log.open("wb") as log:
-        worker.process = subprocess.Popen(
-            [sys.executable, "-m", "django", "runsubscriber", "--reload", "--group", "reload"],
-            cwd=tmp_path,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    started, go = tmp_path / "started", tmp_path / "go"
+    project = Project(tmp_path)
     try:
-        started, go = tmp_path / "started", tmp_path / "go"
         publish("p.reload", {"n": 1, "do": "wait", "started": str(started), "go": str(go)}, key="k")
-        wait_for(started.exists, worker)
-        while "subscriber.stopping" not in worker.output:
-            write(SUBSCRIBERS.format(version="two"))
-            time.sleep(0.2)  # the reloader may not have seen the first version yet
+        wait_for(started.exists, project)
+        project.write_until(SUBSCRIBERS.format(version="two"), lambda: "subscriber.stopping" in project.output)
         go.touch()
         publish("p.reload", {"n": 2}, key="k")
-        wait_for(lambda: effects("two") == [("k", 1, 2)], worker)
+        wait_for(lambda: effects("two") == [("k", 1, 2)], project)
         assert effects("one") == [("k", 1, 1)]
-        while "child.waiting" not in worker.output:
-            write("def broken(:\n")
-            time.sleep(0.2)
-        assert worker.output.count("SyntaxError") == 1
-        write(SUBSCRIBERS.format(version="three"))
+        project.write_until("def broken(:\n", lambda: "child.waiting" in project.output)
+        shown = project.output.count("SyntaxError")
+        project.write(SUBSCRIBERS.format(version="three"))
         publish("p.reload", {"n": 3}, key="k")
-        wait_for(lambda: effects("three") == [("k", 1, 3)], worker)
-        worker.send(signal.SIGTERM)
-        assert worker.wait() == 0
-        assert "reason='the code has changed'" in worker.output
-        assert worker.output.count("Ctrl-C stops it") == 1
+        wait_for(lambda: effects("three") == [("k", 1, 3)], project)
+        project.send(signal.SIGTERM)
+        assert project.wait() == 0
+        assert shown == project.output.count("child.waiting")
+        assert "reason='the code has changed'" in project.output
+        assert project.output.count("Ctrl-C stops it") == 1
         assert not SubscriberHeartbeat.objects.filter(deregistered_at=0).exists()
         assert lag("reload", "p.reload") == 0
     finally:
-        worker.end()
+        project.end()
