@@ -167,6 +167,15 @@ def test_a_child_that_is_told_to_stop_before_it_works_left_cleanly(run):
     assert one.wait() == 0
 
 
+def test_nothing_is_started_after_a_stop(caplog):
+    stopped = Supervisor(
+        ["/nonexistent"], processes=2, shutdown_timeout=60.0, longest_handler=0.0, lease_duration=1.0, drain=True
+    )
+    stopped.stop()
+    assert stopped.run() == 0
+    assert "child." not in caplog.text
+
+
 def test_a_child_that_does_not_stop_is_killed(run, monkeypatch):
     monkeypatch.setattr(supervisor, "STOP_MARGIN", 0.5)
     one = run("on(signal.SIGTERM, signal.SIG_IGN); for_ever()")
@@ -299,6 +308,7 @@ def test_a_full_pipe_does_not_block_a_child():
 def test_signs_tell_life_from_progress(db, tmp_path):
     path = tmp_path / "alive"
     reading, writing = os.pipe()
+    os.set_blocking(reading, False)
     one = handler()
     sub = Subscriber(
         USING,
@@ -310,10 +320,15 @@ def test_signs_tell_life_from_progress(db, tmp_path):
     for stuck_for, sign in ((0, lifeline.PROGRESS), (31, lifeline.ALIVE)):
         os.utime(path, (0, 0))
         sub.poller.progressed_at = time.monotonic() - stuck_for
+        sub._signs_at = 0.0
         sub._give_signs()
         assert os.read(reading, 10) == sign
         assert (path.stat().st_mtime > 0) == (sign == lifeline.PROGRESS)
+    sub._give_signs()  # not yet: it is not a second later
+    with pytest.raises(BlockingIOError):
+        os.read(reading, 10)
     os.close(reading)
+    sub._signs_at = 0.0
     sub._give_signs()
     assert sub._stopping.is_set()  # nobody reads any more
     os.close(writing)

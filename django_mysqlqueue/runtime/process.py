@@ -114,7 +114,7 @@ class Subscriber:
         self._stops_because = ""
         self._signalled = False
         self._finished = threading.Event()
-        self._signs_at = 0.0
+        self._signs_at = float("-inf")
         self._drain_checked_at = 0.0
         self._rest = True
         self.exit_code = 0
@@ -189,15 +189,14 @@ class Subscriber:
             ready()
         thread = threading.Thread(target=self._poll, name="mysqlqueue-poller", daemon=True)
         thread.start()
+        self._give_signs()  # even one that ends at once could start
         give_up_at = float("inf")
         while not self._finished.wait(0.2):
             if self._signalled:
                 self.stop("signal")
             if self.inbox.exhausted():
                 self.stop("max-messages", replace=True)
-            if time.monotonic() >= self._signs_at:
-                self._signs_at = time.monotonic() + SIGN_INTERVAL
-                self._give_signs()
+            self._give_signs()
             if not self._stopping.is_set():
                 continue
             self.inbox.wake()
@@ -211,7 +210,12 @@ class Subscriber:
         return self.exit_code
 
     def _give_signs(self) -> None:
-        """In the main thread, and only there: a handler that keeps the interpreter's lock must silence them."""
+        """About once a second. In the main thread, and only there: a handler that keeps the interpreter's lock
+        must silence them.
+        """
+        if time.monotonic() < self._signs_at:
+            return
+        self._signs_at = time.monotonic() + SIGN_INTERVAL
         progress = time.monotonic() - self.poller.progressed_at < self.settings.lease_duration
         if self.heartbeat_file is not None and progress:
             self.heartbeat_file.touch()

@@ -165,7 +165,9 @@ class Supervisor:
     # -- starting -------------------------------------------------------------
 
     def _start_if_due(self, place: Place) -> None:
-        if place.child is not None or place.is_done or place.waits_for_change or time.monotonic() < place.start_at:
+        is_free = place.child is None and not place.is_done and not place.waits_for_change
+        # One started now would not hear of the stop.
+        if not is_free or self.is_stopping or time.monotonic() < place.start_at:
             return
         if self._snapshot is not None:
             place.code = self._snapshot()
