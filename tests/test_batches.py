@@ -291,3 +291,15 @@ def test_a_handler_thread_gives_every_delivery_an_outcome(db, monkeypatch):
     assert [(one.delivery, one.kind.value, one.delay_ms) for one in outcomes] == [
         (held.claimed, "nack", 1000) for held in batch.items
     ]
+
+
+def test_a_limit_of_messages_cuts_the_last_batch(db):
+    """--max-messages counts messages, not calls."""
+    publish_many("t", [Message(n, key=str(n % 2)) for n in range(10)])
+    got = Batches()
+    sub = Sub(batched(got, batch_size=3))
+    sub.inbox._limit = 5
+    sub.step()
+    sub.work()
+    assert [len(batch) for batch in got.got] == [3, 2]
+    assert sub.inbox.exhausted()

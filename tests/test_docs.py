@@ -33,21 +33,6 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))])
 COMMANDS = ROOT / "django_mysqlqueue" / "management" / "commands"
 
-# Documented before it is merged. What is merged must leave (test_what_is_pending_is_not_there).
-PENDING_OPTIONS = {
-    "--heartbeat-file",
-    "--max-memory",
-    "--max-messages",
-    "--no-reload",
-    "--processes",
-    "--reload",
-}
-"""Of runsubscriber."""
-PENDING_NAMES: set[str] = set()
-PENDING_ARGUMENTS: set[str] = set()
-"""Of subscriber()."""
-PENDING_SETTINGS: set[str] = set()
-
 OTHERS_COMMANDS = {"qcluster"}
 """Of the packages that the guides move over from."""
 
@@ -96,7 +81,7 @@ def test_what_is_imported_from_the_package_exists():
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "django_mysqlqueue":
                 for alias in node.names:
                     name = f"{node.module}.{alias.name}"
-                    assert _exists(name) or {node.module, name} & PENDING_NAMES, (where, name)
+                    assert _exists(name), (where, name)
                     seen += 1
     assert seen > 20
 
@@ -106,7 +91,6 @@ def test_arguments_of_the_api_exist():
         name: set(inspect.signature(getattr(django_mysqlqueue, name)).parameters)
         for name in ("publish", "publish_many", "subscriber", "Message", "Backoff")
     }
-    known["subscriber"] |= PENDING_ARGUMENTS
     methods = {
         name: set(inspect.signature(method).parameters)
         for name, method in inspect.getmembers(django_mysqlqueue.Delivery, inspect.isfunction)
@@ -147,7 +131,7 @@ def test_settings_in_examples_are_valid(settings):
             if not assigned and not (isinstance(node, ast.keyword) and node.arg == "MYSQLQUEUE"):
                 continue
             given = eval(ast.unparse(node.value))  # noqa: S307
-            settings.MYSQLQUEUE = {name: item for name, item in given.items() if name not in PENDING_SETTINGS}
+            settings.MYSQLQUEUE = dict(given)
             assert not conf.problems(), where
             seen += 1
     assert seen > 4
@@ -274,7 +258,7 @@ def test_commands_and_their_options_exist():
             if name in OTHERS_COMMANDS:
                 continue
             assert name in get_commands(), (page, found[0])
-            allowed = _options(name) | (PENDING_OPTIONS if name == "runsubscriber" else set())
+            allowed = _options(name)
             # What follows a further command of the shell is not the command's.
             options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", re.split(r"[;|&#]", rest)[0]))
             assert options <= allowed, (page, found[0], options - allowed)
@@ -299,7 +283,7 @@ def test_commands_of_containers_exist():
                     continue
                 name, *rest = words[words.index("manage.py") + 1 :]
                 options = {word.partition("=")[0] for word in rest if word.startswith("--")}
-                allowed = _options(name) | (PENDING_OPTIONS if name == "runsubscriber" else set())
+                allowed = _options(name)
                 assert options <= allowed, (page, words)
                 seen += 1
     assert seen == 3
@@ -307,7 +291,7 @@ def test_commands_of_containers_exist():
 
 def test_options_in_words_exist():
     """``--something`` between backticks is an option of one of the queue's commands."""
-    known = PENDING_OPTIONS | {option for file in COMMANDS.glob("q*.py") for option in _options(file.stem)}
+    known = {option for file in COMMANDS.glob("q*.py") for option in _options(file.stem)}
     known |= _options("runsubscriber")
     others = {"--help", "--cov"}
     for page in [*DOCS.glob("howto/*.md"), *DOCS.glob("reference/*.md"), *DOCS.glob("explanation/*.md")]:
@@ -343,10 +327,8 @@ def test_every_setting_is_in_the_reference():
     listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
     defaults = conf.Settings()
     known = {name.upper() for name in conf._FIELDS} | {"TOPICS", "GROUPS"}
-    assert set(listed) - PENDING_SETTINGS == known - PENDING_SETTINGS
+    assert set(listed) == known
     for name, shown in listed.items():
-        if name in PENDING_SETTINGS:
-            continue
         value, default = ast.literal_eval(shown.strip("`")), getattr(defaults, name.lower())
         if name == "BACKOFF":
             value = conf.parse_backoff(value)
@@ -405,20 +387,3 @@ def test_relative_links_lead_somewhere():
 def test_files_for_the_repository_host_are_yaml():
     for file in [*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"]:
         assert yaml.safe_load(file.read_text()), file
-
-
-# -- what must not be ---------------------------------------------------------
-
-
-def test_what_is_pending_is_not_there():
-    """A feature that has been merged leaves the sets above."""
-    assert not PENDING_OPTIONS & _options("runsubscriber")
-    assert not {name for name in PENDING_NAMES if _exists(name)}
-    assert not PENDING_ARGUMENTS & set(inspect.signature(django_mysqlqueue.subscriber).parameters)
-    assert not PENDING_SETTINGS & {name.upper() for name in conf._FIELDS}
-
-
-def test_the_documents_need_no_other_host():
-    """Neither images nor badges nor styles from elsewhere."""
-    for page in PAGES:
-        assert not re.search(r"!\[[^\]]*\]\(https?:|<(img|script|link)\b[^>]*https?:", page.read_text()), page

@@ -92,10 +92,10 @@ class Inbox:
     """Claimed deliveries on their way through the handler threads.
 
     ``leases_good`` says whether ordered deliveries may start; while it says no,
-    they wait.
+    they wait. After ``limit`` starts nothing starts any more.
     """
 
-    def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool]) -> None:
+    def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], limit: int | None = None) -> None:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._poller = threading.Condition(self._lock)
@@ -107,6 +107,8 @@ class Inbox:
         self._closed = False
         self._woken = False
         self._hungry = False
+        self._limit = limit
+        self._started = 0
 
     # -- the poller's side ----------------------------------------------------
 
@@ -247,6 +249,10 @@ class Inbox:
         with self._lock:
             return sum(overrun or not held.is_overrun() for held in self._running.values())
 
+    def exhausted(self) -> bool:
+        """As many deliveries have been started as the limit admits."""
+        return self._limit is not None and self._started >= self._limit
+
     def close(self) -> None:
         """Nothing starts any more: what waits is given back, handler threads end after what they run."""
         with self._lock:
@@ -357,7 +363,7 @@ class Inbox:
         return None
 
     def _may_start(self, lane: Lane) -> bool:
-        if self._first(lane) is None:
+        if self.exhausted() or self._first(lane) is None:
             return False
         if lane.exclusive:
             return self._leases_good()
@@ -401,7 +407,7 @@ class Inbox:
     def _fill(self, batch: Batch, lane: Lane, most: int) -> None:
         """Starts what follows in a lane, up to the first that must come alone; in a shared group around those."""
         place = 0
-        while place < len(lane.waiting) and len(batch.items) < most:
+        while place < len(lane.waiting) and len(batch.items) < most and not self.exhausted():
             if not lane.waiting[place].alone:
                 batch.items.append(self._start(lane, place))
             elif lane.exclusive:
@@ -415,6 +421,7 @@ class Inbox:
         assert place is not None  # noqa: S101  # _may_start said so under the same lock
         held = lane.waiting[place]
         del lane.waiting[place]
+        self._started += 1
         group = self._groups[lane.ref]
         group.waiting -= 1
         group.waiting_bytes -= held.claimed.size

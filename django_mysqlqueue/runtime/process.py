@@ -12,16 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.names import KEY_LENGTH
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime import memory, sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
+from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.inbox import Inbox
+from django_mysqlqueue.runtime.interrupts import on_stop_signals, say, say_stopping
+from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler, mode_text
@@ -37,6 +39,8 @@ SHUTDOWN_MARGIN = 5.0
 """Seconds beyond SHUTDOWN_TIMEOUT for writing and releasing, before the process leaves all the same."""
 DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
+SIGN_INTERVAL = 1.0
+"""Seconds between two signs of life, and two looks at the memory."""
 
 
 def incarnation(name: str | None) -> str:
@@ -46,8 +50,41 @@ def incarnation(name: str | None) -> str:
     return re.sub(r"\s", "-", base)[: KEY_LENGTH - len(suffix)] + suffix
 
 
+def require_handlers(handlers: Mapping[GroupRef, Handler]) -> None:
+    """Raises SubscriberError if there is none."""
+    if not handlers:
+        raise SubscriberError(
+            "There is no handler to run: no subscribers.py of an installed app declares one that the options admit."
+        )
+
+
+def register(using: str, handlers: Mapping[GroupRef, Handler]) -> None:
+    """Registers the groups of these handlers.
+
+    Raises:
+        SubscriberError: one is registered with another mode than its handler's.
+    """
+    for ref, handler in handlers.items():
+        registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
+        if registered.mode != handler.mode:
+            raise SubscriberError(mode_text(handler, registered.mode))
+
+
 class Subscriber:
-    """Runs handlers until it is told to stop, is drained, or a handler hangs."""
+    """Runs handlers until it is told to stop, is drained, reaches a limit, or a handler hangs.
+
+    Args:
+        name: a name for people; a random incarnation is added.
+        threads: handler threads (default: THREADS).
+        batch_size: messages a claim takes at most (default: BATCH_SIZE).
+        drain: leave when nothing is left to do.
+        subset: the partitions to work on.
+        max_messages: leave after as many deliveries have been started.
+        max_memory: leave when more MB than this are resident.
+        heartbeat_file: renewed about every second while the poller makes progress.
+        lifeline: to the supervisor that started this process. It is asked for a replacement when a limit ends
+            this one; when it is gone this one stops.
+    """
 
     def __init__(
         self,
@@ -60,11 +97,12 @@ class Subscriber:
         batch_size: int | None = None,
         drain: bool = False,
         subset: Subset = EVERYTHING,
+        max_messages: int | None = None,
+        max_memory: float | None = None,
+        heartbeat_file: HeartbeatFile | None = None,
+        lifeline: Lifeline | None = None,
     ) -> None:
-        if not handlers:
-            raise SubscriberError(
-                "There is no handler to run: no subscribers.py of an installed app declares one that the options admit."
-            )
+        require_handlers(handlers)
         self.using = using
         self.handlers = dict(handlers)
         self.settings = settings
@@ -73,9 +111,14 @@ class Subscriber:
         self.batch_size = batch_size or settings.batch_size
         self.drain = drain
         self.subset = subset
+        self.max_memory = max_memory
+        self.heartbeat_file = heartbeat_file
+        self.lifeline = lifeline
         self._stopping = threading.Event()
+        self._stops_because = ""
+        self._signalled = False
         self._finished = threading.Event()
-        self._signals = 0
+        self._signs_at = float("-inf")
         self._drain_checked_at = 0.0
         self._rest = True
         self.exit_code = 0
@@ -89,7 +132,7 @@ class Subscriber:
             info=self._info(),
             progressed_at=lambda: self.poller.progressed_at,
         )
-        self.inbox = Inbox(self.handlers, leases_good=self.heart.good)
+        self.inbox = Inbox(self.handlers, leases_good=self.heart.good, limit=max_messages)
         self.poller = Poller(
             using,
             self.name,
@@ -120,28 +163,37 @@ class Subscriber:
 
     # -- from outside ---------------------------------------------------------
 
-    def stop(self) -> None:
-        """Asks for a clean end; returns at once."""
+    def stop(self, reason: str = "it was told to", *, replace: bool = False) -> None:
+        """Asks for a clean end; returns at once. With ``replace`` a supervisor starts another one at once.
+
+        Not for signal handlers: the main thread may hold the locks that this takes.
+        """
+        if not self._stopping.is_set():
+            self._stops_because = reason
+            if replace and self.lifeline is not None:
+                self.lifeline.ask_replacement()
         self._stopping.set()
         self.inbox.wake()
 
     def handle_signals(self) -> Callable[[], None]:
-        """SIGTERM and SIGINT stop cleanly, a second one leaves at once; returns what ends that."""
+        """SIGTERM and SIGINT stop cleanly, a second one leaves at once; returns what ends that.
 
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            self._signals += 1
-            if self._signals > 1:
+        Under a supervisor SIGTERM counts once however often it comes, since a
+        service manager may send it to all processes of a service; the
+        supervisor's word for "at once" is SIGINT.
+        """
+
+        def on_signal(number: int, count: int) -> None:
+            if self.lifeline is None and count == 1:
+                say_stopping(number, self.settings.shutdown_timeout)
+            elif self.lifeline is None:
+                say("Leaving at once.")
                 os._exit(128 + number)
-            # No wake-up here: this thread may hold the inbox's lock.
-            self._stopping.set()
+            elif number == signal.SIGINT and (self._signalled or self._stopping.is_set()):
+                os._exit(128 + number)
+            self._signalled = True
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-
-        def restore() -> None:
-            for number, action in before.items():
-                signal.signal(number, action)
-
-        return restore
+        return on_stop_signals(on_signal)
 
     def run(self, *, ready: Callable[[], None] | None = None) -> int:
         """Runs to the end and returns the exit code: 0, or 1 if handlers were still running.
@@ -149,13 +201,19 @@ class Subscriber:
         Raises:
             SubscriberError: a group is registered with another mode than its handler's.
         """
-        self.prepare()
+        register(self.using, self.handlers)
         if ready is not None:
             ready()
         thread = threading.Thread(target=self._poll, name="mysqlqueue-poller", daemon=True)
         thread.start()
+        self._give_signs()  # even one that ends at once could start
         give_up_at = float("inf")
         while not self._finished.wait(0.2):
+            if self._signalled:
+                self.stop("signal")
+            if self.inbox.exhausted():
+                self.stop("max-messages", replace=True)
+            self._give_signs()
             if not self._stopping.is_set():
                 continue
             self.inbox.wake()
@@ -168,6 +226,26 @@ class Subscriber:
         thread.join(5)
         return self.exit_code
 
+    def _give_signs(self) -> None:
+        """About once a second. In the main thread, and only there: a handler that keeps the interpreter's lock
+        must silence them.
+        """
+        if time.monotonic() < self._signs_at:
+            return
+        self._signs_at = time.monotonic() + SIGN_INTERVAL
+        progress = time.monotonic() - self.poller.progressed_at < self.settings.lease_duration
+        if self.heartbeat_file is not None and progress:
+            self.heartbeat_file.touch()
+        if self.lifeline is not None:
+            self.lifeline.sign(progress=progress)
+            if self.lifeline.is_cut():
+                self.stop("the supervisor is gone")
+        if self.max_memory is not None and not self._stopping.is_set():
+            resident = memory.resident_mb()
+            if resident > self.max_memory:
+                event(logging.WARNING, "memory.exceeded", resident_mb=round(resident), limit_mb=self.max_memory)
+                self.stop("max-memory", replace=True)
+
     def leave(self) -> None:
         """Ends the process now if handlers are still running: a thread cannot be killed."""
         if self.exit_code:
@@ -175,13 +253,6 @@ class Subscriber:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self.exit_code)
-
-    def prepare(self) -> None:
-        """Registers the groups and refuses a mode that differs from the registered one."""
-        for ref, handler in self.handlers.items():
-            registered = groups.register(self.using, ref, mode=handler.mode, start=handler.start)
-            if registered.mode != handler.mode:
-                raise SubscriberError(mode_text(handler, registered.mode))
 
     # -- the poller's thread --------------------------------------------------
 
@@ -221,8 +292,12 @@ class Subscriber:
                 offset=hung.claimed.offset,
                 seconds=round(time.monotonic() - hung.started_at, 1),
             )
+            self._stops_because = "a handler hangs"
             return True
-        return self._stopping.is_set() or (self.drain and self._is_drained())
+        if not self._stopping.is_set() and self.drain and self._is_drained():
+            self._stops_because = "drained"
+            return True
+        return self._stopping.is_set()
 
     def _is_drained(self) -> bool:
         """Nothing is due in the outbox, here or elsewhere, and no group has anything unsettled."""
@@ -254,7 +329,13 @@ class Subscriber:
 
     def _shut_down(self) -> None:
         """Stops starting, waits for what runs, writes, gives back, deregisters."""
-        event(logging.INFO, "subscriber.stopping", name=self.name, running=self.inbox.running())
+        event(
+            logging.INFO,
+            "subscriber.stopping",
+            name=self.name,
+            reason=self._stops_because,
+            running=self.inbox.running(),
+        )
         self.inbox.close()
         deadline = time.monotonic() + self.settings.shutdown_timeout
         while True:

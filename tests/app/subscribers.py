@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -13,6 +14,8 @@ from django.db import connection
 
 from django_mysqlqueue import Delivery, subscriber
 from tests.app.models import Effect
+
+grown: list[bytes] = []
 
 
 def record(name: str, delivery: Delivery) -> None:
@@ -56,6 +59,13 @@ def act(payload: dict[str, Any]) -> None:
         Path(payload["started"]).touch()
         while not Path(payload["go"]).exists():
             time.sleep(0.01)
+    elif what == "hog":
+        # Backtracks for ever without letting go of the interpreter's lock; once.
+        if not Path(payload["started"]).exists():
+            Path(payload["started"]).touch()
+            re.match(r"(a+)+$", "a" * 40 + "b")
+    elif what == "grow":
+        grown.append(b"x" * (payload["mb"] << 20))
     elif what == "exit":
         sys.exit(3)
     elif what == "close":

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
+import os
+import socket
 import sys
 from typing import Any
 
+from django.conf import settings as django_settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
+from django.utils.autoreload import get_child_arguments
 
 from django_mysqlqueue.checks import server_problems
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.management.banner import show_banner
 from django_mysqlqueue.management.base import database_of, require_tables
-from django_mysqlqueue.runtime.process import Subscriber
+from django_mysqlqueue.runtime import memory, reload
+from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
+from django_mysqlqueue.runtime.lifeline import Lifeline
+from django_mysqlqueue.runtime.process import Subscriber, register, require_handlers
 from django_mysqlqueue.runtime.registry import Handler, handlers
-from django_mysqlqueue.service import stats
+from django_mysqlqueue.runtime.supervisor import Supervisor
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
 
 
@@ -33,54 +41,174 @@ class Command(BaseCommand):
     help = "Runs the handlers that @subscriber declares, until SIGTERM or SIGINT."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--group", action="append", metavar="G", help="only this consumer group (repeatable)")
-        parser.add_argument("--topic", action="append", metavar="T", help="only this topic (repeatable)")
-        parser.add_argument(
+        add = parser.add_argument
+        add("--group", action="append", metavar="G", help="only this consumer group (repeatable)")
+        add("--topic", action="append", metavar="T", help="only this topic (repeatable)")
+        add(
             "--partition",
             action="append",
             metavar="KEY",
             help="only partitions whose key matches: * is any text, ? one character (repeatable)",
         )
-        parser.add_argument("--shard", metavar="I/N", help="only the I-th of N equal parts of the partitions, as 1/4")
-        parser.add_argument("--threads", type=positive, metavar="N", help="handler threads (default: THREADS)")
-        parser.add_argument("--name", help="a name for this subscriber (default: the host's)")
-        parser.add_argument("--batch-size", type=positive, metavar="N", help="messages a claim (default: BATCH_SIZE)")
-        parser.add_argument("--drain", action="store_true", help="exit when nothing is left to do (waits for backoffs)")
-        parser.add_argument("--database", metavar="ALIAS", help="the queue's database alias")
+        add("--shard", metavar="I/N", help="only the I-th of N equal parts of the partitions, as 1/4")
+        add("--threads", type=positive, metavar="N", help="handler threads (default: THREADS)")
+        add("--processes", type=positive, metavar="N", help="run N processes, and replace those that end")
+        add("--name", help="a name for this subscriber (default: the host's)")
+        add("--batch-size", type=positive, metavar="N", help="messages a claim (default: BATCH_SIZE)")
+        add("--drain", action="store_true", help="exit when nothing is left to do (waits for backoffs)")
+        add("--max-messages", type=positive, metavar="N", help="exit after N messages were started")
+        add("--max-memory", type=positive, metavar="MB", help="exit when more than MB of memory are resident")
+        add("--heartbeat-file", metavar="PATH", help="a file renewed every second while there is progress")
+        add(
+            "--reload",
+            action=argparse.BooleanOptionalAction,
+            help="start anew when the code changes (default: with DEBUG, on a terminal)",
+        )
+        add("--database", metavar="ALIAS", help="the queue's database alias")
+
+    lifeline: Lifeline | None = None
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        self.lifeline = Lifeline.inherited()
+        if self.lifeline is not None and not self.lifeline.reload:
+            options["skip_checks"] = True  # the supervisor has run them on the same code
+        return super().execute(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
         require_tables(using)
         if not connections[using].get_autocommit():
             connections[using].set_autocommit(True)
-        self._log(options["verbosity"])
-        settings = get_settings()
+        self._log(options)
         try:
             chosen = self._choose(options["group"], options["topic"])
             for problem in server_problems(using):
                 raise CommandError(problem)
-            threads = options["threads"] or settings.threads
-            if not dialect_of(connections[using]).has_row_locks:
-                threads = 1  # one writer at a time: more threads would only wait for each other
-            subscriber = Subscriber(
-                using,
-                chosen,
-                settings,
-                name=options["name"],
-                threads=threads,
-                batch_size=options["batch_size"],
-                drain=options["drain"],
-                subset=Subset.parse(options["partition"] or (), options["shard"]),
-            )
-            restore = subscriber.handle_signals()
-            try:
-                subscriber.run(ready=lambda: self._banner(subscriber))
-            finally:
-                restore()
+            reloads = self._reloads(options)
+            self._check_memory(options["max_memory"])
+            if self.lifeline is None and (options["processes"] or reloads):
+                self._supervise(using, chosen, options, reloads=reloads)
+            else:
+                self._subscribe(using, chosen, options)
         except SubscriberError as error:
             raise CommandError(str(error)) from error
+
+    # -- one process ----------------------------------------------------------
+
+    def _subscribe(self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any]) -> None:
+        child = self.lifeline
+        # The supervisor renews the file for all its children.
+        path = options["heartbeat_file"] if child is None else None
+        subscriber = Subscriber(
+            using,
+            chosen,
+            get_settings(),
+            name=options["name"],
+            threads=self._threads(using, options),
+            batch_size=options["batch_size"],
+            drain=options["drain"],
+            subset=Subset.parse(options["partition"] or (), options["shard"]),
+            max_messages=options["max_messages"],
+            max_memory=options["max_memory"],
+            heartbeat_file=HeartbeatFile(path) if path else None,
+            lifeline=child,
+        )
+        restore = subscriber.handle_signals()
+        if child is not None and child.reload:
+            reload.watch(lambda: subscriber.stop("the code has changed", replace=True))
+        try:
+            subscriber.run(ready=lambda: self._banner(subscriber) if child is None else None)
+        finally:
+            restore()
+            if subscriber.heartbeat_file is not None:
+                subscriber.heartbeat_file.remove()
         subscriber.leave()
+        if child is None:
+            self.stdout.write("Stopped.")
+
+    def _threads(self, using: str, options: dict[str, Any]) -> int:
+        if not dialect_of(connections[using]).has_row_locks:
+            return 1  # one writer at a time: more threads would only wait for each other
+        return options["threads"] or get_settings().threads
+
+    def _banner(self, subscriber: Subscriber) -> None:
+        show_banner(
+            self.stdout,
+            self.style,
+            title=f"Subscriber {subscriber.name}",
+            using=subscriber.using,
+            handlers=subscriber.handlers,
+            settings=subscriber.settings,
+            threads=subscriber.threads,
+            batch_size=subscriber.batch_size,
+            subset=subscriber.subset,
+        )
+
+    # -- a supervisor ---------------------------------------------------------
+
+    def _supervise(
+        self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any], *, reloads: bool
+    ) -> None:
+        """Finds out here, once, what would make every child fail."""
+        settings = get_settings()
+        require_handlers(chosen)
+        subset = Subset.parse(options["partition"] or (), options["shard"])
+        register(using, chosen)
+        file = HeartbeatFile(options["heartbeat_file"]) if options["heartbeat_file"] else None
+        supervisor = Supervisor(
+            get_child_arguments(),
+            processes=options["processes"] or 1,
+            shutdown_timeout=settings.shutdown_timeout,
+            longest_handler=max(handler.max_processing_time for handler in chosen.values()),
+            lease_duration=settings.lease_duration,
+            drain=options["drain"],
+            heartbeat_file=file,
+            snapshot=reload.snapshot if reloads else None,
+        )
+        show_banner(
+            self.stdout,
+            self.style,
+            title=f"Supervisor {options['name'] or socket.gethostname()} (pid {os.getpid()})",
+            using=using,
+            handlers=chosen,
+            settings=settings,
+            threads=self._threads(using, options),
+            batch_size=options["batch_size"] or settings.batch_size,
+            subset=subset,
+            processes=options["processes"],
+            reload=reloads,
+        )
+        connections.close_all()
+        restore = supervisor.handle_signals()
+        try:
+            code = supervisor.run()
+        finally:
+            restore()
+            if file is not None:
+                file.remove()
+        if code:
+            self.stdout.write("Stopped; not every process left cleanly.")
+            sys.exit(code)
         self.stdout.write("Stopped.")
+
+    def _reloads(self, options: dict[str, Any]) -> bool:
+        if self.lifeline is not None:
+            return self.lifeline.reload
+        if options["reload"] is None:
+            others = options["processes"] or options["drain"] or options["max_messages"]
+            return bool(django_settings.DEBUG and self.stdout.isatty() and not others)
+        if options["reload"] and options["processes"]:
+            raise CommandError(
+                "--reload is for one process under development: with --processes every process would watch the "
+                "files, and report the same error. Give one of the two."
+            )
+        return bool(options["reload"])
+
+    # -- both -----------------------------------------------------------------
+
+    def _check_memory(self, limit: int | None) -> None:
+        if limit is not None and self.lifeline is None and (taken := memory.resident_mb()) >= limit:
+            raise CommandError(f"--max-memory {limit}: the process takes {taken:.0f} MB before its first message.")
 
     def _choose(self, only_groups: list[str] | None, only_topics: list[str] | None) -> dict[GroupRef, Handler]:
         known = handlers()
@@ -97,44 +225,15 @@ class Command(BaseCommand):
             if (not only_groups or ref.group in only_groups) and (not only_topics or ref.topic in only_topics)
         }
 
-    def _banner(self, subscriber: Subscriber) -> None:
-        settings = connections[subscriber.using].settings_dict
-        vendor = dialect_of(connections[subscriber.using]).name
-        threads = f"{subscriber.threads} handler thread{'s' if subscriber.threads > 1 else ''}"
-        write = self.stdout.write
-        write(self.style.MIGRATE_HEADING(f"Subscriber {subscriber.name}"))
-        write(f"  database  {subscriber.using} ({vendor}: {settings['NAME']})")
-        write(f"  working   {threads}, batches of {subscriber.batch_size}")
-        if str(subscriber.subset):
-            write(f"  subset    {subscriber.subset}")
-        for ref, handler in sorted(subscriber.handlers.items()):
-            batch = [f"batches of {handler.batch_size}"] if handler.batch else []
-            detail = ", ".join([handler.mode, *(["atomic"] if handler.atomic else []), *batch])
-            write(f"  group     {ref.group} of {ref.topic} ({detail}): {handler.where}")
-        for warning in self._one_partition(subscriber):
-            write(self.style.WARNING(f"  warning   {warning}"))
-        write("Ctrl-C stops it; a second one at once.")
-        self.stdout.flush()
-
-    def _one_partition(self, subscriber: Subscriber) -> list[str]:
-        if subscriber.threads == 1:
-            return []
-        session = Session(subscriber.using)
-        return [
-            f"{ref.topic} has one partition and {ref.group} keeps its order: one of the {subscriber.threads} threads "
-            "will work. Raise PARTITIONS or publish with keys."
-            for ref, handler in sorted(subscriber.handlers.items())
-            if not handler.shared
-            and (subscriber.settings.partitions_of(ref.topic) == 1 or stats.has_one_partition(session, ref.topic))
-        ]
-
-    def _log(self, verbosity: int) -> None:
+    def _log(self, options: dict[str, Any]) -> None:
         """Log lines on stderr where the project has configured no logging of its own for them."""
         logger = logging.getLogger("django_mysqlqueue")
         if logger.hasHandlers():
             return
+        # With several processes on one terminal: which one says it.
+        number = f"[{self.lifeline.number}] " if self.lifeline is not None and options["processes"] else ""
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {number}%(message)s"))
         logger.addHandler(handler)
         levels = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
-        logger.setLevel(levels[verbosity])
+        logger.setLevel(levels[options["verbosity"]])

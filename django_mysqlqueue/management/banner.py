@@ -1,0 +1,67 @@
+"""What ``runsubscriber`` prints when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from django.core.management.base import OutputWrapper
+from django.core.management.color import Style
+from django.db import connections
+
+from django_mysqlqueue.conf import Settings
+from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.service import stats
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
+from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql import dialect_of
+
+
+def show_banner(
+    out: OutputWrapper,
+    style: Style,
+    *,
+    title: str,
+    using: str,
+    handlers: Mapping[GroupRef, Handler],
+    settings: Settings,
+    threads: int,
+    batch_size: int,
+    subset: Subset,
+    processes: int | None = None,
+    reload: bool = False,
+) -> None:
+    """Database, numbers, groups, warnings, and how to end it."""
+    vendor = dialect_of(connections[using]).name
+    out.write(style.MIGRATE_HEADING(title))
+    out.write(f"  database  {using} ({vendor}: {connections[using].settings_dict['NAME']})")
+    working = f"{threads} handler thread{'s' if threads > 1 else ''}"
+    if processes is not None:
+        working = f"{processes} process{'es' if processes > 1 else ''} with {working}{' each' if processes > 1 else ''}"
+    out.write(f"  working   {working}, batches of {batch_size}")
+    if subset != EVERYTHING:
+        out.write(f"  subset    {subset}")
+    for ref, handler in sorted(handlers.items()):
+        batch = [f"batches of {handler.batch_size}"] if handler.batch else []
+        detail = ", ".join([handler.mode, *(["atomic"] if handler.atomic else []), *batch])
+        out.write(f"  group     {ref.group} of {ref.topic} ({detail}): {handler.where}")
+    if reload:
+        out.write("  reload    when the code changes")
+    for warning in _one_partition(using, handlers, settings, threads * (processes or 1)):
+        out.write(style.WARNING(f"  warning   {warning}"))
+    out.write("Ctrl-C stops it; a second one at once.")
+    out.flush()
+
+
+def _one_partition(using: str, handlers: Mapping[GroupRef, Handler], settings: Settings, threads: int) -> Iterator[str]:
+    if threads == 1:
+        return
+    session = Session(using)
+    for ref, handler in sorted(handlers.items()):
+        if handler.shared:
+            continue
+        if settings.partitions_of(ref.topic) == 1 or stats.has_one_partition(session, ref.topic):
+            yield (
+                f"{ref.topic} has one partition and {ref.group} keeps its order: one of the {threads} threads "
+                "will work. Raise PARTITIONS or publish with keys."
+            )

@@ -1,0 +1,69 @@
+"""The pipe from a child of the supervisor to its parent: the child's end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+
+VARIABLE = "MYSQLQUEUE_LIFELINE"
+"""Tells a child that it is one. It is taken out of the environment at once: a handler's own processes are none."""
+
+ALIVE = b"a"
+"""The child's main thread runs."""
+PROGRESS = b"p"
+"""It runs, and so does the child's poller."""
+REPLACE = b"r"
+"""The child leaves on purpose and shall be replaced at once."""
+
+
+@dataclass(slots=True)
+class Lifeline:
+    """What a child knows of its supervisor. Signs never block and never fail: ``is_cut`` tells."""
+
+    pipe: int
+    parent: int
+    number: int
+    """1 for the supervisor's first child, and for those that replace it."""
+    reload: bool
+    _broken: bool = False
+
+    @classmethod
+    def inherited(cls) -> Lifeline | None:
+        """This process's lifeline; None where no supervisor started it, and at the second call."""
+        text = os.environ.pop(VARIABLE, None)
+        if text is None:
+            return None
+        self = cls(**json.loads(text))
+        # A process that a handler starts must not hold the pipe open.
+        os.set_inheritable(self.pipe, False)  # noqa: FBT003
+        os.set_blocking(self.pipe, False)
+        return self
+
+    def described(self) -> dict[str, str]:
+        """The environment variable for the child that is to have it."""
+        return {
+            VARIABLE: json.dumps(
+                {"pipe": self.pipe, "parent": self.parent, "number": self.number, "reload": self.reload}
+            )
+        }
+
+    def sign(self, *, progress: bool) -> None:
+        """Says that the calling thread, which must be the main one, lives."""
+        self._write(PROGRESS if progress else ALIVE)
+
+    def ask_replacement(self) -> None:
+        self._write(REPLACE)
+
+    def is_cut(self) -> bool:
+        """The supervisor is gone, by whatever way."""
+        return self._broken or os.getppid() != self.parent
+
+    def _write(self, sign: bytes) -> None:
+        # A full pipe belongs to a supervisor that was stopped (Ctrl-Z) hours ago: it will find signs enough.
+        with contextlib.suppress(BlockingIOError):
+            try:
+                os.write(self.pipe, sign)
+            except BrokenPipeError:
+                self._broken = True

@@ -1,0 +1,45 @@
+"""Changes of the project's code, found by Django's own reloader."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from django.apps import apps
+from django.utils import autoreload
+
+from django_mysqlqueue.runtime.log import event
+
+Snapshot = Mapping[Path, float]
+"""When each watched file was last written."""
+_LIBRARIES = {"site-packages", "dist-packages"}
+
+
+def watch(on_change: Callable[[], None]) -> None:
+    """Calls ``on_change`` once, from a thread of its own, when a file of the running code changes."""
+    threading.Thread(target=_watch, args=(on_change,), name="mysqlqueue-reloader", daemon=True).start()
+
+
+def _watch(on_change: Callable[[], None]) -> None:
+    try:
+        autoreload.get_reloader().run(threading.main_thread())
+    except SystemExit:
+        # Django's way to say that a file has changed; its logger has named the file.
+        on_change()
+    except Exception:  # noqa: BLE001
+        event(logging.ERROR, "reloader.failed", exc_info=True)
+
+
+def snapshot() -> Snapshot:
+    """The project's code as it is now, read without importing it: for a supervisor whose child could not.
+
+    That is what this process has imported itself, and every Python file in the
+    folders of the installed apps that are not libraries.
+    """
+    reloader = autoreload.StatReloader()
+    for config in apps.get_app_configs():
+        if _LIBRARIES.isdisjoint(Path(config.path).parts):
+            reloader.watch_dir(config.path, "**/*.py")
+    return dict(reloader.snapshot_files())
