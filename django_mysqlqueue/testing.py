@@ -34,17 +34,17 @@ class Published:
 
     topic: str
     key: str | None
-    """The publisher's key; None if there was none."""
+    """The publisher's key, or None if there was none."""
     id: str
     payload: Any
     metadata: dict[str, Any]
     """The publisher's and ``content_type``."""
     deliver_at: datetime.datetime | None
-    """When it was scheduled for (aware, UTC); None: at once, or it has come due and been delivered since."""
+    """When it was scheduled for (aware, UTC), or None where that was at once or has come since."""
     failed_group: str
-    """Of a dead letter: the group that failed it."""
+    """The group that gave it up, where this is a dead letter."""
     last_error: str
-    """Of a dead letter: why."""
+    """Why it was given up, where this is a dead letter."""
 
 
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:

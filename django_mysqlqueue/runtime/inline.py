@@ -44,7 +44,7 @@ class Delivered:
     outcome: str
     """``"ack"``, ``"nack"``, ``"snooze"`` or ``"reject"``."""
     error: str
-    """The traceback or the reason of a failure; empty otherwise."""
+    """The traceback or the reason of a failure, or nothing."""
 
 
 class _Pulse:
