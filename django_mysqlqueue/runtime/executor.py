@@ -50,14 +50,17 @@ class Executor:
     def _run(self) -> None:
         sessions.adopt(self._using, self._timeouts)
         lane: Lane | None = None
-        quiet_since = time.monotonic()
+        began_at = time.monotonic()
         try:
             while (taken := self._inbox.take(lane)) is not None:
                 lane, held = taken
-                if time.monotonic() - quiet_since > sessions.IDLE:
+                # Counted from where the last one began: in a slow handler connections are idle as well.
+                idle = time.monotonic() - began_at > sessions.IDLE
+                began_at = time.monotonic()
+                sessions.renew()
+                if idle:
                     sessions.refresh()
                 self._inbox.finish(held, self._safely(held))
-                quiet_since = time.monotonic()
         finally:
             sessions.close_all()
 

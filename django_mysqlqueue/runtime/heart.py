@@ -15,6 +15,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.sql import has_moved
 
 
 class Heart:
@@ -46,6 +47,7 @@ class Heart:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._doubt = False
+        self._moved = False
         self.beaten = threading.Event()
         self.beat_at = float("-inf")
         """When the last successful beat was sent, by the monotonic clock."""
@@ -93,6 +95,7 @@ class Heart:
             heartbeats.beat(self._using, self._subscriber, self._refs, self._info)
         except (Error, QueueError) as error:
             event(logging.WARNING, "heart.failed", error=error)
+            self._moved = self._moved or has_moved(connections[self._using], error)
             sessions.drop(connections[self._using])
             return False
         with self._lock:
@@ -100,5 +103,9 @@ class Heart:
             if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
                 self._doubt = True
             self.beat_at = sent
+        if self._moved:
+            # Only now: as long as its own beats fail, another thread's new connection would be to the old primary.
+            self._moved = False
+            sessions.distrust(self._using)
         self.beaten.set()
         return True

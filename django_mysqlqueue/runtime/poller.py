@@ -30,6 +30,7 @@ from django_mysqlqueue.runtime.work import GroupWork
 from django_mysqlqueue.service import heartbeats, leasing, news, sequencing
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry, Session
+from django_mysqlqueue.sql import has_moved
 
 SEQUENCER_PASSES = 4
 """Passes of the sequencer in a poll, so that flushes and extensions are not starved."""
@@ -144,6 +145,10 @@ class Poller:
 
     def step(self) -> None:
         """One turn: verify, tick, poll, write and claim, keep house; each only when it is due."""
+        if sessions.renew():
+            self.start_anew()
+            # The heart has beaten on its new connection: that is the beat from which stealing is counted.
+            self._recovered_at = float("-inf")
         now = time.monotonic()
         self.keep_alive()
         if self.heart.must_verify():
@@ -167,7 +172,8 @@ class Poller:
         try:
             work.turn()
         except Error as error:
-            if not sessions.is_alive(connections[self.using]):
+            connection = connections[self.using]
+            if has_moved(connection, error) or not sessions.is_alive(connection):
                 raise
             work.failures += 1
             event(

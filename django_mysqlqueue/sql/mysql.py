@@ -19,6 +19,22 @@ DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 
 
+GONE = frozenset({2006, 2013, 2055, 1053, 1927, 3169, 4031})
+"""The client's and the servers' ways to say that the connection is over."""
+READ_ONLY = frozenset({1290, 1792, 1836})
+"""What a demoted primary answers to a write: it lives on, and so does the connection."""
+
+
+def client_timeouts(*, read: float) -> dict[str, int]:
+    # mysqlclient's options: without them a server that stops answering is waited for without end.
+    return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
+
+
+def has_moved(error: BaseException) -> bool:
+    codes = {one.args[0] for one in (error, error.__cause__) if isinstance(one, Error) and one.args}
+    return not codes.isdisjoint(GONE | READ_ONLY)
+
+
 class MySQL(Dialect):
     name = "mysql"
     # A literal percent sign would be doubled by the driver; there is none in it.
@@ -72,10 +88,6 @@ class MySQL(Dialect):
             f"SET SESSION wait_timeout = {math.ceil(idle)}, net_read_timeout = {math.ceil(network)}, "
             f"net_write_timeout = {math.ceil(network)}, innodb_lock_wait_timeout = {math.ceil(lock_wait)}"
         )
-
-    def client_timeouts(self, *, read: float) -> dict[str, int]:
-        # mysqlclient's options: without them a server that stops answering is waited for without end.
-        return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
         # Asked once for each server connection: publishing must not pay for it.
