@@ -51,6 +51,24 @@ def db(_database: None) -> Iterator[None]:
         raise AssertionError("the test left a transaction open")
 
 
+@pytest.fixture(scope="session")
+def _queue_database(_database: None, django_db_blocker: pytest.FixtureRequest) -> Iterator[None]:
+    """The test database of the alias ``queue``, made only where a test asks for it."""
+    creation = connections["queue"].creation
+    name = str(connections["queue"].settings_dict["NAME"])
+    with django_db_blocker.unblock():  # type: ignore[attr-defined]
+        creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+        yield
+        creation.destroy_test_db(name, verbosity=0)
+
+
+@pytest.fixture
+def queue_db(db: None, _queue_database: None) -> None:
+    """An empty queue on the alias ``queue`` as well."""
+    for model in (*QUEUE_MODELS, Effect):
+        model.objects.using("queue").all().delete()
+
+
 @pytest.fixture
 def engine(db: None) -> str:
     """The engine under test: mysql, mariadb or sqlite."""
