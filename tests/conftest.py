@@ -57,7 +57,7 @@ def _queue_database(_database: None, django_db_blocker: pytest.FixtureRequest) -
     creation = connections["queue"].creation
     name = str(connections["queue"].settings_dict["NAME"])
     with django_db_blocker.unblock():  # type: ignore[attr-defined]
-        creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+        creation.create_test_db(verbosity=0, autoclobber=True)
         yield
         creation.destroy_test_db(name, verbosity=0)
 
