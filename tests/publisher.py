@@ -21,11 +21,13 @@ KEYS = 4
 
 def main(name: str, stop: Path) -> None:
     django.setup()
+    from django.apps import apps
     from django.db import Error, connection, transaction
 
     from django_mysqlqueue import publish
-    from tests.app.models import Effect
 
+    # Of whichever app has the table in this project.
+    (effect,) = (model for model in apps.get_models() if model._meta.db_table == "tests_app_effect")
     for number in itertools.count():
         if stop.exists():
             return
@@ -34,7 +36,7 @@ def main(name: str, stop: Path) -> None:
             with transaction.atomic():
                 publish("p.plain", {"n": number}, key=key)
                 publish("p.shared", {"n": number}, key=key)
-                Effect.objects.create(name=f"committed|{key}|0", value=number)
+                effect.objects.create(name=f"committed|{key}|0", value=number)
         except Error as error:
             print(f"{number}: {error}", flush=True)
             connection.close()

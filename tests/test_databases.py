@@ -336,6 +336,15 @@ def test_the_service_layer_never_reads_a_replica(replica):
         command("queuedropgroup", "g", "t", "--noinput")
 
 
+def test_housekeeping_never_reads_a_replica(replica):
+    publish_many("t", [Message(number, key=f"k{number}") for number in range(10)])
+    sub = Sub(handler(), handler(group="shared", mode="shared"))
+    sub.settle()
+    for _ in sub.poller.housekeeping._round():
+        pass
+    sub.leave()
+
+
 def test_the_checks_never_read_a_replica(replica):
     command("check")
     command("check", "--database", "default")
@@ -419,7 +428,7 @@ def test_a_subscriber_of_a_queue_on_its_own_alias(queue, start, arguments, optio
 
 @pytest.mark.processes
 def test_a_subscriber_never_reads_a_replica(db, start):
-    """From its start through housekeeping to its end. The handlers' own reads are theirs to route."""
+    """From its start to its end. The handlers' own reads are theirs to route."""
     publish_many("p.plain", (Message({"n": n}, key=f"k{n % 3}") for n in range(60)))
     publish_many("p.shared", (Message({"n": n}) for n in range(20)))
     publish("p.plain", {"n": 60, "fail": True}, key="k0")

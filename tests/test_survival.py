@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from urllib.parse import quote
 
 import pytest
@@ -22,26 +21,22 @@ from django.db import connection, connections, transaction
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import (
-    DeliveryState,
-    OutboxMessage,
     PartitionLease,
-    QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import stats
 from django_mysqlqueue.sql import dialect_of
+from tests import accounts
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.proxy import Proxy
-from tests.test_processes import ROOT, Worker, assert_ordered, wait_for
+from tests.test_processes import ROOT, Worker, wait_for
 from tools import servers
 
 pytestmark = [pytest.mark.processes, pytest.mark.servers_only]
 
 PRIVATE = "private"
 """The alias under which this process looks at the private server, past the proxy."""
-GROUPS = ("plain", "atomic", "shared")
-EVERY_GROUP = [argument for group in GROUPS for argument in ("--group", group)]
+EVERY_GROUP = [argument for group in accounts.GROUPS for argument in ("--group", group)]
 # A failed message holds up those behind it, so that the order of effects is the order of first starts.
 IN_ORDER = {"GROUPS": {"plain": {"ON_FAILURE": "block"}, "atomic": {"ON_FAILURE": "block"}}}
 READ_TIMEOUT = 3
@@ -131,26 +126,11 @@ class Scene:
         for process in self.processes:
             if "tests.publisher" in process.args:
                 assert process.wait(30) == 0
-        wait_for(self.is_drained, workers[0], timeout=60)
+        wait_for(lambda: accounts.is_drained(PRIVATE), workers[0], timeout=60)
         for worker in workers:
             worker.send(signal.SIGTERM)
         assert [worker.wait() for worker in workers] == [0] * len(workers), workers[0].output
-        committed = effects("committed")
-        numbers = {(key, number) for key, _, number in committed}
-        assert len(numbers) == len(committed) > 50
-        for group in GROUPS:
-            assert {(key, number) for key, _, number in effects(group)} == numbers, group
-        assert Counter((key, number) for key, _, number in effects("atomic")) == Counter(numbers)
-        assert_ordered(effects("plain"))
-        assert_ordered(effects("atomic"))
-        assert not QueueMessage.objects.using(PRIVATE).filter(topic__endswith="_dlq").exists()
-        for model in (OutboxMessage, DeliveryState, PartitionLease):
-            assert not model.objects.using(PRIVATE).exists(), model
-
-    def is_drained(self):
-        if OutboxMessage.objects.using(PRIVATE).exists() or PartitionLease.objects.using(PRIVATE).exists():
-            return False
-        return all(one.lag == 0 for one in stats.status(PRIVATE, lease_ms=3000).groups)
+        accounts.assert_balanced(PRIVATE)
 
 
 @pytest.fixture
@@ -163,13 +143,8 @@ def scene(db, server, tmp_path):
     scene.close()
 
 
-def effects(name):
-    rows = Effect.objects.using(PRIVATE).filter(name__startswith=f"{name}|").order_by("id")
-    return [(*value.split("|")[1:], number) for value, number in rows.values_list("name", "value")]
-
-
 def handled(group, more_than=0):
-    return lambda: Effect.objects.using(PRIVATE).filter(name__startswith=f"{group}|").count() > more_than
+    return lambda: accounts.count(group, PRIVATE) > more_than
 
 
 def reconnect():
@@ -199,7 +174,7 @@ def test_idle_connections_that_the_server_ends(scene, impatient_server, tmp_path
             publish("p.plain", {"n": number, **more}, key="k", using=queue)
 
     def seen():
-        return [[number for _, _, number in effects(group)] for group in ("plain", "atomic")]
+        return [[number for _, number in accounts.effects(group, PRIVATE)] for group in ("plain", "atomic")]
 
     send(0)
     wait_for(lambda: seen() == [[0], [0]], worker)
@@ -230,7 +205,7 @@ def test_a_server_that_restarts_under_load(scene, end):
     reconnect()
     getattr(scene.server, end)()
     scene.server.start()
-    before = len(effects("committed"))
+    before = accounts.count("committed", PRIVATE)
     wait_for(handled("committed", before + 60), worker)
     scene.finish(worker)
 
@@ -247,7 +222,7 @@ def test_a_primary_that_turns_read_only_and_is_replaced(scene):
     reconnect()
     scene.server.stop()
     scene.server.start()
-    before = len(effects("committed"))
+    before = accounts.count("committed", PRIVATE)
     wait_for(handled("committed", before + 60), worker)
     scene.finish(worker)
 
@@ -261,7 +236,7 @@ def test_a_demoted_primary_that_answers_on(scene):
     _, *demoted = scene.proxy.demote()
     assert len(demoted) >= 3  # heart, poller, handlers
     wait_for(lambda: all(link.closed for link in demoted), worker)
-    before = len(effects("atomic"))
+    before = accounts.count("atomic", PRIVATE)
     wait_for(handled("atomic", before + 60), worker)
     scene.finish(worker)
 
@@ -276,9 +251,9 @@ def test_connections_that_fall_silent(scene):
     wait_for(handled("atomic", 20), cut_off)
     scene.proxy.go_dark()
     other = scene.subscriber("--name", "other", *EVERY_GROUP, direct=True)
-    before = len(effects("committed"))
+    before = accounts.count("committed", PRIVATE)
     # What was committed before anybody else was there is handled: the leases have been taken over.
-    wait_for(lambda: len(effects("atomic")) >= before, other, timeout=20)
+    wait_for(lambda: accounts.count("atomic", PRIVATE) >= before, other, timeout=20)
     scene.proxy.heal()
 
     def is_back():
