@@ -15,7 +15,6 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.sql import has_moved
 
 
 class Heart:
@@ -95,7 +94,7 @@ class Heart:
             heartbeats.beat(self._using, self._subscriber, self._refs, self._info)
         except (Error, QueueError) as error:
             event(logging.WARNING, "heart.failed", error=error)
-            self._moved = self._moved or has_moved(connections[self._using], error)
+            self._moved = self._moved or not sessions.is_sound(connections[self._using], error)
             sessions.drop(connections[self._using])
             return False
         with self._lock:

@@ -30,7 +30,6 @@ from django_mysqlqueue.runtime.work import GroupWork
 from django_mysqlqueue.service import heartbeats, leasing, news, sequencing
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry, Session
-from django_mysqlqueue.sql import has_moved
 
 SEQUENCER_PASSES = 4
 """Passes of the sequencer in a poll, so that flushes and extensions are not starved."""
@@ -168,12 +167,11 @@ class Poller:
         self.housekeeping.turn()
 
     def _turn(self, work: GroupWork) -> None:
-        """A group whose turn fails must not keep the others from theirs, unless the connection is gone."""
+        """A group whose turn fails must not keep the others from theirs, unless the connection is gone or read-only."""
         try:
             work.turn()
         except Error as error:
-            connection = connections[self.using]
-            if has_moved(connection, error) or not sessions.is_alive(connection):
+            if not sessions.is_sound(connections[self.using], error):
                 raise
             work.failures += 1
             event(

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.sql import client_timeouts, dialect_of
+from django_mysqlqueue.sql import client_timeouts, dialect_of, is_read_only
 
 _role = threading.local()
 _distrusted: dict[str, float] = {}
@@ -65,9 +65,11 @@ def _set_up(*, connection: Any, **kwargs: Any) -> None:
 connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
 
-def is_alive(connection: Any) -> bool:
-    """Whether the connection is there and its server answers."""
-    return connection.connection is not None and bool(connection.is_usable())
+def is_sound(connection: Any, error: BaseException) -> bool:
+    """Whether after an error the connection is still there, and leads to a server that takes writes."""
+    if connection.connection is None or is_read_only(connection, error):
+        return False
+    return bool(connection.is_usable())
 
 
 def distrust(using: str) -> None:

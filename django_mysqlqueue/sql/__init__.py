@@ -25,13 +25,13 @@ def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str
     return mysql.client_timeouts(read=read)
 
 
-def has_moved(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
-    """The connection is lost or its server refuses writes: the primary may be another server by now."""
+def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
+    """The server refuses writes: it is no longer the primary, or not yet."""
     if connection.vendor != "mysql":
         return False
     from django_mysqlqueue.sql import mysql
 
-    return mysql.has_moved(error)
+    return mysql.is_read_only(error)
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:

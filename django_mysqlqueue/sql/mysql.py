@@ -19,8 +19,6 @@ DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 
 
-GONE = frozenset({2006, 2013, 2055, 1053, 1927, 3169, 4031})
-"""The client's and the servers' ways to say that the connection is over."""
 READ_ONLY = frozenset({1290, 1792, 1836})
 """What a demoted primary answers to a write: it lives on, and so does the connection."""
 
@@ -30,9 +28,9 @@ def client_timeouts(*, read: float) -> dict[str, int]:
     return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
 
 
-def has_moved(error: BaseException) -> bool:
-    codes = {one.args[0] for one in (error, error.__cause__) if isinstance(one, Error) and one.args}
-    return not codes.isdisjoint(GONE | READ_ONLY)
+def is_read_only(error: BaseException) -> bool:
+    # The cause is looked at for CommitOutcomeUnknown.
+    return any(isinstance(one, Error) and one.args[:1] and one.args[0] in READ_ONLY for one in (error, error.__cause__))
 
 
 class MySQL(Dialect):
