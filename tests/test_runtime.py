@@ -137,6 +137,16 @@ def test_a_handler_that_failed_on_its_connection_gets_another(db):
     in_thread(check)
 
 
+def test_a_connection_that_a_handler_closed_below_django_is_dropped(db):
+    def check():
+        connection.ensure_connection()
+        connection.connection.close()
+        sessions.drop(connection)
+        assert connection.connection is None
+
+    in_thread(check)
+
+
 @pytest.mark.servers_only
 @pytest.mark.parametrize("code", [1290, 1792, 1836])
 def test_a_connection_to_a_demoted_primary_is_not_sound(db, code):

@@ -6,12 +6,13 @@ thread therefore tells the server how long a silent client may live.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
+from django.db import Error, connections
 from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.sql import client_timeouts, dialect_of, is_read_only
@@ -131,7 +132,9 @@ def drop(connection: Any) -> None:
     connection.needs_rollback = False
     connection.closed_in_transaction = False
     connection.run_on_commit = []
-    connection.close()
+    # Django forgets the connection also when the driver finds that it was closed already.
+    with contextlib.suppress(Error):
+        connection.close()
 
 
 def close_all() -> None:
