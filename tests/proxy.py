@@ -75,7 +75,8 @@ class Link:
         self.dark = dark
         self.demoted = False
         self.closed = False
-        self.refused = 0
+        self.spoke = False
+        """The client has said something since the server was demoted."""
         self._client = client
         self._server = socket.socket(socket.AF_UNIX)
         if not dark:
@@ -102,8 +103,8 @@ class Link:
                 body = stream.read(int.from_bytes(header[:3], "little"))
                 if self.dark:
                     continue
+                self.spoke = self.demoted
                 if self.demoted and body[:1] == bytes([COM_QUERY]) and body[1:].lstrip().upper().startswith(WRITES):
-                    self.refused += 1
                     self._client.sendall(len(READ_ONLY).to_bytes(3, "little") + b"\x01" + READ_ONLY)
                     continue
                 self._server.sendall(header + body)
