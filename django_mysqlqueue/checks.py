@@ -65,7 +65,7 @@ def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_migrating(**kwargs: Any) -> list[checks.CheckMessage]:
-    """``migrate`` makes all of the queue's tables where the queue lives (E014)."""
+    """``migrate`` makes all of the queue's tables where the queue lives (W014)."""
     alias = _alias()
     if alias is None:
         return []
@@ -73,11 +73,12 @@ def check_migrating(**kwargs: Any) -> list[checks.CheckMessage]:
     if not kept_out:
         return []
     return [
-        checks.Error(
+        checks.Warning(
             f"The queue is on the database {alias!r}, and the routers' allow_migrate keeps tables out of it: "
             f"{', '.join(kept_out)}.",
-            hint=f"Let allow_migrate({alias!r}, 'django_mysqlqueue') return True or None.",
-            id="django_mysqlqueue.E014",
+            hint=f"Let allow_migrate({alias!r}, 'django_mysqlqueue') return True or None, "
+            "unless another project migrates that database.",
+            id="django_mysqlqueue.W014",
         )
     ]
 

@@ -85,7 +85,9 @@ def distrust(using: str) -> None:
 def renew() -> bool:
     """Drops this thread's connection if it was opened before that was said; returns whether."""
     using = getattr(_role, "using", None)
-    if using is None or connections[using].connection is None or _role.opened_at > _distrusted.get(using, -1.0):
+    if using not in _distrusted or connections[using].connection is None:
+        return False
+    if getattr(_role, "opened_at", 0.0) > _distrusted[using]:
         return False
     drop(connections[using])
     return True

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
-
-
 READ_ONLY = frozenset({1290, 1792, 1836})
 """What a demoted primary answers to a write: it lives on, and so does the connection."""
 
