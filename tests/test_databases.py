@@ -435,7 +435,8 @@ def test_a_subscriber_never_reads_a_replica(db, start):
     worker = start(*EVERY_GROUP, routers=["tests.routers.ReadsFromReplica"])
 
     def is_done():
-        return len(effects("plain")) == 61 and len(effects("atomic")) == 61 and len(effects("shared")) == 20
+        # The one that failed has run twice in the group that is not atomic.
+        return [len(effects(group)) for group in ("plain", "atomic", "shared")] == [62, 61, 20]
 
     wait_for(is_done, worker)
     worker.send(signal.SIGTERM)
