@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.service.messages import Message
     from django_mysqlqueue.service.publishing import apublish, apublish_many, publish, publish_many
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Backoff",

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.apps.registry import Apps
+from django.db import router
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
@@ -37,6 +38,10 @@ def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> 
     # "flush" sends no apps; after "migrate … zero" they do not have the model.
     if apps is not None and "consumergroup" not in apps.all_models["django_mysqlqueue"]:
         return
+    from django_mysqlqueue.models import ConsumerGroup
     from django_mysqlqueue.runtime.registry import register_groups
 
+    # Where a router keeps the tables out, the migration counts as applied and has made none.
+    if not router.allow_migrate_model(using, ConsumerGroup):
+        return
     register_groups(using)

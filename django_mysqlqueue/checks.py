@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router
@@ -58,6 +59,52 @@ def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
             f"The database routers split the queue's tables between {', '.join(sorted(aliases))}.",
             hint="Every operation is one transaction: route the app django_mysqlqueue as a whole.",
             id="django_mysqlqueue.E007",
+        )
+    ]
+
+
+@checks.register("django_mysqlqueue")
+def check_migrating(**kwargs: Any) -> list[checks.CheckMessage]:
+    """``migrate`` makes all of the queue's tables where the queue lives (W014)."""
+    alias = _alias()
+    if alias is None:
+        return []
+    kept_out = [model._meta.db_table for model in MODELS if not router.allow_migrate_model(alias, model)]
+    if not kept_out:
+        return []
+    return [
+        checks.Warning(
+            f"The queue is on the database {alias!r}, and the routers' allow_migrate keeps tables out of it: "
+            f"{', '.join(kept_out)}.",
+            hint=f"Let allow_migrate({alias!r}, 'django_mysqlqueue') return True or None, "
+            "unless another project migrates that database.",
+            id="django_mysqlqueue.W014",
+        )
+    ]
+
+
+@checks.register("django_mysqlqueue")
+def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Atomic handlers have something to write in the queue's database (W015)."""
+    alias = _alias()
+    if alias is None or conf.problems():
+        return []
+    others = [model for model in apps.get_models() if model not in MODELS]
+    if not others or any(router.db_for_write(model) == alias for model in others):
+        return []
+    try:
+        atomic = [handler.where for handler in registry.handlers().values() if handler.atomic]
+    except SubscriberError:
+        return []  # E008 says so
+    if not atomic:
+        return []
+    return [
+        checks.Warning(
+            f"atomic=True of {', '.join(sorted(atomic))}: the transaction is on the queue's database {alias!r}, "
+            "and no other model of the project is written there.",
+            hint="What a handler writes elsewhere is not part of that transaction: it happens at least once. "
+            "Make it idempotent (by delivery.id), or put the queue beside the handler's tables.",
+            id="django_mysqlqueue.W015",
         )
     ]
 

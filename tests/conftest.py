@@ -37,8 +37,14 @@ def _database(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -
     """The test database, reachable from any thread: most tests are about more than one connection."""
     with django_db_blocker.unblock():  # type: ignore[attr-defined]
         call_command("migrate", verbosity=0)
+        # pytest-django makes only what its own markers name. It must be there for every process:
+        # from Django 6.1 on the system checks ask each alias what it can do.
+        creation = connections["queue"].creation
+        name = str(connections["queue"].settings_dict["NAME"])
+        creation.create_test_db(verbosity=0, autoclobber=True)
         yield
         connections.close_all()
+        creation.destroy_test_db(name, verbosity=0)
 
 
 @pytest.fixture
@@ -49,6 +55,13 @@ def db(_database: None) -> Iterator[None]:
     yield
     if connection.in_atomic_block:
         raise AssertionError("the test left a transaction open")
+
+
+@pytest.fixture
+def queue_db(db: None) -> None:
+    """An empty queue on the alias ``queue`` as well."""
+    for model in (*QUEUE_MODELS, Effect):
+        model.objects.using("queue").all().delete()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import environ
@@ -63,10 +64,20 @@ def _database() -> dict[str, Any]:
     }
 
 
+def _beside(database: dict[str, Any], suffix: str) -> dict[str, Any]:
+    """Another database on the same server; on SQLite another file."""
+    path = Path(database["NAME"])
+    name = str(path.with_name(f"{path.stem}_{suffix}{path.suffix}"))
+    return {**database, "NAME": name, "TEST": {"NAME": name} if "TEST" in database else {}}
+
+
 DATABASES = {
     "default": _database(),
     "other": {"ENGINE": "django.db.backends.sqlite3", "NAME": "file:other?mode=memory&cache=shared"},
+    # For tests of several databases: a place for the queue alone, and a replica that nobody may read.
+    "queue": _beside(_database(), "queue"),
+    "replica": {"ENGINE": "tests.replica", "NAME": "replica", "TEST": {"MIRROR": "default"}},
 }
-DATABASE_ROUTERS: list[str] = []
+DATABASE_ROUTERS: list[str] = json.loads(os.environ.get("TEST_ROUTERS", "[]"))
 # Real subscriber processes get shorter times than the defaults.
 MYSQLQUEUE: dict[str, object] = json.loads(os.environ.get("TEST_MYSQLQUEUE", "{}"))

@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import QueueMessage
+from tests.conftest import QUEUE_MODELS
+from tests.harness import Sub, handler
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -41,8 +47,25 @@ def test_no_migration_is_missing(db):
 
 
 def test_migrations_go_back_and_forth(db):
-    call_command("migrate", "django_mysqlqueue", "zero", verbosity=0)
-    call_command("migrate", "django_mysqlqueue", verbosity=0)
+    """With rows in every table; afterwards the queue works."""
+
+    def fill():
+        publish_many("t", [Message(number, key="k") for number in range(5)])
+        sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60)))
+        sub.step()
+        sub.work(2)
+        sub.flush()
+        publish("t", 1, delay=60)
+        return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}
+
+    everything = {model.__name__ for model in QUEUE_MODELS}
+    for _ in range(2):
+        assert fill() == everything
+        call_command("migrate", "django_mysqlqueue", "zero", verbosity=0)
+        left = {name for name in connection.introspection.table_names() if name.startswith("queue_")}
+        assert not left
+        call_command("migrate", "django_mysqlqueue", verbosity=0)
+        assert not QueueMessage.objects.exists()
 
 
 LAYERS = {

@@ -52,13 +52,15 @@ def environment(**settings):
 class Worker:
     """A ``runsubscriber`` process that this test started, and ends."""
 
-    def __init__(self, tmp_path, *arguments, **settings):
+    COMMAND = ("manage.py", "runsubscriber")
+
+    def __init__(self, tmp_path, *arguments, env=None, whole_env=None, **settings):
         self.log = tmp_path / f"worker-{random.getrandbits(32):08x}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error::ResourceWarning", "manage.py", "runsubscriber", *arguments],
+                [sys.executable, "-W", "error::ResourceWarning", *self.COMMAND, *arguments],
                 cwd=ROOT,
-                env=environment(**settings),
+                env=whole_env or environment(**settings) | (env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

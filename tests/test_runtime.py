@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import DatabaseError, Error, OperationalError, connection, connections
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown, SubscriberError
 from django_mysqlqueue.models import QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Retry
 from tests.harness import USING, Sub, handler, in_thread, lag
 
 REF = GroupRef("g", "t")
@@ -101,6 +102,93 @@ def test_an_idle_connection_that_the_server_ended_is_replaced(db):
 
     before, after = in_thread(check)
     assert before != after
+
+
+def test_a_thread_starts_while_the_server_is_away(db, monkeypatch):
+    """Taking its time-outs asks the server nothing: a heart or a handler thread that died of it never came back."""
+
+    def start():
+        wrapper = connections[USING]
+        monkeypatch.setattr(type(wrapper), "get_new_connection", away)
+        sessions.adopt(USING, sessions.Timeouts(idle=7, lock_wait=3, network=5, read=9))
+        monkeypatch.undo()
+        return {name: value for name, value in wrapper.settings_dict["OPTIONS"].items() if "timeout" in name}
+
+    def away(self, parameters):
+        raise OperationalError(2002, "nobody is there")
+
+    options = in_thread(start)
+    if connection.vendor == "mysql":
+        assert options == {"connect_timeout": 10, "read_timeout": 9, "write_timeout": 9}
+
+
+def test_a_handler_that_failed_on_its_connection_gets_another(db):
+    """A demoted primary answers a ping, and refuses the next message's writes as well."""
+
+    def check():
+        connection.ensure_connection()
+        failed = connection.connection
+        with pytest.raises(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT nothing FROM nowhere")
+        assert connection.is_usable()
+        sessions.tidy()
+        assert connection.connection is not failed
+
+    in_thread(check)
+
+
+def test_a_connection_that_a_handler_closed_below_django_is_dropped(db):
+    def check():
+        connection.ensure_connection()
+        connection.connection.close()
+        sessions.drop(connection)
+        assert connection.connection is None
+
+    in_thread(check)
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("code", [1290, 1792, 1836])
+def test_a_connection_to_a_demoted_primary_is_not_sound(db, code):
+    connection.ensure_connection()
+    unknown = CommitOutcomeUnknown("COMMIT failed")
+    unknown.__cause__ = OperationalError(code, "text")
+    assert not sessions.is_sound(connection, OperationalError(code, "text"))
+    assert not sessions.is_sound(connection, unknown)
+
+
+@pytest.mark.parametrize("error", [OperationalError(1213, "deadlock"), OperationalError(1205, ""), Retry(), Error()])
+def test_errors_that_say_nothing_of_the_server(db, error):
+    connection.ensure_connection()
+    assert sessions.is_sound(connection, error)
+
+
+@pytest.mark.servers_only
+def test_after_an_outage_every_thread_leaves_the_old_server(db, monkeypatch):
+    """The heart tells the others once its beats are taken again: by then the name leads to the new primary."""
+    monkeypatch.setattr(sessions, "_distrusted", {})
+    beating = heart()
+
+    def beat(error):
+        with monkeypatch.context() as patch:
+            if error is not None:
+                patch.setattr(heartbeats, "beat", lambda *args: raise_it(error))
+            return beating._beat()
+
+    def raise_it(error):
+        raise error
+
+    def check():
+        sessions.adopt(USING, sessions.Timeouts(idle=60, lock_wait=5, network=5, read=60))
+        connection.ensure_connection()
+        kept = []
+        for error in (None, OperationalError(1213, "deadlock"), OperationalError(1290, "read-only"), None, None):
+            in_thread(lambda error=error: beat(error))
+            kept.append(not sessions.renew())
+            connection.ensure_connection()
+        return kept
+
+    assert in_thread(check) == [True, True, True, False, True]
 
 
 def test_tidy_keeps_a_sound_connection_and_drops_an_open_transaction(db):

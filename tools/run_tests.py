@@ -159,7 +159,7 @@ def run(step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict
     elif step.engine == "sqlite":
         folder = WORK / "sqlite"
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(f"step{number}.sqlite3*"):
+        for leftover in folder.glob(f"step{number}[._]*"):
             leftover.unlink()
         env["TEST_SQLITE_FILE"] = str(folder / f"step{number}.sqlite3")
         if "DEMO" in step.env:

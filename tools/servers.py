@@ -45,14 +45,47 @@ class NotAvailable(Exception):
     """The engine cannot be had on this machine; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Server:
-    """A running private server."""
+    """A private server: started, stopped and started again on the same data."""
 
     engine: str
     socket: Path
-    pid: int
     folder: Path
+    command: tuple[str, ...]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        if self.process is None:
+            raise RuntimeError(f"the {self.engine} server does not run")
+        return self.process.pid
+
+    def start(self, *extra: str) -> None:
+        """Starts it, with more options if given, and waits until it answers."""
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen([*self.command, *extra], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        _wait_until_ready(self, self.process)
+
+    def stop(self) -> None:
+        """Ends it cleanly; does nothing if it does not run."""
+        if self.process is not None:
+            _stop(self.process)
+            self.process = None
+
+    def kill(self) -> None:
+        """SIGKILL, as when the host loses its power."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def execute(self, sql: str) -> str:
+        """Runs statements as root; returns what the client printed."""
+        done = _client(self, sql)
+        if done.returncode:
+            raise RuntimeError(f"{sql}: {done.stderr}")
+        return done.stdout
 
     @property
     def url(self) -> str:
@@ -185,20 +218,19 @@ def _sid_source() -> str:
 def running(engine: str, *, extra: tuple[str, ...] = ()) -> Iterator[Server]:
     """Starts a private server, yields it, and ends it whatever happens."""
     folder = Path(tempfile.mkdtemp(prefix=f"mysqlqueue-{engine}-"))
-    process: subprocess.Popen[bytes] | None = None
+    server: Server | None = None
     try:
         command, setup = (_mariadb if engine == "mariadb" else _mysql)(folder)
-        log = (folder / "server.log").open("wb")
-        for step in setup:
-            if subprocess.run(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode:
-                raise NotAvailable(f"{step[0]} failed:\n{(folder / 'server.log').read_text(errors='replace')}")
-        process = subprocess.Popen([*command, *extra], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        server = Server(engine, folder / "s", process.pid, folder)
-        _wait_until_ready(server, process)
+        with (folder / "server.log").open("wb") as log:
+            for step in setup:
+                if subprocess.run(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode:
+                    raise NotAvailable(f"{step[0]} failed:\n{(folder / 'server.log').read_text(errors='replace')}")
+        server = Server(engine, folder / "s", folder, (*command, *extra))
+        server.start()
         yield server
     finally:
-        if process is not None:
-            _stop(process)
+        if server is not None:
+            server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -9,6 +9,7 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
@@ -16,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage, Sequencer
 from django_mysqlqueue.service.messages import decode_metadata
+from django_mysqlqueue.service.publishing import queue_alias
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -45,6 +47,10 @@ class ReadOnlyAdmin(_ModelAdmin):
     show_full_result_count = False
     list_per_page = 50
     actions = None
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        # The queue's database, whatever the router says of reads: a replica lags behind.
+        return super().get_queryset(request).using(queue_alias())
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

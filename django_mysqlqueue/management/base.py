@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db.migrations.executor import MigrationExecutor
 
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service.publishing import queue_alias
+
+APP = ConsumerGroup._meta.app_label
 
 
 def database_of(alias: str | None) -> str:
@@ -25,15 +28,33 @@ def database_of(alias: str | None) -> str:
 def require_tables(using: str) -> None:
     """Says what to do instead of failing at the first statement.
 
+    Older code runs on a newer schema, so that subscribers can be replaced one
+    by one; newer code on an older schema does not.
+
     Raises:
-        CommandError: the queue's tables are not there.
+        CommandError: the queue's tables are not there, or lack migrations.
     """
+    migrate = "manage.py migrate" + ("" if using == DEFAULT_DB_ALIAS else f" --database {using}")
     if ConsumerGroup._meta.db_table not in connections[using].introspection.table_names():
-        raise CommandError(
-            f"The queue's tables are not in the database {using!r}: run manage.py migrate"
-            + ("" if using == DEFAULT_DB_ALIAS else f" --database {using}")
-            + "."
+        hint = (
+            ""
+            if router.allow_migrate_model(using, ConsumerGroup)
+            else " (The database routers keep them out of it: see allow_migrate.)"
         )
+        raise CommandError(f"The queue's tables are not in the database {using!r}: run {migrate}.{hint}")
+    missing = unapplied_migrations(using)
+    if missing:
+        raise CommandError(
+            f"The queue's tables in the database {using!r} are older than this code; "
+            f"migrations that are missing: {', '.join(missing)}. Run {migrate}."
+        )
+
+
+def unapplied_migrations(using: str) -> list[str]:
+    """The names of the queue's migrations that have not been applied to a database, in order."""
+    executor = MigrationExecutor(connections[using])
+    plan = executor.migration_plan(executor.loader.graph.leaf_nodes(APP))
+    return [migration.name for migration, _ in plan if migration.app_label == APP]
 
 
 class QueueCommand(BaseCommand):

@@ -48,13 +48,16 @@ class Executor:
         if self._loop is not None:
             self._loop.adopt()
         batch: Batch | None = None
-        quiet_since = time.monotonic()
+        began_at = time.monotonic()
         try:
             while (batch := self._inbox.take(batch)) is not None:
-                if time.monotonic() - quiet_since > sessions.IDLE:
+                # Counted from where the last one began: in a slow handler connections are idle as well.
+                idle = time.monotonic() - began_at > sessions.IDLE
+                began_at = time.monotonic()
+                sessions.renew()
+                if idle:
                     sessions.refresh()
                 self._inbox.finish(batch, self._safely(batch))
-                quiet_since = time.monotonic()
         finally:
             sessions.close_all()
 

@@ -46,6 +46,7 @@ class Heart:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._doubt = False
+        self._moved = False
         self.beaten = threading.Event()
         self.beat_at = float("-inf")
         """When the last successful beat was sent, by the monotonic clock."""
@@ -79,9 +80,18 @@ class Heart:
         )
         try:
             while not self._stop.is_set():
-                self._stop.wait(self._interval if self._beat() else min(1.0, self._interval / 4))
+                self._stop.wait(self._interval if self._safely() else min(1.0, self._interval / 4))
         finally:
             sessions.close_all()
+
+    def _safely(self) -> bool:
+        """Whatever happens, the thread goes on: without it nothing may start for long."""
+        try:
+            return self._beat()
+        except Exception:  # noqa: BLE001
+            event(logging.ERROR, "heart.failed", error="see the traceback", exc_info=True)
+            sessions.drop(connections[self._using])
+            return False
 
     def _beat(self) -> bool:
         stuck_for = time.monotonic() - self._progressed_at()
@@ -93,6 +103,7 @@ class Heart:
             heartbeats.beat(self._using, self._subscriber, self._refs, self._info)
         except (Error, QueueError) as error:
             event(logging.WARNING, "heart.failed", error=error)
+            self._moved = self._moved or not sessions.is_sound(connections[self._using], error)
             sessions.drop(connections[self._using])
             return False
         with self._lock:
@@ -100,5 +111,9 @@ class Heart:
             if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
                 self._doubt = True
             self.beat_at = sent
+        if self._moved:
+            # Only now: as long as its own beats fail, another thread's new connection would be to the old primary.
+            self._moved = False
+            sessions.distrust(self._using)
         self.beaten.set()
         return True

@@ -159,6 +159,10 @@ class Poller:
 
     def step(self) -> None:
         """One turn: verify, tick, poll, write and claim, keep house; each only when it is due."""
+        if sessions.renew():
+            self.start_anew()
+            # The heart has beaten on its new connection: that is the beat from which stealing is counted.
+            self._recovered_at = float("-inf")
         now = time.monotonic()
         self.keep_alive()
         if self.heart.must_verify():
@@ -178,11 +182,11 @@ class Poller:
         self.housekeeping.turn()
 
     def _turn(self, work: GroupWork) -> None:
-        """A group whose turn fails must not keep the others from theirs, unless the connection is gone."""
+        """A group whose turn fails must not keep the others from theirs, unless the connection is gone or read-only."""
         try:
             work.turn()
         except Error as error:
-            if not sessions.is_alive(connections[self.using]):
+            if not sessions.is_sound(connections[self.using], error):
                 raise
             work.failures += 1
             event(

@@ -39,6 +39,8 @@ SHUTDOWN_MARGIN = 5.0
 """Seconds beyond SHUTDOWN_TIMEOUT for writing and releasing, before the process leaves all the same."""
 DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
+HANDLER_MARGIN = 10.0
+"""Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
 SIGN_INTERVAL = 1.0
 """Seconds between two signs of life, and two looks at the memory."""
 
@@ -147,7 +149,9 @@ class Subscriber:
             self.inbox,
             using,
             threads=self.threads,
-            timeouts=sessions.Timeouts(idle=longest + 60, lock_wait=50, network=60, read=longest + 60),
+            timeouts=sessions.Timeouts(
+                idle=longest + HANDLER_MARGIN, lock_wait=50, network=60, read=longest + HANDLER_MARGIN
+            ),
             with_loop=any(handler.is_async for handler in self.handlers.values()),
         )
 

@@ -6,17 +6,20 @@ thread therefore tells the server how long a silent client may live.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
+from django.db import Error, connections
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql import client_timeouts, dialect_of, is_read_only
 
 _role = threading.local()
+_distrusted: dict[str, float] = {}
+"""By alias: connections that were opened before this (monotonic) may be to a server that is no longer the primary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ def adopt(using: str, timeouts: Timeouts) -> None:
     """
     _role.using, _role.timeouts = using, timeouts
     connection = connections[using]
-    client = dialect_of(connection).client_timeouts(read=timeouts.read)
+    client = client_timeouts(connection, read=timeouts.read)
     own = connection.settings_dict
     connection.settings_dict = {
         **own,
@@ -52,6 +55,7 @@ def _set_up(*, connection: Any, **kwargs: Any) -> None:
     if getattr(_role, "using", None) != connection.alias:
         return
     timeouts: Timeouts = _role.timeouts
+    _role.opened_at = time.monotonic()
     with connection.cursor() as cursor:
         for statement in dialect_of(connection).session_timeouts(
             idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network
@@ -62,9 +66,31 @@ def _set_up(*, connection: Any, **kwargs: Any) -> None:
 connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
 
-def is_alive(connection: Any) -> bool:
-    """Whether the connection is there and its server answers."""
-    return connection.connection is not None and bool(connection.is_usable())
+def is_sound(connection: Any, error: BaseException) -> bool:
+    """Whether after an error the connection is still there, and leads to a server that takes writes."""
+    if connection.connection is None or is_read_only(connection, error):
+        return False
+    return bool(connection.is_usable())
+
+
+def distrust(using: str) -> None:
+    """Says that the server behind ``using`` was away: by now the name may stand for another one.
+
+    A connection to a primary that was demoted may live on, answer every read
+    from data that is no longer up to date, and never fail.
+    """
+    _distrusted[using] = time.monotonic()
+
+
+def renew() -> bool:
+    """Drops this thread's connection if it was opened before that was said; returns whether."""
+    using = getattr(_role, "using", None)
+    if using not in _distrusted or connections[using].connection is None:
+        return False
+    if getattr(_role, "opened_at", 0.0) > _distrusted[using]:
+        return False
+    drop(connections[using])
+    return True
 
 
 IDLE = 0.5
@@ -82,7 +108,9 @@ def tidy() -> None:
     """Between two messages: what the handler left behind must not reach the next one.
 
     Unlike ``close_old_connections`` it keeps sound connections at CONN_MAX_AGE 0,
-    where connecting anew for each message alone cost 45%.
+    where connecting anew for each message alone cost 45%. One that an error
+    occurred on it drops unseen: a demoted primary answers a ping and refuses
+    every write, so each message after it would fail as well.
     """
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
@@ -94,10 +122,8 @@ def tidy() -> None:
         expired = bool(connection.settings_dict["CONN_MAX_AGE"]) and (
             connection.close_at is not None and time.monotonic() >= connection.close_at
         )
-        if left_open or expired or (connection.errors_occurred and not connection.is_usable()):
+        if left_open or expired or connection.errors_occurred:
             drop(connection)
-        else:
-            connection.errors_occurred = False
 
 
 def drop(connection: Any) -> None:
@@ -108,7 +134,9 @@ def drop(connection: Any) -> None:
     connection.needs_rollback = False
     connection.closed_in_transaction = False
     connection.run_on_commit = []
-    connection.close()
+    # Django forgets the connection also when the driver finds that it was closed already.
+    with contextlib.suppress(Error):
+        connection.close()
 
 
 def close_all() -> None:

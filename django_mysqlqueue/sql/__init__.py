@@ -12,6 +12,28 @@ if TYPE_CHECKING:
     from django_mysqlqueue.sql.base import Dialect
 
 
+def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str, int]:
+    """Connection options after which the driver gives up on a server that does not answer (seconds).
+
+    Unlike ``dialect_of`` this asks no server: one that is away must not keep a
+    thread from starting, nor be waited for before there are time-outs.
+    """
+    if connection.vendor != "mysql":
+        return {}
+    from django_mysqlqueue.sql import mysql
+
+    return mysql.client_timeouts(read=read)
+
+
+def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
+    """The server refuses writes: it is no longer the primary, or not yet."""
+    if connection.vendor != "mysql":
+        return False
+    from django_mysqlqueue.sql import mysql
+
+    return mysql.is_read_only(error)
+
+
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
     """The dialect of a connection's engine.
 

@@ -95,10 +95,6 @@ class Dialect(ABC):
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
         """Statements after which a frozen client's locks are freed by the server (seconds)."""
 
-    def client_timeouts(self, *, read: float) -> dict[str, int]:
-        """Connection options after which the driver gives up on a server that does not answer (seconds)."""
-        return {}
-
     @abstractmethod
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
         """The longest statement that the server takes, in bytes."""

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
+READ_ONLY = frozenset({1290, 1792, 1836})
+"""What a demoted primary answers to a write: it lives on, and so does the connection."""
+
+
+def client_timeouts(*, read: float) -> dict[str, int]:
+    # mysqlclient's options: without them a server that stops answering is waited for without end.
+    return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
+
+
+def is_read_only(error: BaseException) -> bool:
+    # The cause is looked at for CommitOutcomeUnknown.
+    return any(isinstance(one, Error) and one.args[:1] and one.args[0] in READ_ONLY for one in (error, error.__cause__))
 
 
 class MySQL(Dialect):
@@ -81,10 +93,6 @@ class MySQL(Dialect):
             f"SET SESSION wait_timeout = {math.ceil(idle)}, net_read_timeout = {math.ceil(network)}, "
             f"net_write_timeout = {math.ceil(network)}, innodb_lock_wait_timeout = {math.ceil(lock_wait)}"
         )
-
-    def client_timeouts(self, *, read: float) -> dict[str, int]:
-        # mysqlclient's options: without them a server that stops answering is waited for without end.
-        return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
         # Asked once for each server connection: publishing must not pay for it.

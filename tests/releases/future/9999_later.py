@@ -1,0 +1,8 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("django_mysqlqueue", "0001_initial")]
+    operations = [
+        migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0)),
+    ]

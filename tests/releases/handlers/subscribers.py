@@ -1,0 +1,25 @@
+"""Handlers declared as the first release does it."""
+
+from __future__ import annotations
+
+from django_mysqlqueue import Delivery, subscriber
+from tests.releases.handlers.models import Effect
+
+
+def record(name: str, delivery: Delivery) -> None:
+    Effect.objects.create(name=f"{name}|{delivery.key}|{delivery.attempt}", value=delivery.payload["n"])
+
+
+@subscriber("p.plain", group="plain", on_failure="block", backoff={"initial": 0.1})
+def plain(delivery: Delivery) -> None:
+    record("plain", delivery)
+
+
+@subscriber("p.plain", group="atomic", atomic=True, on_failure="block", backoff={"initial": 0.1})
+def atomic(delivery: Delivery) -> None:
+    record("atomic", delivery)
+
+
+@subscriber("p.shared", group="shared", mode="shared", visibility_timeout=3, backoff={"initial": 0.1})
+def shared(delivery: Delivery) -> None:
+    record("shared", delivery)
