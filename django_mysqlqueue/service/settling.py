@@ -56,15 +56,9 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
         return set() if done else {delivery}
     everything = [*acked, *(delivery for delivery, _ in rejected)]
     ref = everything[0].ref
-    tokens: dict[tuple[str, int], int] = {}
-    for chunk in session.chunks(sorted((delivery.key, delivery.offset) for delivery in everything)):
-        for key, offset, token in session.rows(
-            "SELECT s.partition_key, s.message_offset, s.delivery_token "
-            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s "
-            f"ON {BY_ROW} AND s.acked = %s{session.dialect.for_update}",
-            (*flat(chunk), *ref, False),
-        ):
-            tokens[key, offset] = token
+    places = sorted((delivery.key, delivery.offset) for delivery in everything)
+    # Waited for: who has locked a row of this process's own is its poller, and that for a moment.
+    tokens = _lock_rows(session, ref, places, session.dialect.for_update)
     stale = {delivery for delivery in everything if tokens.get((delivery.key, delivery.offset)) != delivery.token}
     if stale:
         return stale
@@ -233,7 +227,7 @@ def _mark_acked(
     flushed: Flushed,
 ) -> None:
     """Marks acks that the watermark cannot pass yet; tells the stale ones apart."""
-    held = _lock_rows(session, ref, [(key, offset) for key, offset, _ in rows])
+    held = _lock_rows(session, ref, [(key, offset) for key, offset, _ in rows], session.dialect.skip_locked)
     mine = [(key, offset) for key, offset, token in rows if held.get((key, offset)) == token]
     for chunk in session.chunks(mine):
         session.execute(
@@ -273,7 +267,7 @@ def _apply_failures(
 ) -> None:
     ordered = sorted(failures, key=lambda outcome: (outcome.delivery.key, outcome.delivery.offset))
     places = [(outcome.delivery.key, outcome.delivery.offset) for outcome in ordered]
-    held = _lock_rows(session, ref, places)
+    held = _lock_rows(session, ref, places, session.dialect.skip_locked)
     there = _read_rows(session, ref, [place for place in places if place not in held])
     letters: list[tuple[str, int, int, str]] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
@@ -313,18 +307,20 @@ def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool
     return outcome.kind is Kind.NACK and max_attempts is not None and outcome.delivery.attempt >= max_attempts
 
 
-def _lock_rows(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Locks unsettled rows that nobody else has locked; returns the token of each.
+def _lock_rows(
+    session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]], how: str
+) -> dict[tuple[str, int], int]:
+    """Locks unsettled rows, in order; returns the token of each.
 
-    Another's open transaction is never waited for: a handler of the row's new
-    holder may have acked in one that lasts.
+    With ``skip_locked`` another's open transaction is not waited for: a handler
+    of the row's new holder may have acked in one that lasts.
     """
     tokens: dict[tuple[str, int], int] = {}
     for chunk in session.chunks(rows):
         for key, offset, token in session.rows(
             "SELECT s.partition_key, s.message_offset, s.delivery_token "
             f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s "
-            f"ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
+            f"ON {BY_ROW} AND s.acked = %s{how}",
             (*flat(chunk), *ref, False),
         ):
             tokens[key, offset] = token
