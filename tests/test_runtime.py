@@ -10,11 +10,11 @@ from django.db import DatabaseError, Error, OperationalError, connection, connec
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, SubscriberError
-from django_mysqlqueue.models import QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryState, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service import heartbeats, scheduling, settling
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry
 from tests.harness import USING, Sub, handler, in_thread, lag
@@ -341,3 +341,71 @@ def test_idle_groups_leave_their_part_of_prefetch_to_a_busy_one(db):
     counts = {ref.topic: count for ref, (count, _) in sub.inbox.waiting_counts().items()}
     assert counts == {"t": busy, "u0": 20, "u1": 20, "u2": 20, "u3": 20}
     assert sub.settle(rounds=100) == 700
+
+
+def test_the_heart_outlives_a_bug(db, monkeypatch, caplog):
+    """Its thread gone, nothing would start any more, and the process would stay."""
+    broken = {"times": 2}
+    beat = heartbeats.beat
+
+    def fails_twice(*args):
+        if broken["times"]:
+            broken["times"] -= 1
+            raise TypeError("a bug")
+        beat(*args)
+
+    monkeypatch.setattr(heartbeats, "beat", fails_twice)
+    beating = heart()
+    beating.start()
+    assert beating.beaten.wait(5)
+    beating.stop()
+    assert "TypeError: a bug" in caplog.text
+
+
+def test_a_stale_delivery_that_a_handler_notices_is_no_attempt_of_the_new_holder(db, caplog):
+    def work(delivery):
+        DeliveryState.objects.update(delivery_token=12345)  # handed out again
+        delivery.extend(5)
+
+    publish("t", 1)
+    sub = Sub(handler(function=work))
+    sub.step()
+    sub.work()
+    sub.flush()
+    assert "delivery.stale" in caplog.text
+    row = DeliveryState.objects.get()
+    assert (row.delivery_token, row.retry_count) == (12345, 0)
+
+
+def test_a_suspect_whose_start_cannot_be_put_on_record_is_given_back(db, clock, monkeypatch, caplog):
+    publish("t", 1)
+    lost = Sub(handler())
+    lost.step()
+    lost.take()
+    clock.advance(31)
+    got = []
+    sub = Sub(handler(function=lambda delivery: got.append(delivery.attempt)))
+    sub.step()
+
+    def fails(*args):
+        raise OperationalError(2013, "Lost connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(settling, "record_start", fails)
+        sub.work()
+        sub.flush()
+    assert "delivery.not_started" in caplog.text
+    assert got == []
+    assert DeliveryState.objects.get().retry_count == 0
+    sub.settle()
+    assert got == [1]
+    assert lag() == 0
+
+
+def test_moving_time_waits_for_the_sequencer(db, monkeypatch):
+    """For tests beside a real subscriber: a scheduled row that is being sequenced is not moved."""
+    publish("t", 1, delay=3600)
+    tries = iter([False, True])
+    monkeypatch.setattr(scheduling, "take_mutex", lambda session: next(tries))
+    scheduling.advance(USING, 3_600_001)
+    assert Sub(handler()).settle() == 1

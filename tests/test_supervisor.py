@@ -755,3 +755,22 @@ def test_reload(db, tmp_path):
         assert lag("reload", "p.reload") == 0
     finally:
         project.end()
+
+
+def test_a_heartbeat_file_that_fails_is_said_once_and_recovers(tmp_path, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = HeartbeatFile(str(folder / "alive"))
+    (folder / "alive").unlink()
+    folder.rmdir()
+    file.touch()
+    file.touch()
+    assert caplog.text.count("heartbeat_file.failed") == 1
+    folder.mkdir()
+    file.touch()
+    assert (folder / "alive").exists()
+
+
+def test_memory_without_proc(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_STATM", tmp_path / "none")
+    assert 5 < memory.resident_mb() < 100_000
