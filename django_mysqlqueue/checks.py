@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router
@@ -45,6 +46,20 @@ def check_settings(**kwargs: Any) -> list[checks.CheckMessage]:
     return [
         checks.Error(problem.message, hint=problem.hint or None, id=f"django_mysqlqueue.{problem.id}")
         for problem in conf.problems()
+    ]
+
+
+@checks.register("django_mysqlqueue")
+def check_settings_name(**kwargs: Any) -> list[checks.CheckMessage]:
+    """The setting is called ``MYSQLQUEUE`` (W013)."""
+    return [
+        checks.Warning(
+            f"The setting {name} does nothing.",
+            hint="The queue's settings are the dict MYSQLQUEUE.",
+            id="django_mysqlqueue.W013",
+        )
+        for name in dir(django_settings)
+        if name.isupper() and name != "MYSQLQUEUE" and name.replace("_", "").removeprefix("DJANGO") == "MYSQLQUEUE"
     ]
 
 

@@ -251,7 +251,7 @@ def check_handler_option(name: str, value: Any) -> Any:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
+    close = difflib.get_close_matches(name.upper(), known, 1)
     return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(sorted(known))}."
 
 

@@ -21,6 +21,10 @@ class TransactionMismatch(QueueError):
 class StaleDelivery(QueueError):
     """The delivery has been handed out again or settled: it is no longer yours."""
 
+    def __init__(self, *args: object, delivery: object = None) -> None:
+        super().__init__(*args)
+        self.delivery = delivery
+
 
 class SubscriberError(QueueError):
     """A handler is declared wrongly, twice, or otherwise than its registered group."""

@@ -6,12 +6,28 @@ the log is append-only and the state tables are keyed by what they describe.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from django.db import models
 from django.db.models.functions import Length
 from django.utils.translation import gettext_lazy as _
 
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
 from django_mysqlqueue.names import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+
+_M = TypeVar("_M", bound=models.Model)
+
+
+class QueueManager(models.Manager[_M]):
+    """Looks into the queue's database where the setting ``DATABASE`` names one and nobody says another.
+
+    The routers know nothing of that setting, and a read router may name a replica.
+    """
+
+    def get_queryset(self) -> models.QuerySet[_M]:
+        rows = super().get_queryset()
+        return rows if self._db is not None else rows.using(get_settings().database)
 
 
 class LogKey(models.Model):
@@ -88,6 +104,8 @@ class QueueMessage(LogKey, MessageColumns):
     created_at = models.BigIntegerField(_("created at"), help_text=_("when the publisher wrote it"))
     published_at = models.BigIntegerField(_("published at"), help_text=_("when it took its place in the log"))
 
+    objects = QueueManager["QueueMessage"]()
+
     class Meta:
         db_table = "queue_messages"
         verbose_name = _("message")
@@ -109,6 +127,8 @@ class OutboxMessage(OutboxKey, MessageColumns):
     deliver_at = models.BigIntegerField(_("deliver at"), db_default=0, help_text=_("0: at once"))
     created_at = models.BigIntegerField(_("created at"), db_default=NowMilliseconds())
 
+    objects = QueueManager["OutboxMessage"]()
+
     class Meta:
         db_table = "queue_outbox"
         verbose_name = _("outbox message")
@@ -125,6 +145,8 @@ class Sequencer(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True)
     last_offset = models.BigIntegerField(_("last offset"), db_default=0)
     sequenced_at = models.BigIntegerField(_("sequenced at"), db_default=0)
+
+    objects = QueueManager["Sequencer"]()
 
     class Meta:
         db_table = "queue_sequencer"
@@ -149,6 +171,8 @@ class ConsumerGroup(models.Model):
     start_offset = models.BigIntegerField(_("start offset"), db_default=0)
     paused = models.BooleanField(_("paused"), db_default=False)
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["ConsumerGroup"]()
 
     class Meta:
         db_table = "queue_consumer_groups"
@@ -178,6 +202,8 @@ class DeliveryState(models.Model):
     delivered_at = models.BigIntegerField(_("delivered at"), db_default=0)
     last_error = BytewiseTextField(_("last error"), db_default=models.Value(""), blank=True)
 
+    objects = QueueManager["DeliveryState"]()
+
     class Meta:
         db_table = "queue_delivery_state"
         verbose_name = _("delivery state")
@@ -202,6 +228,8 @@ class PartitionLease(models.Model):
     leased_by = BytewiseCharField(_("leased by"), max_length=KEY_LENGTH, db_default="", blank=True)
     leased_at = models.BigIntegerField(_("leased at"), db_default=0)
 
+    objects = QueueManager["PartitionLease"]()
+
     class Meta:
         db_table = "queue_partition_leases"
         verbose_name = _("partition lease")
@@ -219,6 +247,8 @@ class ConsumerOffset(models.Model):
     offset_acked = models.BigIntegerField(_("watermark"), db_default=0)
     offset_claimed = models.BigIntegerField(_("cursor"), db_default=0)
     updated_at = models.BigIntegerField(_("updated at"), db_default=0)
+
+    objects = QueueManager["ConsumerOffset"]()
 
     class Meta:
         db_table = "queue_offsets"
@@ -239,6 +269,8 @@ class SubscriberHeartbeat(models.Model):
     heartbeat_at = models.BigIntegerField(_("heartbeat at"))
     deregistered_at = models.BigIntegerField(_("deregistered at"), db_default=0)
     info = models.JSONField(_("info"), db_default=models.Value({}, models.JSONField()))
+
+    objects = QueueManager["SubscriberHeartbeat"]()
 
     class Meta:
         db_table = "queue_subscriber_heartbeats"

@@ -10,22 +10,35 @@ pytest has the same as a fixture, ``mysqlqueue``.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Model
 
-from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
+from django_mysqlqueue.conf import LONGEST_DELAY, Backoff, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime import registry
+from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
 from django_mysqlqueue.service import scheduling
-from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
+from django_mysqlqueue.service.claiming import Body
+from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.messages import (
+    Message,
+    decode,
+    decode_metadata,
+    duration_ms,
+    encode,
+    public_metadata,
+    publisher_key,
+)
 from django_mysqlqueue.service.publishing import queue_alias
 
-__all__ = ["Delivered", "Published", "deliver_all", "published"]
+__all__ = ["Delivered", "Published", "deliver_all", "delivery", "published"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class Published:
     metadata: dict[str, Any]
     """The publisher's and ``content_type``."""
     deliver_at: datetime.datetime | None
-    """When it was scheduled for (aware, UTC), or None where that was at once or has come since."""
+    """When it is due (aware, UTC) while it waits in the outbox as a scheduled one, else None."""
     failed_group: str
     """The group that gave it up, where this is a dead letter."""
     last_error: str
@@ -48,7 +61,9 @@ class Published:
 
 
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
-    """The messages of the log and the outbox, in the order in which they were published.
+    """The messages that were published: first those in the log in its order, then those in the outbox.
+
+    A scheduled message takes its place in the log when it has come due and was delivered.
 
     Args:
         topic: only this one's; a topic's dead letters are under its DLQ topic
@@ -80,6 +95,46 @@ def _published(row: Model) -> Published:
     )
 
 
+def delivery(
+    payload: Any = None,
+    *,
+    topic: str = "test",
+    group: str = "test",
+    key: str | None = None,
+    id: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    attempt: int = 1,
+    offset: int = 1,
+) -> Delivery:
+    """A delivery to call a handler with, for a test of the handler by itself. Nothing is stored.
+
+    The payload goes through the same encoding as a published one. Afterwards
+    ``outcome`` tells what the handler has said. ``extend()``, and ``ack()`` inside a
+    transaction, find no such delivery in the queue.
+
+    Raises:
+        InvalidMessage: ``publish`` would refuse it.
+    """
+    row = encode(topic, Message(payload, key=key, id=id, metadata=metadata))
+    now = time.time_ns() // 1_000_000
+    handler = registry.Handler(
+        ref=GroupRef(group, topic),
+        function=lambda delivery: None,
+        where="a test",
+        mode="ordered",
+        atomic=False,
+        start="earliest",
+        on_failure="skip",
+        max_attempts=None,
+        visibility_timeout=60.0,
+        max_processing_time=600.0,
+        backoff=Backoff(),
+    )
+    claimed = Claimed(handler.ref, row.partition_key, offset, 1, attempt, suspect=False, size=len(row.payload))
+    body = Body(row.message_id, row.payload, row.metadata, "", now, now)
+    return Delivery(handler, claimed, body, queue_alias())
+
+
 def deliver_all(
     *,
     raise_exceptions: bool = True,
@@ -108,7 +163,7 @@ def deliver_all(
     Raises:
         Exception: whatever a handler raised first, with ``raise_exceptions``.
         SubscriberError: ``groups`` names one that no handler has.
-        QueueError: 10,000 deliveries did not come to an end.
+        QueueError: 10,000 deliveries more than were due did not come to an end.
     """
     alias = queue_alias(using)
     handlers = registry.handlers()

@@ -81,6 +81,7 @@ class Sub:
         batch_size: int = 100,
         prefetch: int = 200,
         subset: Subset = EVERYTHING,
+        threads: int = 1,
         **settings: Any,
     ) -> None:
         self.name = f"{name}:{next(_numbers)}"
@@ -99,6 +100,7 @@ class Sub:
             self.heart,
             batch_size=batch_size,  # type: ignore[arg-type]
             subset=subset,
+            threads=threads,
         )
         self._batches: dict[int, Batch] = {}
         self.heart.beat()
@@ -132,9 +134,7 @@ class Sub:
         """Runs the handler of what was started with ``held`` and records the outcomes; returns how many."""
         batch = self._batches.pop(id(held))
         self.inbox.finish(batch, handling.handle(batch.items, USING))
-        with self.inbox._lock:
-            for lane in batch.lanes:
-                self.inbox._leave(lane)
+        self.inbox.leave(batch)
         return len(batch.items)
 
     def work(self, limit: int | None = None) -> int:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import dataclasses
 import inspect
 import threading
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
+from django.utils import translation
 
 from django_mysqlqueue import InvalidMessage, Message, apublish, apublish_many, publish, publish_many, subscriber
-from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.conf import Settings
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime import registry, sessions
 from django_mysqlqueue.runtime.executor import Executor
+from django_mysqlqueue.runtime.loop import Loop
+from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.service.groups import GroupRef
 from tests.app.models import Effect
 from tests.harness import USING, Sub, in_thread, lag
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 
+SHORT = dataclasses.replace(Settings(), shutdown_timeout=2.0, poll_interval=0.02)
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=10, network=10, read=60)
 
 
@@ -222,3 +229,57 @@ def test_async_batches(db):
 
     run(handle, [Message(n, key="k") for n in range(7)], batch=True)
     assert [n for batch in got for n in batch] == list(range(7))
+
+
+def test_a_task_that_ends_the_loop_ends_the_process_and_costs_no_attempt(db):
+    """asyncio lets SystemExit of a task through: every other async handler is cancelled with it."""
+    got = []
+
+    async def handle(delivery):
+        got.append((delivery.payload, delivery.attempt))
+        if delivery.payload == "exit":
+
+            async def leave():
+                raise SystemExit(3)
+
+            await asyncio.gather(leave())
+        await asyncio.sleep(30)
+
+    subscriber("t", group="g", max_attempts=1)(handle)
+    handlers = registry.handlers()
+    publish_many("t", [Message("wait", key="a"), Message("exit", key="b")])
+    process = Subscriber(USING, {GroupRef("g", "t"): handlers[GroupRef("g", "t")]}, SHORT, threads=2)
+    assert in_thread(process.run) == 1
+    assert ("exit", 1) in got
+    assert not QueueMessage.objects.filter(topic="t_dlq").exists()
+    assert not OutboxMessage.objects.filter(topic="t_dlq").exists()
+    assert lag() == 2
+
+
+def test_a_loop_that_cannot_be_made_is_an_error(monkeypatch):
+    def fails(main):
+        main.close()
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "run", fails)
+    with pytest.raises(RuntimeError, match="cannot be made"):
+        Loop().start()
+
+
+TENANT = contextvars.ContextVar("TENANT", default="nobody")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_context_variables_of_one_message_do_not_reach_the_next(db, kind):
+    seen = []
+
+    def work(delivery):
+        seen.append((TENANT.get(), translation.get_language()))
+        TENANT.set("ada")
+        translation.activate("de")
+
+    async def later(delivery):
+        work(delivery)
+
+    run(work if kind == "sync" else later, range(4), threads=1)
+    assert seen == [("nobody", "en-us")] * 4

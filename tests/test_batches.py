@@ -6,7 +6,7 @@ import collections
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
@@ -189,8 +189,6 @@ def test_a_stale_delivery_rolls_the_whole_atomic_batch_back(db, mode):
 
 
 def test_an_ack_inside_atomic_of_a_plain_batch_handler_is_checked(db):
-    from django.db import transaction
-
     seen = []
 
     def work(deliveries):
@@ -303,3 +301,35 @@ def test_a_limit_of_messages_cuts_the_last_batch(db):
     sub.work()
     assert [len(batch) for batch in got.got] == [3, 2]
     assert sub.inbox.exhausted()
+
+
+def test_a_stale_delivery_that_the_handler_meets_costs_its_neighbours_nothing(db):
+    """Acking all in one transaction of its own, one turns out to be another's."""
+
+    def work(deliveries):
+        with transaction.atomic():
+            for delivery in deliveries:
+                delivery.ack()
+
+    publish_many("t", [Message(n, key="k") for n in range(3)])
+    sub = Sub(batched(work, max_attempts=1))
+    sub.step()
+    held = sub.take()
+    DeliveryState.objects.filter(message_offset=held.claimed.offset + 1).update(delivery_token=12345)
+    sub.run(held)
+    sub.flush()
+    assert list(DeliveryState.objects.values_list("retry_count", flat=True)) == [0, 0, 0]
+    sub.settle()
+    assert not QueueMessage.objects.filter(topic="t_dlq").exists()
+
+
+def test_every_thread_has_a_batch_of_its_own(db):
+    """As many batches wait as there are threads, and one to follow: else the first thread would take all there is."""
+    publish_many("t", [Message(n, key=f"k{n % 20}") for n in range(500)])
+    sub = Sub(batched(Batches(), batch_size=50), batch_size=50, threads=4)
+    sub.step(times=8)
+    batches = [sub._batches[id(held)] for held in iter(sub.take, None)]
+    assert len(batches) >= 3
+    assert all(len(batch.items) == 50 for batch in batches[:3])
+    lanes = [lane.key for batch in batches for lane in batch.lanes]
+    assert len(lanes) == len(set(lanes))

@@ -185,7 +185,11 @@ def test_status_counts_by_topic(db, clock):
         {"topic": "a", "in_log": 3, "partitions": 2, "waiting": 1, "scheduled": 2, "is_dlq": False},
         {"topic": "b", "in_log": 0, "partitions": 0, "waiting": 0, "scheduled": 1, "is_dlq": False},
     ]
-    assert status()["topics"] == expected
+    found = status()
+    since = [one.pop("waiting_since") for one in found["topics"]]
+    assert found["topics"] == expected
+    assert since[0] <= found["now"]
+    assert since[1] is None
     assert table(run("queuestatus"), "Topics") == [
         {"topic": "a", "in log": "3", "partitions": "2", "outbox": "1", "scheduled": "2"},
         {"topic": "b", "in log": "0", "partitions": "0", "outbox": "0", "scheduled": "1"},

@@ -172,6 +172,22 @@ def test_a_dlq_handler_that_fails_for_ever_loses_nothing_and_stops_nobody(db, cl
     assert lag("mender", "t_dlq") == 0
 
 
+def test_a_reject_in_a_dlq_holds_back_what_is_behind(db):
+    """There it is a nack, so with on_failure="block" the next waits."""
+    publish_many("t", [Message(n, key="k") for n in range(3)])
+    Sub(handler(function=lambda delivery: delivery.reject("no"))).settle()
+    seen = []
+
+    def handle(delivery):
+        seen.append((delivery.payload, delivery.attempt))
+        if delivery.payload == 0 and delivery.attempt == 1:
+            delivery.reject("not yet")
+            assert delivery.outcome == "nack"
+
+    Sub(handler("t_dlq", "mender", handle, on_failure="block")).settle()
+    assert seen == [(0, 1), (0, 2), (1, 1), (2, 1)]
+
+
 # -- many subscribers ----------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
         (["celery/*"], None, "celery/*"),
         (["b", "a", "b"], None, "a, b"),
         ([], "1/4", "shard 1/4"),
+        ([], "1/1", ""),
+        (["a*", "*"], None, ""),
         (["a?"], "4/4", "a?, shard 4/4"),
     ],
 )
@@ -53,9 +55,9 @@ def test_bad_shards(shard):
     assert repr(shard) in str(raised.value)
 
 
-@pytest.mark.parametrize("pattern", ["", "x" * 191])
+@pytest.mark.parametrize("pattern", ["", "x" * 191, "a*b*c*d*"])
 def test_bad_patterns(pattern):
-    with pytest.raises(SubscriberError, match="must have 1 to 190 characters"):
+    with pytest.raises(SubscriberError, match="must have 1 to 190 characters, and at most 3 stars"):
         Subset.parse([pattern])
 
 
@@ -84,12 +86,13 @@ def test_each_key_is_in_one_shard(key, parts):
     assert sum(key in Subset.parse([], f"{number}/{parts}") for number in range(1, parts + 1)) == 1
 
 
+# A pattern with many stars is refused.
 TEXT = st.text(st.sampled_from("ab*?[]%_!\\'\"A é🐇\n"), min_size=1, max_size=6)
 
 
 @given(
     keys=st.lists(TEXT, max_size=5),
-    patterns=st.lists(TEXT, max_size=3),
+    patterns=st.lists(TEXT.filter(lambda text: text.count("*") <= 3), max_size=3),
     shard=st.sampled_from([None, "1/2", "2/2", "2/3"]),
 )
 @hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -180,6 +183,18 @@ def test_overlapping_subsets_do_not_share_a_partition(db):
     first, second = (sub.owned() for sub in subs)
     assert not first & second
     assert first | second == set(KEYS)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_share_is_of_what_equals_have(db, order):
+    """What a subscriber of another, overlapping subset holds is not shared out among those of this one."""
+    publish_many("t", (Message(key, key=key) for key in KEYS))
+    part = Sub(handler(function=stuck), subset=CELERY)
+    rebalance([part])
+    assert len(part.owned()) == 10
+    full = [Sub(handler(function=stuck)) for _ in range(2)]
+    rebalance(full if order else full[::-1], rounds=6)
+    assert sorted(len(sub.owned()) for sub in full) == [5, 5]
 
 
 def test_old_heartbeats_name_no_subset(db):

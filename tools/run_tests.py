@@ -283,7 +283,8 @@ def summary(results: list[Result], coverage: str, seconds: float) -> int:
     passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
     bad = [one for one in results if not one.ok and (strict or not one.not_run)]
     print(f"  {seconds:.0f} s in all; details in .test/logs\n")
-    print(f"{passed} passed, {max(failed, len(bad))} failed, {sum(one.skipped for one in results)} skipped")
+    if passed or bad:
+        print(f"{passed} passed, {max(failed, len(bad))} failed, {sum(one.skipped for one in results)} skipped")
     return 1 if bad else 0
 
 

@@ -8,6 +8,7 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 from django.db import connections
 
+from django_mysqlqueue import names
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import stats
@@ -41,16 +42,38 @@ def show_banner(
     out.write(f"  working   {working}, batches of {batch_size}")
     if subset != EVERYTHING:
         out.write(f"  subset    {subset}")
+    if reload:
+        out.write("  reload    when the code changes")
+    else:
+        show_groups(out, handlers)  # a process that reloads shows them itself, each time
+    warnings = [
+        *_one_partition(using, handlers, settings, threads * (processes or 1)),
+        *_mistyped(using, handlers),
+        *(["EAGER is on: publishers run the handlers themselves."] if settings.eager else []),
+    ]
+    for warning in warnings:
+        out.write(style.WARNING(f"  warning   {warning}"))
+    out.write("Ctrl-C stops it; a second one at once.")
+    out.flush()
+
+
+def show_groups(out: OutputWrapper, handlers: Mapping[GroupRef, Handler]) -> None:
+    """A line for each handler."""
     for ref, handler in sorted(handlers.items()):
         batch = [f"batches of {handler.batch_size}"] if handler.batch else []
         detail = ", ".join([handler.mode, *(["atomic"] if handler.atomic else []), *batch])
         out.write(f"  group     {ref.group} of {ref.topic} ({detail}): {handler.where}")
-    if reload:
-        out.write("  reload    when the code changes")
-    for warning in _one_partition(using, handlers, settings, threads * (processes or 1)):
-        out.write(style.WARNING(f"  warning   {warning}"))
-    out.write("Ctrl-C stops it; a second one at once.")
     out.flush()
+
+
+def _mistyped(using: str, handlers: Mapping[GroupRef, Handler]) -> Iterator[str]:
+    """Topics of handlers that are empty, while others that nobody here handles are not."""
+    wanted = {ref.topic for ref in handlers if not names.is_dlq(ref.topic)}
+    silent, used = stats.silent_topics(Session(using), wanted)
+    others = [topic for topic in used if topic not in wanted]
+    for topic in silent:
+        if others:
+            yield f"nothing is in the topic {topic!r}; topics without a handler here: {', '.join(others)}."
 
 
 def _one_partition(using: str, handlers: Mapping[GroupRef, Handler], settings: Settings, threads: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import connections
 
+from django_mysqlqueue import names
 from django_mysqlqueue.conf import LONGEST_DELAY
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import settling
@@ -88,6 +89,11 @@ class Delivery:
         """When the publisher wrote it (aware, UTC, the database's clock)."""
         return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
 
+    @property
+    def outcome(self) -> str | None:
+        """What the handler has said: ``"ack"``, ``"nack"``, ``"snooze"``, ``"reject"``, or None so far."""
+        return None if self._verdict is None else self._verdict.kind.value
+
     def ack(self) -> None:
         """Done. Inside an open ``atomic()`` on the queue's database the ack is part of that transaction.
 
@@ -113,9 +119,11 @@ class Delivery:
 
     def reject(self, reason: str) -> None:
         """Failed for good: to the DLQ at once. (A message of a DLQ topic is nacked instead.)"""
-        self._verdict = Outcome(self._claimed, Kind.REJECT, self._backoff_ms(), str(reason))
+        # There is no DLQ of a DLQ.
+        kind = Kind.NACK if names.is_dlq(self.topic) else Kind.REJECT
+        self._verdict = Outcome(self._claimed, kind, self._backoff_ms(), str(reason))
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: float | datetime.timedelta) -> None:
         """Makes sure of the delivery before something slow; in shared mode for so many seconds.
 
         A living subscriber extends what it holds by itself; this is for those

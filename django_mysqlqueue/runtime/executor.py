@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -36,12 +38,20 @@ class Executor:
         for thread in self._threads:
             thread.start()
 
+    def is_broken(self) -> bool:
+        """Whether async handlers can run no more."""
+        return self._loop is not None and self._loop.died
+
     def join(self, timeout: float) -> None:
         """Waits for the threads to end after the inbox was closed."""
         for thread in self._threads:
             thread.join(timeout)
         if self._loop is not None:
             self._loop.stop(timeout)
+
+    def _was_cancelled(self, errors: list[BaseException]) -> bool:
+        cancelled = any(isinstance(error, asyncio.CancelledError) for error in errors)
+        return cancelled and self._loop is not None and self._loop.dies(within=1.0)
 
     def _run(self) -> None:
         sessions.adopt(self._using, self._timeouts)
@@ -54,17 +64,22 @@ class Executor:
                 # Counted from where the last one began: in a slow handler connections are idle as well.
                 idle = time.monotonic() - began_at > sessions.IDLE
                 began_at = time.monotonic()
-                sessions.renew()
-                if idle:
-                    sessions.refresh()
-                self._inbox.finish(batch, self._safely(batch))
+                self._inbox.finish(batch, self._safely(batch, idle=idle))
         finally:
             sessions.close_all()
 
-    def _safely(self, batch: Batch) -> Sequence[Outcome]:
+    def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Outcome]:
         """Whatever happens, every delivery gets an outcome and the thread goes on."""
         try:
-            outcomes = handle(batch.items, self._using)
+            sessions.renew()
+            if idle:
+                sessions.refresh()
+            # A language or a tenant that one message sets must not be there for the next.
+            errors: list[BaseException] = []
+            outcomes = contextvars.copy_context().run(handle, batch.items, self._using, errors)
+            if self._was_cancelled(errors):
+                # What a dying loop has cancelled did not fail: it comes again, to another process.
+                outcomes = [_unless_settled(outcome) for outcome in outcomes]
             sessions.tidy()
         except BaseException:  # noqa: BLE001
             event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
@@ -74,3 +89,7 @@ class Executor:
                 for held in batch.items
             ]
         return outcomes
+
+
+def _unless_settled(outcome: Outcome) -> Outcome:
+    return Outcome(outcome.delivery, Kind.GIVE_BACK) if outcome.kind is Kind.NACK else outcome

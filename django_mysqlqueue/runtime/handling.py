@@ -10,7 +10,6 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
-from django_mysqlqueue import names
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.inbox import Held
@@ -54,7 +53,15 @@ def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None
         return _verdicts(handler, deliveries)
     except StaleDelivery as error:
         event(logging.WARNING, "delivery.stale", **_fields(items), error=error)
-        return [delivery._failed(str(error)) for delivery in deliveries]
+        if error.delivery is None or len(deliveries) == 1:
+            return [delivery._failed(str(error)) for delivery in deliveries]
+        # Its neighbours did not fail: they come again, uncounted.
+        return [
+            delivery._failed(str(error))
+            if delivery._claimed is error.delivery
+            else Outcome(delivery._claimed, Kind.GIVE_BACK)
+            for delivery in deliveries
+        ]
     except BaseException as error:  # noqa: BLE001
         if errors is not None:
             errors.append(error)
@@ -141,12 +148,7 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
             _call(handler, deliveries)
             outcomes = _verdicts(handler, deliveries)
             acked = [outcome.delivery for outcome in outcomes if outcome.kind is Kind.ACK]
-            # A message of a DLQ topic is nacked instead.
-            rejected = [
-                (outcome.delivery, outcome.error)
-                for outcome in outcomes
-                if outcome.kind is Kind.REJECT and not names.is_dlq(handler.ref.topic)
-            ]
+            rejected = [(outcome.delivery, outcome.error) for outcome in outcomes if outcome.kind is Kind.REJECT]
             if not acked and not rejected:
                 raise _Unsettled
             stale = settling.settle_here(using, acked, rejected)

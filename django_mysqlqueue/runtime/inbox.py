@@ -314,6 +314,12 @@ class Inbox:
                 self._work.wait(0.5)
             return None
 
+    def leave(self, batch: Batch) -> None:
+        """The thread that had taken the batch goes elsewhere: its lanes are free for others."""
+        with self._lock:
+            for lane in batch.lanes:
+                self._leave(lane)
+
     def finish(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
         """The handler has returned, or the deliveries turned out not to be this process's any more.
 

@@ -6,6 +6,8 @@ subscriber; inside a transaction (a ``TestCase``) all of it joins that one.
 
 from __future__ import annotations
 
+import contextvars
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.handling import handle
 from django_mysqlqueue.runtime.inbox import Batch, Held, Inbox
+from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.process import incarnation
 from django_mysqlqueue.runtime.registry import Handler
@@ -28,7 +31,8 @@ from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
 
 MOST = 10_000
-"""Deliveries after which a handler that publishes for itself for ever is stopped."""
+"""Deliveries, beyond those of what was due at the start, after which a handler that publishes for itself for ever
+is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Delivered:
 
 
 class _Pulse:
-    """In place of the heart: between two statements of one thread nobody takes a lease away."""
+    """In place of the heart: what runs for a moment in one thread has no time to lose its leases."""
 
     beat_at = float("inf")
 
@@ -71,10 +75,18 @@ class InlineSubscriber:
         self._name = incarnation("inline")
         self._inbox = Inbox(self._handlers, leases_good=lambda: True)
         self._poller = Poller(
-            using, self._name, self._handlers, settings, self._inbox, _Pulse(), batch_size=settings.batch_size
+            using,
+            self._name,
+            self._handlers,
+            settings,
+            self._inbox,
+            _Pulse(),
+            batch_size=settings.batch_size,
+            takes_all=True,
         )
         self._delivered: list[Delivered] = []
         self._errors: list[BaseException] = []
+        self._most = MOST
 
     def run(self, *, ignore_backoff: bool, stop_at_error: bool) -> tuple[list[Delivered], list[BaseException]]:
         """Runs to the end; returns the deliveries and what handlers raised.
@@ -89,6 +101,7 @@ class InlineSubscriber:
         for ref, handler in self._handlers.items():
             groups.register(self._using, ref, mode=handler.mode, start=handler.start)
         heartbeats.beat(self._using, self._name, list(self._handlers), {"version": "inline"})
+        self._most = MOST + len(self._handlers) * sequencing.count_due(Session(self._using))
         try:
             quiet = 0
             # A first pass may only have made the rows that the next one needs.
@@ -99,6 +112,10 @@ class InlineSubscriber:
                 quiet = 0 if ran else quiet + 1
         finally:
             self._leave()
+        for work in self._poller.ordered:
+            if left := work.held_elsewhere():
+                ref = work.ref
+                event(logging.WARNING, "inline.left_to_others", group=ref.group, topic=ref.topic, partitions=left)
         return self._delivered, self._errors
 
     def _look(self) -> None:
@@ -129,18 +146,22 @@ class InlineSubscriber:
         return count
 
     def _handle(self, items: list[Held]) -> list[Outcome]:
-        connection = connections[self._using]
-        if not connection.in_atomic_block:
-            return handle(items, self._using, self._errors)
-        # What a database error of the handler breaks must not be the test's transaction.
-        savepoint = connection.savepoint()
-        assert savepoint is not None  # noqa: S101  # all of the queue's engines have savepoints
-        outcomes = handle(items, self._using, self._errors)
-        if connection.needs_rollback:
-            connection.needs_rollback = False
-            connection.savepoint_rollback(savepoint)
-        else:
-            connection.savepoint_commit(savepoint)
+        """What a database error of the handler breaks must not be the test's transaction, on any database.
+
+        Outside a test it would undo one statement. So it does here on MySQL and
+        SQLite; elsewhere (PostgreSQL) nothing works any more before a rollback.
+        """
+        inside = [connection for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
+        savepoints = [connection.savepoint() for connection in inside]
+        outcomes = contextvars.copy_context().run(handle, items, self._using, self._errors)
+        for connection, savepoint in zip(inside, savepoints, strict=True):
+            broken, connection.needs_rollback = connection.needs_rollback, False
+            if savepoint is None:
+                continue
+            if broken and connection.vendor not in ("mysql", "sqlite"):
+                connection.savepoint_rollback(savepoint)
+            else:
+                connection.savepoint_commit(savepoint)
         return outcomes
 
     def _note(self, items: list[Held], outcomes: list[Outcome]) -> None:
@@ -163,10 +184,10 @@ class InlineSubscriber:
                     error=outcome.error,
                 )
             )
-        if len(self._delivered) >= MOST:
+        if len(self._delivered) >= self._most:
             last = self._delivered[-1]
             raise QueueError(
-                f"{MOST} deliveries and no end: the last was to the group {last.group!r} of {last.topic!r}, "
+                f"{self._most} deliveries and no end: the last was to the group {last.group!r} of {last.topic!r}, "
                 f"attempt {last.attempt}, {last.outcome}."
             )
 
@@ -180,7 +201,7 @@ class InlineSubscriber:
         self._flush()
         for work in self._poller.ordered:
             work.release([key for key, one in work.partitions.items() if one.owned and not one.in_hand])
-        heartbeats.deregister(self._using, self._name, list(self._handlers))
+        heartbeats.forget(self._using, self._name, list(self._handlers))
 
 
 # -- EAGER --------------------------------------------------------------------

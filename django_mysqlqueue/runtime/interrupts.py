@@ -19,9 +19,15 @@ def on_stop_signals(act: Callable[[int, int], None]) -> Callable[[], None]:
     Returns what puts the former handlers back.
     """
     count = 0
+    pid = os.getpid()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal count
+        if os.getpid() != pid:
+            # A process that a handler has forked: it ends as any other.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         count += 1
         act(number, count)
 
@@ -38,6 +44,14 @@ def say_stopping(number: int, shutdown_timeout: float) -> None:
     """The answer to the first signal."""
     again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
     say(f"Stopping: handlers that run have up to {shutdown_timeout:g} s; {again} leaves at once.")
+
+
+def say_leaving(lease_duration: float) -> None:
+    """The answer to the second signal."""
+    say(
+        f"Leaving at once: what was in hand comes again after {lease_duration:g} s (in shared mode after the "
+        "visibility time-out)."
+    )
 
 
 def say(text: str) -> None:

@@ -53,6 +53,8 @@ class OrderedWork(GroupWork):
         """Partitions with work that this process does not own → since when it knows."""
         self._theirs: set[str] = set()
         """Partitions that a live subscriber owned at the last tick."""
+        self._shared_out = 0
+        """How many of those are held by subscribers of the same subset."""
         self._live: list[str] = []
         self._due: list[tuple[int, str, int]] = []
         """A heap of (due, key, offset); entries may be out of date."""
@@ -129,6 +131,9 @@ class OrderedWork(GroupWork):
         leases = [lease for lease in leases if lease.key in self.poller.subset]
         self._live = live
         self._theirs = {lease.key for lease in leases if lease.good and lease.owner != me}
+        equals = set(live)
+        # Not those that a subscriber of another, overlapping subset holds: they are not shared out here.
+        self._shared_out = sum(lease.good and lease.owner != me and lease.owner in equals for lease in leases)
         rows = {lease.key: lease.owner for lease in leases}
         for key in self.owned():
             if rows.get(key) != me:
@@ -148,7 +153,9 @@ class OrderedWork(GroupWork):
 
     def _cap(self) -> int | None:
         """This subscriber's fair share; None if it cannot be computed: then there is no cap."""
-        total = len(self._theirs) + len(self.owned()) + len(self.waiting.keys() - self._theirs)
+        if self.poller.takes_all:
+            return None
+        total = self._shared_out + len(self.owned()) + len(self.waiting.keys() - self._theirs)
         return leasing.caps(total, self._live, self.ref).get(self.poller.subscriber)
 
     def _give_back_excess(self) -> None:
@@ -188,6 +195,10 @@ class OrderedWork(GroupWork):
         if taken.held:
             watermarks.create_missing(self.using, self.ref, taken.held)
             self._take_over(taken.held)
+
+    def held_elsewhere(self) -> int:
+        """How many partitions were in the hands of live others at the last tick."""
+        return len(self._theirs)
 
     def heart_good(self) -> bool:
         return self.poller.heart.good()

@@ -81,6 +81,8 @@ class Poller:
         *,
         batch_size: int,
         subset: Subset = EVERYTHING,
+        threads: int = 1,
+        takes_all: bool = False,
     ) -> None:
         self.using = using
         self.subscriber = subscriber
@@ -89,6 +91,9 @@ class Poller:
         self.heart = heart
         self.batch_size = batch_size
         self.subset = subset
+        self.threads = threads
+        self.takes_all = takes_all
+        """It works for a moment, alone: fair shares are not for it."""
         self.progressed_at = time.monotonic()
         self.clock = Clock.at(0)
         self.works: list[GroupWork] = [
@@ -250,9 +255,12 @@ class Poller:
             self.housekeeping.scan_all()
         read, more = self._read_news(session)
         if self.shared:
+            # With a subset it walks other subsets' rows, too.
+            began = time.monotonic()
             due = news.next_due(session, [work.ref for work in self.shared], self.subset)
             for work in self.shared:
                 work.next_due = due.get(work.ref)
+            took += time.monotonic() - began
         interval = self.settings.poll_interval
         found = moved or read
         self._interval = interval if found else min(self._interval * 1.5, self.settings.max_poll_interval)

@@ -22,7 +22,7 @@ from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.inbox import Inbox
-from django_mysqlqueue.runtime.interrupts import on_stop_signals, say, say_stopping
+from django_mysqlqueue.runtime.interrupts import on_stop_signals, say_leaving, say_stopping
 from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
@@ -41,6 +41,10 @@ DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
 HANDLER_MARGIN = 10.0
 """Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
+TURN = 0.2
+"""Seconds between two looks of the main thread."""
+STUCK_LIMIT = 300.0
+"""Seconds without a turn of the poller after which the process is of no more use. (Its statements end after 20.)"""
 SIGN_INTERVAL = 1.0
 """Seconds between two signs of life, and two looks at the memory."""
 
@@ -121,6 +125,8 @@ class Subscriber:
         self._signalled = False
         self._finished = threading.Event()
         self._signs_at = float("-inf")
+        self._progressed_at = 0.0
+        self._turns = 0
         self._drain_checked_at = 0.0
         self._rest = True
         self.exit_code = 0
@@ -144,6 +150,7 @@ class Subscriber:
             self.heart,
             batch_size=self.batch_size,
             subset=subset,
+            threads=self.threads,
         )
         self.executor = Executor(
             self.inbox,
@@ -191,7 +198,7 @@ class Subscriber:
             if self.lifeline is None and count == 1:
                 say_stopping(number, self.settings.shutdown_timeout)
             elif self.lifeline is None:
-                say("Leaving at once.")
+                say_leaving(self.settings.lease_duration)
                 os._exit(128 + number)
             elif number == signal.SIGINT and (self._signalled or self._stopping.is_set()):
                 os._exit(128 + number)
@@ -212,12 +219,16 @@ class Subscriber:
         thread.start()
         self._give_signs()  # even one that ends at once could start
         give_up_at = float("inf")
-        while not self._finished.wait(0.2):
+        while not self._finished.wait(TURN):
             if self._signalled:
                 self.stop("signal")
             if self.inbox.exhausted():
                 self.stop("max-messages", replace=True)
             self._give_signs()
+            if self._is_stuck():
+                event(logging.CRITICAL, "poller.stuck", name=self.name, seconds=STUCK_LIMIT)
+                self.exit_code = EXIT_UNCLEAN
+                return self.exit_code
             if not self._stopping.is_set():
                 continue
             self.inbox.wake()
@@ -229,6 +240,13 @@ class Subscriber:
                 return self.exit_code
         thread.join(5)
         return self.exit_code
+
+    def _is_stuck(self) -> bool:
+        """Whether the poller hangs; counted in turns of this loop, which stand still while the process does."""
+        if self.poller.progressed_at != self._progressed_at:
+            self._progressed_at, self._turns = self.poller.progressed_at, 0
+        self._turns += 1
+        return self._turns * TURN > STUCK_LIMIT
 
     def _give_signs(self) -> None:
         """About once a second. In the main thread, and only there: a handler that keeps the interpreter's lock
@@ -297,6 +315,10 @@ class Subscriber:
                 seconds=round(time.monotonic() - hung.started_at, 1),
             )
             self._stops_because = "a handler hangs"
+            return True
+        if self.executor.is_broken():
+            self._stops_because = "the event loop has died"
+            self.exit_code = EXIT_UNCLEAN
             return True
         if not self._stopping.is_set() and self.drain and self._is_drained():
             self._stops_because = "drained"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from asgiref.sync import async_to_sync
 from django.db import router
@@ -20,10 +20,14 @@ from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.groups import GroupRef
 
+if TYPE_CHECKING:
+    from django_mysqlqueue.runtime.delivery import Delivery
+
 logger = logging.getLogger("django_mysqlqueue.subscriber")
 
 HandlerFunction = Callable[..., Any]
-F = TypeVar("F", bound=HandlerFunction)
+One = TypeVar("One", bound="Callable[[Delivery], Any]")
+Many = TypeVar("Many", bound="Callable[[list[Delivery]], Any]")
 
 
 class _Unset:
@@ -98,6 +102,41 @@ def _name(function: HandlerFunction) -> str:
 _declared: list[Declared] = []
 
 
+@overload
+def subscriber(
+    topic: str,
+    *,
+    group: str,
+    mode: Literal["ordered", "shared"] = ...,
+    atomic: bool = ...,
+    start: Literal["earliest", "latest"] = ...,
+    on_failure: Literal["skip", "block"] = ...,
+    max_attempts: int | None = ...,
+    visibility_timeout: float = ...,
+    max_processing_time: float = ...,
+    backoff: Backoff | Mapping[str, float] = ...,
+    batch: Literal[False] = ...,
+) -> Callable[[One], One]: ...
+
+
+@overload
+def subscriber(
+    topic: str,
+    *,
+    group: str,
+    mode: Literal["ordered", "shared"] = ...,
+    atomic: bool = ...,
+    start: Literal["earliest", "latest"] = ...,
+    on_failure: Literal["skip", "block"] = ...,
+    max_attempts: int | None = ...,
+    visibility_timeout: float = ...,
+    max_processing_time: float = ...,
+    backoff: Backoff | Mapping[str, float] = ...,
+    batch: Literal[True],
+    batch_size: int = ...,
+) -> Callable[[Many], Many]: ...
+
+
 def subscriber(
     topic: str,
     *,
@@ -109,10 +148,10 @@ def subscriber(
     max_attempts: int | None = UNSET,
     visibility_timeout: float = UNSET,
     max_processing_time: float = UNSET,
-    backoff: Backoff | dict[str, float] = UNSET,
+    backoff: Backoff | Mapping[str, float] = UNSET,
     batch: bool = False,
     batch_size: int = UNSET,
-) -> Callable[[F], F]:
+) -> Callable[[Any], Any]:
     """Declares a function as the handler of a topic for a consumer group.
 
     The function takes one argument, a ``Delivery``, or with ``batch=True`` a
@@ -147,6 +186,8 @@ def subscriber(
     Raises:
         SubscriberError: names the function and the rule that it breaks.
     """
+    if callable(topic):
+        raise SubscriberError(f"@subscriber on {_name(topic)} lacks its arguments: @subscriber(topic, group=…)")
     given = {
         "mode": mode,
         "atomic": atomic,
@@ -159,8 +200,9 @@ def subscriber(
         "batch_size": batch_size,
     }
 
-    def declare(function: F) -> F:
-        where = f"@subscriber({topic!r}, group={group!r}) on {getattr(function, '__qualname__', function)}"
+    def declare(function: HandlerFunction) -> HandlerFunction:
+        name = _name(function) if callable(function) else repr(function)
+        where = f"@subscriber({topic!r}, group={group!r}) on {name}"
         if batch_size is not UNSET and not batch:
             raise SubscriberError(f"{where}: batch_size={batch_size!r} without batch=True, which it belongs to")
         try:
@@ -169,6 +211,7 @@ def subscriber(
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error
         _check_function(where, function, atomic=options["atomic"])
+        _check_options(where, options)
         _remember(Declared(ref, function, batch, options))
         return function
 
@@ -188,6 +231,14 @@ def _check_function(where: str, function: HandlerFunction, *, atomic: bool) -> N
         raise SubscriberError(f"{where}: is a generator function, whose body would never run")
     if atomic and inspect.iscoroutinefunction(call):
         raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
+
+
+def _check_options(where: str, options: dict[str, Any]) -> None:
+    if options["mode"] == "shared" and options["on_failure"] == "block":
+        raise SubscriberError(
+            f"{where}: on_failure='block' keeps the order of a partition, and mode='shared' has none; "
+            "use mode='ordered'"
+        )
 
 
 def _check_signature(where: str, function: HandlerFunction) -> None:
@@ -251,6 +302,7 @@ def _resolve(declared: Declared) -> Handler:
     }
     options["batch_size"] = options.get("batch_size", DEFAULT_BATCH_SIZE) if declared.batch else 1
     _check_function(declared.where, declared.function, atomic=options["atomic"])
+    _check_options(declared.where, options)
     function = declared.function
     is_async = inspect.iscoroutinefunction(_called(function))
     if is_async:

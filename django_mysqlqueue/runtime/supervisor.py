@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.runtime import lifeline
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
-from django_mysqlqueue.runtime.interrupts import on_stop_signals, say, say_stopping
+from django_mysqlqueue.runtime.interrupts import on_stop_signals, say_leaving, say_stopping
 from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.process import SHUTDOWN_MARGIN
@@ -27,6 +27,8 @@ from django_mysqlqueue.runtime.reload import Snapshot
 
 LONG_RUN = 60.0
 """Seconds after which a child's end is no crash loop."""
+SHORT_RUN = 5.0
+"""Seconds; one that asks to be replaced sooner has a limit that it cannot keep, and counts as a crash."""
 MAXIMUM_BACKOFF = 30.0
 SILENCE_MARGIN = 5.0
 """Seconds that a sign of life, due every second, may be late on a busy machine."""
@@ -71,7 +73,7 @@ class Place:
     def back_off(self, ran: float) -> float:
         """Seconds until the next start after one of ``ran`` seconds that nobody asked to end."""
         self.failures = 0 if ran >= LONG_RUN else self.failures + 1
-        return min(MAXIMUM_BACKOFF, 2.0 ** (self.failures - 1)) if self.failures else 0.0
+        return min(MAXIMUM_BACKOFF, 2.0 ** min(self.failures - 1, 10)) if self.failures else 0.0
 
 
 class Supervisor:
@@ -134,7 +136,7 @@ class Supervisor:
             if count == 1:
                 say_stopping(number, self._shutdown_timeout)
             elif count == 2:
-                say("Leaving at once.")
+                say_leaving(self._lease_duration)
 
         return on_stop_signals(on_signal)
 
@@ -171,7 +173,12 @@ class Supervisor:
             return
         if self._snapshot is not None:
             place.code = self._snapshot()
-        reading, writing = os.pipe()
+        try:
+            reading, writing = os.pipe()
+        except OSError as error:  # too many open files
+            event(logging.ERROR, "child.not_started", number=place.number, error=error)
+            self._restart_later(place, ran=0.0)
+            return
         line = Lifeline(writing, os.getpid(), place.number, reload=self._snapshot is not None)
         try:
             process = subprocess.Popen(  # noqa: S603
@@ -265,7 +272,7 @@ class Supervisor:
         if self.is_stopping:
             self._exit_code = self._exit_code if clean else 1
             place.is_done = True
-        elif child.wants_replacement:
+        elif child.wants_replacement and ran >= SHORT_RUN:
             place.failures = 0
             place.start_at = 0.0
         elif self._drain and clean:

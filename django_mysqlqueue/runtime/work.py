@@ -41,10 +41,11 @@ class GroupWork(ABC):
         self.ref = handler.ref
         self.batch_size = max(poller.batch_size, handler.batch_size)
         """Messages that one claim takes."""
-        batches = 2 * handler.batch_size if handler.batch else 1
+        batches = (poller.threads + 1) * handler.batch_size if handler.batch else 1
         self.least = max(batches, poller.settings.prefetch // groups)
-        """Deliveries of this group that may wait in the inbox, however full the others have made it: one
-        batch to hand over and one to follow it, where they are handed over in batches."""
+        """Deliveries of this group that may wait in the inbox, however full the others have made it. Where they
+        are handed over in batches: one for each thread and one to follow, else the first would take all that is
+        there, and the other threads would wait for its partitions."""
         self.max_bytes = WAITING_BYTES // groups
         self.claimant = Claimant(
             handler.ref,

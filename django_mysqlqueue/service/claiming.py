@@ -7,7 +7,7 @@ outbox; within a table by primary key in key order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from secrets import randbits
 
 from django_mysqlqueue import names
@@ -274,7 +274,7 @@ def _redeliver(
         if suspect and _used_up(claimant, retries):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
             letters.append((key, offset, retries, f"{error}\n{text}" if error else text))
-            result.dead.append((claimed, text))
+            result.dead.append((replace(claimed, attempt=retries), text))
         elif budget.takes(size):
             taken.append(claimed)
     if letters:

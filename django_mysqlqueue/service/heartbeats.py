@@ -52,6 +52,17 @@ def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     run(using, write)
 
 
+def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
+    """Deletes the subscriber's rows, by primary key: it was here for a moment, and nobody will ask."""
+
+    def delete(session: Session) -> None:
+        rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
+        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+        session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(rows), on), flat(rows))
+
+    run(using, delete)
+
+
 def fresh(alias: str, session: Session) -> str:
     """The condition that a heartbeat row is fresh; takes the lease duration in ms twice.
 

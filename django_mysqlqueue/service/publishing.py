@@ -124,10 +124,11 @@ async def apublish(
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
-    """``publish`` for async code. It joins no transaction: the message commits by itself.
+    """``publish`` for async code, where it joins no transaction: the message commits by itself.
 
     Django has no transactions in async code. To publish with your data, put
-    both into one sync function and call that by ``sync_to_async``.
+    both into one sync function and call that by ``sync_to_async``. (Called through
+    ``async_to_sync`` by sync code that has a transaction open, it joins that one.)
     """
     return await sync_to_async(publish)(
         topic,
@@ -179,8 +180,8 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
     if on_mismatch == "error":
         raise TransactionMismatch(
             f"The queue is on the database {alias!r}, which has no open transaction, but {other!r} has one: "
-            f"the message would not commit with it. Open transaction.atomic(using={alias!r}), or pass "
-            "on_mismatch='commit_now' or 'on_commit'."
+            f"the message would not commit with it. Write your rows to {alias!r} in the same transaction, or choose "
+            "what may go wrong: on_mismatch='commit_now' or 'on_commit'."
         )
     if not connections[other].in_atomic_block:
         raise TransactionMismatch(

@@ -58,6 +58,13 @@ def look(session: Session) -> Due:
     return Due(int(now), bool(immediate) or (scheduled is not None and scheduled <= now), scheduled)
 
 
+def count_due(session: Session) -> int:
+    """How many rows of the outbox are due."""
+    row = session.row(f"SELECT COUNT(*) FROM {OUTBOX} WHERE deliver_at <= {session.dialect.now_ms}")
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    return int(row[0])
+
+
 def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES) -> Sequenced:
     """Appends what is due to the log, in order, and removes it from the outbox.
 

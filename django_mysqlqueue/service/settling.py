@@ -38,9 +38,12 @@ def ack_here(using: str, delivery: Claimed) -> None:
     Raises:
         StaleDelivery: it has been handed out again or settled.
     """
-    session = Session(using)
-    if not session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery))):
-        raise StaleDelivery(_stale_text(delivery))
+    if not _ack_one(Session(using), delivery):
+        raise StaleDelivery(_stale_text(delivery), delivery=delivery)
+
+
+def _ack_one(session: Session, delivery: Claimed) -> bool:
+    return bool(session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery))))
 
 
 def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[Claimed, str]]) -> set[Claimed]:
@@ -51,9 +54,7 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
     """
     session = Session(using)
     if len(acked) == 1 and not rejected:  # the handler of single messages: one statement
-        (delivery,) = acked
-        done = session.execute(f"UPDATE {STATE} SET acked = %s WHERE {ONE_ROW}", (True, *_one(delivery)))
-        return set() if done else {delivery}
+        return set() if _ack_one(session, acked[0]) else {acked[0]}
     everything = [*acked, *(delivery for delivery, _ in rejected)]
     ref = everything[0].ref
     places = sorted((delivery.key, delivery.offset) for delivery in everything)
@@ -103,7 +104,7 @@ def extend(using: str, delivery: Claimed, *, milliseconds: int, shared: bool) ->
         )
 
     if not run(using, store):
-        raise StaleDelivery(_stale_text(delivery))
+        raise StaleDelivery(_stale_text(delivery), delivery=delivery)
 
 
 def _stale_text(delivery: Claimed) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django_mysqlqueue import names
@@ -36,6 +37,8 @@ class TopicStatus:
     partitions: int
     waiting: int
     """In the outbox and due: the sequencer has not moved them yet."""
+    waiting_since: int | None
+    """When the oldest of those was published or came due, epoch milliseconds."""
     scheduled: int
     """In the outbox for later."""
     is_dlq: bool
@@ -52,10 +55,11 @@ class GroupStatus:
     lag: int
     """Messages in the log that the group has not settled: a count, not a difference of offsets."""
     oldest_unacked_age: float | None
+    """Of those, and of those of the topic that are due in the outbox: since when the oldest waits."""
     in_flight: int
     """Handed out to a subscriber."""
     retrying: int
-    """Waiting for another attempt."""
+    """Failed, and waiting for another attempt."""
     dead_letters: int
     """In the DLQ topic because this group failed them."""
     subscribers: tuple[str, ...]
@@ -67,7 +71,7 @@ class GroupStatus:
     partitions_owned: dict[str, int]
     """Leases by owner; '' is nobody."""
     abandoned: bool
-    """It has something to do and nobody alive to do it: GC waits for it."""
+    """It has something to do, in the log or in the outbox, and nobody alive to do it: GC waits for it."""
     failing: bool
     """A handler of a DLQ topic that fails: its messages back off for ever."""
 
@@ -95,12 +99,14 @@ def status(using: str, *, lease_ms: int) -> QueueStatus:
         .order_by("topic", "consumer_group")
         .values_list("consumer_group", "topic")
     ]
+    topics = _topics(session, now)
+    due = {one.topic: one for one in topics}
     return QueueStatus(
         now,
         int(sequencer[0]),
         int(sequencer[1]),
-        tuple(_topics(session, now)),
-        tuple(_group(session, ref, now, lease_ms) for ref in refs),
+        tuple(topics),
+        tuple(_group(session, ref, due.get(ref.topic), now, lease_ms) for ref in refs),
     )
 
 
@@ -112,30 +118,37 @@ def _topics(session: Session, now: int) -> list[TopicStatus]:
         )
     }
     outbox = {
-        topic: (int(due), int(total))
-        for topic, due, total in session.rows(
-            f"SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), COUNT(*) FROM {OUTBOX} GROUP BY topic",
-            (now,),
+        topic: (int(due), since, int(total))
+        for topic, due, since, total in session.rows(
+            "SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), MIN(CASE WHEN deliver_at = 0 "
+            "THEN created_at WHEN deliver_at <= %s THEN deliver_at END), COUNT(*) "
+            f"FROM {OUTBOX} GROUP BY topic",
+            (now, now),
         )
     }
     found = []
     for topic in sorted({*log, *outbox}):
         count, partitions = log.get(topic, (0, 0))
-        due, total = outbox.get(topic, (0, 0))
-        found.append(TopicStatus(topic, count, partitions, due, total - due, names.is_dlq(topic)))
+        due, since, total = outbox.get(topic, (0, None, 0))
+        found.append(TopicStatus(topic, count, partitions, due, since, total - due, names.is_dlq(topic)))
     return found
 
 
-def _group(session: Session, ref: GroupRef, now: int, lease_ms: int) -> GroupStatus:
+def _group(session: Session, ref: GroupRef, topic: TopicStatus | None, now: int, lease_ms: int) -> GroupStatus:
     registered = groups.find(session.using, ref)
     lag, oldest = unsettled(session, ref)
+    waiting = topic.waiting if topic is not None else 0
+    since = min(
+        (at for at in (oldest, topic.waiting_since if topic is not None else None) if at is not None), default=None
+    )
     counts = session.row(
         "SELECT SUM(CASE WHEN delivered_by <> '' THEN 1 ELSE 0 END), "
-        "SUM(CASE WHEN delivered_by = '' THEN 1 ELSE 0 END), SUM(CASE WHEN retry_count > 0 THEN 1 ELSE 0 END) "
+        "SUM(CASE WHEN delivered_by = '' AND retry_count > 0 THEN 1 ELSE 0 END), "
+        "SUM(CASE WHEN retry_count > 0 THEN 1 ELSE 0 END) "
         f"FROM {STATE} WHERE consumer_group = %s AND topic = %s AND acked = %s",
         (*ref, False),
     )
-    in_flight, waiting, failed = (int(value or 0) for value in counts or (0, 0, 0))
+    in_flight, retrying, failed = (int(value or 0) for value in counts or (0, 0, 0))
     dead = session.row(
         f"SELECT COUNT(*) FROM {LOG} WHERE topic = %s AND failed_group = %s AND original_topic = %s",
         (names.dlq_topic(ref.topic), ref.group, ref.topic),
@@ -154,17 +167,25 @@ def _group(session: Session, ref: GroupRef, now: int, lease_ms: int) -> GroupSta
         mode=registered.mode if registered else "",
         paused=bool(registered and registered.paused),
         lag=lag,
-        oldest_unacked_age=None if oldest is None else max(0.0, (now - oldest) / 1000),
+        oldest_unacked_age=None if since is None else max(0.0, (now - since) / 1000),
         in_flight=in_flight,
-        retrying=waiting,
+        retrying=retrying,
         dead_letters=int(dead[0]) if dead else 0,
         subscribers=tuple(live),
         subsets={name: str(subset) for name, subset in live.items() if subset != EVERYTHING},
         unserved=_unserved(session, ref, set(live.values())),
         partitions_owned=owners,
-        abandoned=lag > 0 and not live,
+        abandoned=lag + waiting > 0 and not live,
         failing=names.is_dlq(ref.topic) and failed > 0,
     )
+
+
+def silent_topics(session: Session, topics: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Those of ``topics`` that hold no message, and the topics that hold some: a name may be mistyped."""
+    hint = session.dialect.force_index("queue_messages_partition")
+    rows = session.rows(f"SELECT DISTINCT topic FROM {LOG}{hint} UNION SELECT DISTINCT topic FROM {OUTBOX}")
+    used = {topic for (topic,) in rows}
+    return sorted(set(topics) - used), sorted(topic for topic in used if not names.is_dlq(topic))
 
 
 def _unserved(session: Session, ref: GroupRef, subsets: set[Subset]) -> int:

@@ -12,6 +12,9 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.names import KEY_LENGTH
 from django_mysqlqueue.sql.base import Dialect
 
+MOST_STARS = 3
+"""In a pattern: each more multiplies what matching a key may cost."""
+
 
 @dataclass(frozen=True)
 class Subset:
@@ -34,14 +37,18 @@ class Subset:
             SubscriberError: names the value and the rule.
         """
         for pattern in patterns:
-            if not 1 <= len(pattern) <= KEY_LENGTH:
-                raise SubscriberError(f"partition {pattern!r}: must have 1 to {KEY_LENGTH} characters")
+            if not 1 <= len(pattern) <= KEY_LENGTH or pattern.count("*") > MOST_STARS:
+                raise SubscriberError(
+                    f"partition {pattern!r}: must have 1 to {KEY_LENGTH} characters, and at most {MOST_STARS} stars"
+                )
+        chosen = () if "*" in patterns else tuple(sorted(set(patterns)))
         if shard is None:
-            return cls(tuple(sorted(set(patterns))))
+            return cls(chosen)
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise SubscriberError(f"shard {shard!r}: must be like 1/4, the first number from 1 to the second")
-        return cls(tuple(sorted(set(patterns))), (int(match[1]), int(match[2])))
+        number, parts = int(match[1]), int(match[2])
+        return cls(chosen, None if parts == 1 else (number, parts))
 
     @classmethod
     def read(cls, info: object) -> Subset:

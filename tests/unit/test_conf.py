@@ -163,7 +163,8 @@ def test_setting_must_be_a_dict(mysqlqueue, value):
         ("TREADS", "Did you mean THREADS?"),
         ("LEASE_DURATON", "Did you mean LEASE_DURATION?"),
         ("QUITE_ANOTHER_THING", "Known: BACKOFF, BATCH_SIZE,"),
-        ("poll_interval", "Known: BACKOFF, BATCH_SIZE,"),
+        ("poll_interval", "Did you mean POLL_INTERVAL?"),
+        ("colour", "Known: BACKOFF, BATCH_SIZE,"),
         (7, "Known: BACKOFF, BATCH_SIZE,"),
     ],
 )

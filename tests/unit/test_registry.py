@@ -116,15 +116,35 @@ def test_group_setting_over_decorator_over_setting(general, decorated, group, wi
 
 def test_group_setting_overrides_what_the_decorator_defaults(settings):
     settings.MYSQLQUEUE = {
-        "GROUPS": {"g": {"MODE": "shared", "ATOMIC": True, "START": "latest", "ON_FAILURE": "block"}}
+        "GROUPS": {
+            "g": {"MODE": "shared", "ATOMIC": True, "START": "latest"},
+            "strict": {"ON_FAILURE": "block"},
+        }
     }
     subscriber("t", group="g")(handle)
+    subscriber("t", group="strict")(handle)
     subscriber("t", group="other")(handle)
     found = handlers()
     handler = found[GroupRef("g", "t")]
-    assert (handler.mode, handler.atomic, handler.start, handler.on_failure) == ("shared", True, "latest", "block")
+    assert (handler.mode, handler.atomic, handler.start, handler.on_failure) == ("shared", True, "latest", "skip")
     assert handler.shared
+    assert found[GroupRef("strict", "t")].on_failure == "block"
     assert found[GroupRef("other", "t")].mode == "ordered"
+
+
+def test_strict_order_needs_an_order(settings):
+    with pytest.raises(SubscriberError, match="on_failure='block' keeps the order of a partition, and mode='shared'"):
+        subscriber("t", group="g", mode="shared", on_failure="block")(handle)
+    assert handlers() == {}
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"MODE": "shared"}}}
+    subscriber("t", group="g", on_failure="block")(handle)
+    with pytest.raises(SubscriberError, match="use mode='ordered'"):
+        handlers()
+
+
+def test_the_decorator_without_arguments_is_explained():
+    with pytest.raises(SubscriberError, match=r"on .*\.handle lacks its arguments: @subscriber\(topic, group"):
+        subscriber(handle, group="g")
 
 
 def test_group_setting_serves_all_topics_of_the_group(settings):
@@ -307,7 +327,7 @@ def test_bad_options_are_refused_at_decoration(arguments, said):
         subscriber(**arguments)(handle)
     text = str(raised.value)
     assert said in text
-    assert "on handle" in text
+    assert ".handle: " in text
     assert repr(arguments["topic"]) in text
     assert handlers() == {}
 

@@ -35,7 +35,9 @@ class Command(QueueCommand):
         lag, _ = stats.unsettled(session, ref)
         lease_ms = int(get_settings().lease_duration * 1000)
         live = heartbeats.live(session, [ref], lease_ms)[ref]
-        self.stdout.write(f"The group {ref.group!r} of {ref.topic!r} has {lag} unsettled messages.")
+        self.stdout.write(
+            f"The group {ref.group!r} of {ref.topic!r} has {lag} unsettled message{'' if lag == 1 else 's'}."
+        )
         if live:
             self.stdout.write(
                 self.style.WARNING(

@@ -69,6 +69,9 @@ class Command(QueueCommand):
             self.stdout.write(heading("Leases"))
             self._table(("group", "topic", "owner", "partitions"), owners)
         problems = [text for one in status.groups for text in _problems(one)]
+        waiting = sum(one.waiting for one in status.topics)
+        if waiting and not any(one.subscribers for one in status.groups):
+            problems.insert(0, f"{_count(waiting, 'message')} in the outbox, and no subscriber runs.")
         if problems:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))
@@ -94,12 +97,16 @@ def _age(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _problems(group: GroupStatus) -> list[str]:
     found = []
     name = f"{group.group} of {group.topic}"
-    if group.abandoned:
+    if group.abandoned and group.lag:
         found.append(
-            f"{name} has {group.lag} unsettled messages and no live subscriber: GC keeps everything for it. "
+            f"{name} has {_count(group.lag, 'unsettled message')} and no live subscriber: GC keeps everything for it. "
             f"Start one, or: manage.py queuedropgroup {group.group} {group.topic}"
         )
     if group.unserved:

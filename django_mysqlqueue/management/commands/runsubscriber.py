@@ -17,7 +17,7 @@ from django.utils.autoreload import get_child_arguments
 from django_mysqlqueue.checks import server_problems
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.management.banner import show_banner
+from django_mysqlqueue.management.banner import show_banner, show_groups
 from django_mysqlqueue.management.base import database_of, require_tables
 from django_mysqlqueue.runtime import memory, reload
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
@@ -67,6 +67,7 @@ class Command(BaseCommand):
         add("--database", metavar="ALIAS", help="the queue's database alias")
 
     lifeline: Lifeline | None = None
+    _verbosity = 1
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         self.lifeline = Lifeline.inherited()
@@ -79,6 +80,7 @@ class Command(BaseCommand):
         require_tables(using)
         if not connections[using].get_autocommit():
             connections[using].set_autocommit(True)
+        self._verbosity = options["verbosity"]
         self._log(options)
         try:
             chosen = self._choose(options["group"], options["topic"])
@@ -117,21 +119,27 @@ class Command(BaseCommand):
         if child is not None and child.reload:
             reload.watch(lambda: subscriber.stop("the code has changed", replace=True))
         try:
-            subscriber.run(ready=lambda: self._banner(subscriber) if child is None else None)
+            subscriber.run(ready=lambda: self._introduce(subscriber))
         finally:
             restore()
             if subscriber.heartbeat_file is not None:
                 subscriber.heartbeat_file.remove()
         subscriber.leave()
         if child is None:
-            self.stdout.write("Stopped.")
+            self._say("Stopped.")
 
     def _threads(self, using: str, options: dict[str, Any]) -> int:
         if not dialect_of(connections[using]).has_row_locks:
             return 1  # one writer at a time: more threads would only wait for each other
         return options["threads"] or get_settings().threads
 
-    def _banner(self, subscriber: Subscriber) -> None:
+    def _introduce(self, subscriber: Subscriber) -> None:
+        if not self._verbosity:
+            return
+        if self.lifeline is not None:
+            if self.lifeline.reload:
+                show_groups(self.stdout, subscriber.handlers)  # they may have changed
+            return
         show_banner(
             self.stdout,
             self.style,
@@ -150,6 +158,8 @@ class Command(BaseCommand):
         self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any], *, reloads: bool
     ) -> None:
         """Finds out here, once, what would make every child fail."""
+        if "runsubscriber" not in sys.argv:
+            raise CommandError("--processes and --reload start this command line again: run them from the shell.")
         settings = get_settings()
         require_handlers(chosen)
         subset = Subset.parse(options["partition"] or (), options["shard"])
@@ -165,19 +175,21 @@ class Command(BaseCommand):
             heartbeat_file=file,
             snapshot=reload.snapshot if reloads else None,
         )
-        show_banner(
-            self.stdout,
-            self.style,
-            title=f"Supervisor {options['name'] or socket.gethostname()} (pid {os.getpid()})",
-            using=using,
-            handlers=chosen,
-            settings=settings,
-            threads=self._threads(using, options),
-            batch_size=options["batch_size"] or settings.batch_size,
-            subset=subset,
-            processes=options["processes"],
-            reload=reloads,
-        )
+        kind = "Supervisor" if options["processes"] else "Subscriber"
+        if self._verbosity:
+            show_banner(
+                self.stdout,
+                self.style,
+                title=f"{kind} {options['name'] or socket.gethostname()} (pid {os.getpid()})",
+                using=using,
+                handlers=chosen,
+                settings=settings,
+                threads=self._threads(using, options),
+                batch_size=options["batch_size"] or settings.batch_size,
+                subset=subset,
+                processes=options["processes"],
+                reload=reloads,
+            )
         connections.close_all()
         restore = supervisor.handle_signals()
         try:
@@ -187,9 +199,9 @@ class Command(BaseCommand):
             if file is not None:
                 file.remove()
         if code:
-            self.stdout.write("Stopped; not every process left cleanly.")
+            self._say("Stopped; not every process left cleanly.")
             sys.exit(code)
-        self.stdout.write("Stopped.")
+        self._say("Stopped.")
 
     def _reloads(self, options: dict[str, Any]) -> bool:
         if self.lifeline is not None:
@@ -205,6 +217,10 @@ class Command(BaseCommand):
         return bool(options["reload"])
 
     # -- both -----------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if self._verbosity:
+            self.stdout.write(text)
 
     def _check_memory(self, limit: int | None) -> None:
         if limit is not None and self.lifeline is None and (taken := memory.resident_mb()) >= limit:

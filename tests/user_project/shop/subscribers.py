@@ -1,5 +1,7 @@
-from django.db import connection, transaction
-from django.utils import timezone
+import contextlib
+
+from django.db import DatabaseError, connection, transaction
+from django.utils import timezone, translation
 
 from django_mysqlqueue import publish, subscriber
 from tests.user_project.shop.models import Invoice, Mail
@@ -52,6 +54,12 @@ def act(delivery):
         with transaction.atomic():
             Mail.objects.create(text="inside")
             delivery.ack()
+    elif what == "swallow":
+        Mail.objects.create(text="kept")
+        with contextlib.suppress(DatabaseError):
+            Invoice(order=None).save()
+    elif what == "activate":
+        translation.activate("de")
     elif what == "isolation":
         assert connection.in_atomic_block
 

@@ -7,12 +7,13 @@ import unittest
 
 from django.db import connection, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from django_mysqlqueue import InvalidMessage, QueueError, SubscriberError, apublish, publish, publish_many
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
-from django_mysqlqueue.testing import Published, deliver_all, published
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.testing import Published, deliver_all, delivery, published
 from tests.user_project.shop.models import Invoice, Mail
+from tests.user_project.shop.subscribers import act, confirm
 
 
 def texts():
@@ -156,7 +157,7 @@ class Delivered(TestCase):
         publish("actions", "again")
         before, inline.MOST = inline.MOST, 50
         try:
-            with self.assertRaisesMessage(QueueError, "50 deliveries and no end"):
+            with self.assertRaisesMessage(QueueError, "deliveries and no end"):
                 deliver_all()
         finally:
             inline.MOST = before
@@ -172,6 +173,36 @@ class Delivered(TestCase):
         deliver_all()
         self.assertFalse(PartitionLease.objects.exclude(leased_by="").exists())
         self.assertTrue(connection.in_atomic_block)
+
+
+class HandlersAlone(TestCase):
+    def test_a_delivery(self):
+        made = delivery({"order": 7}, key="ada", metadata={"from": "web"}, attempt=2)
+        self.assertEqual((made.payload, made.key, made.attempt), ({"order": 7}, "ada", 2))
+        self.assertEqual(made.metadata["from"], "web")
+        self.assertIsNone(made.outcome)
+        confirm(made)
+        self.assertEqual(texts(), ["Thank you for order 7"])
+
+    def test_its_outcome(self):
+        made = delivery("reject")
+        act(made)
+        self.assertEqual(made.outcome, "reject")
+        made = delivery("late")
+        act(made)
+        self.assertEqual(made.outcome, "nack")
+        with self.assertRaises(InvalidMessage):
+            delivery(object())
+
+    def test_what_a_handler_swallows_stays_as_in_production(self):
+        publish("actions", "swallow")
+        self.assertEqual([one.outcome for one in deliver_all()], ["ack"])
+        self.assertEqual(texts(), ["kept"])
+
+    def test_nothing_leaks_from_one_message_to_the_next(self):
+        publish("actions", "activate")
+        deliver_all()
+        self.assertNotEqual(translation.get_language(), "de")
 
 
 class Prepared(TestCase):
@@ -217,6 +248,26 @@ class Eager(TestCase):
     def test_scheduled_ones_wait(self):
         publish("reminders", 1, delay=60)
         self.assertEqual(texts(), [])
+
+
+@override_settings(MYSQLQUEUE={"EAGER": True})
+class EagerOften(TestCase):
+    def test_it_leaves_nothing_behind(self):
+        for number in range(5):
+            publish("reminders", number)
+        self.assertFalse(SubscriberHeartbeat.objects.exists())
+        self.assertEqual(len(texts()), 5)
+
+    def test_a_handler_that_publishes_for_itself(self):
+        """What is published meanwhile is delivered by the same pass, not by one inside it."""
+        from django_mysqlqueue.runtime import inline
+
+        before, inline.MOST = inline.MOST, 20
+        try:
+            with self.assertRaisesMessage(QueueError, "deliveries and no end"):
+                publish("actions", "again")
+        finally:
+            inline.MOST = before
 
 
 class Committing(TransactionTestCase):

@@ -1,0 +1,44 @@
+"""How a typed project uses the package; mypy reads it. An ignore that is not needed is an error there."""
+
+from __future__ import annotations
+
+from django_mysqlqueue import Delivery, Message, publish, publish_many, subscriber
+from django_mysqlqueue.testing import deliver_all, delivery, published
+
+intervals: dict[str, int] = {"initial": 1}
+
+
+@subscriber("t", group="one", max_attempts=None, backoff=intervals)
+def one(delivery: Delivery) -> None:
+    delivery.nack(5, reason="later")
+
+
+@subscriber("t", group="many", batch=True, batch_size=10, atomic=True)
+def many(deliveries: list[Delivery]) -> int:
+    return len(deliveries)
+
+
+@subscriber("t", group="async")
+async def waits(delivery: Delivery) -> None:
+    delivery.ack()
+
+
+@subscriber("t", group="wrong", batch=True)  # type: ignore[type-var]
+def single(delivery: Delivery) -> None: ...
+
+
+@subscriber("t", group="wrong too")  # type: ignore[type-var]
+def several(deliveries: list[Delivery]) -> None: ...
+
+
+@subscriber("t", group="two")  # type: ignore[type-var]
+def two(delivery: Delivery, more: int) -> None: ...
+
+
+def use() -> None:
+    message_id: str = publish("t", {"n": 1}, key="k", on_mismatch="on_commit")
+    count: int = publish_many("t", [Message(1), {"n": 2}])
+    one(delivery({"n": 1}, key="k", id=message_id, attempt=count))
+    size: int = many([delivery()])
+    print(published("t")[0].payload, deliver_all(advance=3600)[size].outcome)
+    publish("t", 1, on_mismatch="never")  # type: ignore[arg-type]
