@@ -7,9 +7,13 @@ import threading
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.core.management.base import OutputWrapper
+from django.core.management.color import no_style
+from django.db import OperationalError, connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.management.banner import show_banner
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -22,6 +26,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.service import groups, heartbeats, retention, sequencing
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING
 from tests.harness import USING, Sub, handler, lag, sequence
 
 GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
@@ -563,3 +568,55 @@ def test_mode_of_an_unknown_group(db):
 def test_unknown_mode(db):
     with pytest.raises(CommandError, match="parallel"):
         run("queuegroupmode", "g", "t", "parallel")
+
+
+# -- at three in the morning ---------------------------------------------------
+
+
+def test_status_with_every_subscriber_down(db, clock):
+    """Nobody moves the outbox: the plainest outage must not look like a quiet night."""
+    sub = Sub(handler())
+    sub.settle()
+    sub.leave()
+    publish_many("t", range(3))
+    publish("t", 4, delay=60)
+    clock.advance(20)
+    group = group_status()
+    assert (group["lag"], group["abandoned"]) == (0, True)
+    assert 19 < group["oldest_unacked_age"] < 25
+    assert "3 messages in the outbox, and no subscriber runs." in run("queuestatus")
+    Sub(handler())
+    assert not group_status()["abandoned"]
+    assert "no subscriber runs" not in run("queuestatus")
+
+
+def test_retrying_counts_failures_and_not_what_was_given_back(db):
+    publish_many("t", [Message(n, key="k") for n in range(4)])
+    sub = Sub(handler(function=lambda delivery: delivery.nack(60)))
+    sub.step()
+    sub.work(1)
+    sub.leave()
+    group = group_status()
+    assert (group["lag"], group["retrying"], group["in_flight"]) == (4, 1, 0)
+
+
+def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
+    publish("orders", 1)
+    sequence()
+    out = OutputWrapper(io.StringIO())
+    one = handler(topic="order")
+    show_banner(
+        out, no_style(), title="x", using="default", handlers={one.ref: one}, settings=get_settings(), threads=1,
+        batch_size=1, subset=EVERYTHING,
+    )  # fmt: skip
+    assert "nothing is in the topic 'order'; topics without a handler here: orders." in out._out.getvalue()
+
+
+def test_a_server_that_does_not_answer_is_said_in_a_line(db, monkeypatch):
+    def fails():
+        raise OperationalError(2002, "Can't connect to local server")
+
+    monkeypatch.setattr(connection, "ensure_connection", fails)
+    for command in ("queuestatus", "runsubscriber"):
+        with pytest.raises(CommandError, match="The database 'default' does not answer"):
+            call_command(command)

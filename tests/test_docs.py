@@ -293,7 +293,7 @@ def test_options_in_words_exist():
     """``--something`` between backticks is an option of one of the queue's commands."""
     known = {option for file in COMMANDS.glob("q*.py") for option in _options(file.stem)}
     known |= _options("runsubscriber")
-    others = {"--help", "--cov"}
+    others = {"--help", "--cov", "--exclude"}
     for page in [*DOCS.glob("howto/*.md"), *DOCS.glob("reference/*.md"), *DOCS.glob("explanation/*.md")]:
         for code in re.findall(r"`(--[^`]+)`", page.read_text()):
             options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code))

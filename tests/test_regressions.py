@@ -19,14 +19,14 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
-from django_mysqlqueue.runtime import executor
+from django_mysqlqueue.runtime import executor, handling
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.inbox import Batch
 from django_mysqlqueue.service import claiming, groups, heartbeats, retention, settling, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.transactions import Session
-from tests.harness import USING, Sub, handler, lag, sequence
+from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")
@@ -523,3 +523,61 @@ def test_a_turn_that_cannot_connect_is_an_error_like_any_other(db, monkeypatch):
         return sub.poller.guarded(sub.poller.step)
 
     assert in_thread(check) is False
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_a_connection_that_was_ended_costs_an_atomic_handler_no_attempt(db, mode):
+    """It is noticed when the transaction begins, before the handler was called."""
+    got = []
+    publish_many("t", [Message(n, key="k") for n in range(3)])
+    sub = Sub(
+        handler(mode=mode, atomic=True, max_attempts=1, function=lambda one: got.append((one.payload, one.attempt)))
+    )
+    sub.step()
+
+    def work():
+        connection.ensure_connection()
+        for held in iter(sub.take, None):
+            kill(connection)
+            sub.run(held)
+
+    in_thread(work)
+    sub.flush()
+    assert got == [(0, 1), (1, 1), (2, 1)]
+    assert lag() == 0
+    assert not QueueMessage.objects.filter(topic="t_dlq").exists()
+
+
+def kill(wrapper):
+    """Ends a connection from outside, as an administrator does."""
+    number = wrapper.connection.thread_id()
+
+    def end():
+        with connection.cursor() as cursor:
+            cursor.execute(f"KILL {number}")
+
+    in_thread(end)
+
+
+def test_a_transaction_that_cannot_be_opened_gives_back_uncounted_and_in_order(db, monkeypatch, caplog):
+    got = []
+    publish_many("t", [Message(n, key="k") for n in range(3)])
+    sub = Sub(handler(atomic=True, max_attempts=1, function=lambda delivery: got.append(delivery.payload)))
+    sub.step()
+    real = transaction.atomic
+    refusals = iter([True, True])
+
+    def atomic(using=None, *args, **kwargs):
+        if next(refusals, False):
+            raise OperationalError(2002, "Can't connect")
+        return real(using, *args, **kwargs)
+
+    held = sub.take()
+    with monkeypatch.context() as patch:
+        patch.setattr(handling.transaction, "atomic", atomic)
+        sub.run(held)
+    assert "delivery.not_started" in caplog.text
+    sub.settle()
+    assert got == [0, 1, 2]
+    assert lag() == 0

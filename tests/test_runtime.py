@@ -409,3 +409,36 @@ def test_moving_time_waits_for_the_sequencer(db, monkeypatch):
     monkeypatch.setattr(scheduling, "take_mutex", lambda session: next(tries))
     scheduling.advance(USING, 3_600_001)
     assert Sub(handler()).settle() == 1
+
+
+def test_an_outage_makes_few_lines_and_one_at_its_end(db, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    beat = heartbeats.beat
+
+    def fails(*args):
+        raise OperationalError(2002, "Can't connect")
+
+    beating = heart()
+    monkeypatch.setattr(heartbeats, "beat", fails)
+    for _ in range(20):
+        assert not beating._beat()
+    monkeypatch.setattr(heartbeats, "beat", beat)
+    assert beating._beat()
+    assert caplog.text.count("heart.failed") == 5  # the 1st, 2nd, 4th, 8th and 16th
+    assert "heart.recovered failures=20" in caplog.text
+    sub = Sub(handler())
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    for _ in range(20):
+        assert not sub.poller.guarded(lambda: fails())
+    assert sub.poller.guarded(lambda: None)
+    assert caplog.text.count("poller.failed") == 5
+    assert "poller.recovered failures=20" in caplog.text
+
+
+def test_a_poller_that_hangs_ends_its_process(db, monkeypatch):
+    process = Subscriber(USING, {REF: handler()}, get_settings())
+    monkeypatch.setattr("django_mysqlqueue.runtime.process.STUCK_LIMIT", 1.0)
+    assert not any(process._is_stuck() for _ in range(5))
+    process.poller.progressed_at += 1  # it goes round
+    assert not any(process._is_stuck() for _ in range(5))
+    assert process._is_stuck()

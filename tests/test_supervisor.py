@@ -101,6 +101,8 @@ def test_back_off():
     assert [place.back_off(1.0) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     assert place.back_off(61.0) == 0
     assert place.back_off(1.0) == 1
+    # A night of crashes: 2 ** 1024 is no float.
+    assert [place.back_off(1.0) for _ in range(3000)][-1] == 30
 
 
 def test_a_crash_loop_is_slowed_down(run):
@@ -489,6 +491,38 @@ def test_sigterm_to_the_whole_control_group_counts_once(start, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("late", [0.0, 0.15, 0.3])
+def test_a_stop_of_the_control_group_is_clean_in_whatever_order_it_arrives(start, late):
+    """Idle children have left, or are on their last lines, when the supervisor's own word comes."""
+    worker = start("--processes", "2", "--group", "plain", ready=2)
+    pids = [int(pid) for pid in re.findall(r"child.started number=\d pid=(\d+)", worker.output)]
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(late)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.output
+    assert "child.died" not in worker.output
+
+
+@pytest.mark.parametrize("arguments", [(), ("--processes", "1")])
+def test_a_full_disk_behind_stdout_stops_nobody(db, arguments):
+    """What nobody can read must neither keep a subscriber from its work nor spoil its exit status."""
+    publish("p.plain", {"n": 1}, key="k")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "manage.py", "runsubscriber", "--group", "plain", "--drain", *arguments],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    assert lag("plain", "p.plain") == 0
+
+
 def test_children_leave_when_their_supervisor_is_killed(start):
     worker = start("--processes", "2", "--group", "plain", ready=2)
     worker.send(signal.SIGKILL)
@@ -671,7 +705,7 @@ def test_a_second_ctrl_c_says_that_it_leaves_at_once_and_does(in_terminal, tmp_p
     wait_for(lambda: "subscriber.stopping" in one.output, one)
     one.press_ctrl_c()
     assert one.wait(8) == code
-    assert "Leaving at once." in one.output
+    assert "Leaving at once: what was in hand comes again after 3 s" in one.output
 
 
 # -- reload ---------------------------------------------------------------------
@@ -774,3 +808,9 @@ def test_a_heartbeat_file_that_fails_is_said_once_and_recovers(tmp_path, caplog)
 def test_memory_without_proc(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_STATM", tmp_path / "none")
     assert 5 < memory.resident_mb() < 100_000
+
+
+def test_a_supervisor_needs_a_command_line_to_start_again(db):
+    """Called from a script it would start that script."""
+    with pytest.raises(CommandError, match="start this command line again"):
+        call_command("runsubscriber", processes=2, group=["plain"])

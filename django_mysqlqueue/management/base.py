@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from django_mysqlqueue.models import ConsumerGroup
@@ -32,8 +32,12 @@ def require_tables(using: str) -> None:
     by one; newer code on an older schema does not.
 
     Raises:
-        CommandError: the queue's tables are not there, or lack migrations.
+        CommandError: the queue's tables are not there, or lack migrations, or the server does not answer.
     """
+    try:
+        connections[using].ensure_connection()
+    except OperationalError as error:
+        raise CommandError(f"The database {using!r} does not answer: {error}") from error
     migrate = "manage.py migrate" + ("" if using == DEFAULT_DB_ALIAS else f" --database {using}")
     if ConsumerGroup._meta.db_table not in connections[using].introspection.table_names():
         hint = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import traceback
@@ -11,6 +12,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.inbox import Held
 from django_mysqlqueue.runtime.log import delivery_fields, event
@@ -24,6 +26,10 @@ UNSETTLED = (Kind.NACK, Kind.SNOOZE)
 
 class _Unsettled(Exception):
     """Rolls back an atomic handler that returned without settling anything."""
+
+
+class _NotStarted(Exception):
+    """The handler's transaction could not be opened; its cause says why."""
 
 
 class _Stale(Exception):
@@ -51,6 +57,9 @@ def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None
             return _run_atomic(handler, deliveries, using)
         _call(handler, deliveries)
         return _verdicts(handler, deliveries)
+    except _NotStarted as error:
+        event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__)
+        return [Outcome(held.claimed, Kind.GIVE_BACK) for held in items]
     except StaleDelivery as error:
         event(logging.WARNING, "delivery.stale", **_fields(items), error=error)
         if error.delivery is None or len(deliveries) == 1:
@@ -136,15 +145,9 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
     Where every delivery was nacked or snoozed its writes are rolled back. Where
     one turns out to be another's, all roll back and the rest come again, uncounted.
     """
-    connection = connections[using]
-    # Inside a transaction that somebody else has opened (a TestCase) the level is theirs.
-    if not connection.in_atomic_block:
-        statement = dialect_of(connection).read_committed(connection)
-        if statement is not None:
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
     try:
-        with transaction.atomic(using):
+        with contextlib.ExitStack() as transaction_of_the_handler:
+            _begin(transaction_of_the_handler, using)
             _call(handler, deliveries)
             outcomes = _verdicts(handler, deliveries)
             acked = [outcome.delivery for outcome in outcomes if outcome.kind is Kind.ACK]
@@ -172,3 +175,32 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
         else outcome
         for outcome in outcomes
     ]
+
+
+def _begin(stack: contextlib.ExitStack, using: str) -> None:
+    """Opens the handler's transaction, at READ COMMITTED, on a connection that works.
+
+    The server may have ended an idle connection since the message before: then
+    another one is opened, so that no attempt is lost before the handler was called.
+
+    Raises:
+        _NotStarted: that failed as well.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        # Somebody else's transaction (a TestCase): the level is theirs.
+        stack.enter_context(transaction.atomic(using))
+        return
+    for is_last in (False, True):
+        try:
+            statement = dialect_of(connection).read_committed(connection)
+            if statement is not None:
+                with connection.cursor() as cursor:
+                    cursor.execute(statement)
+            stack.enter_context(transaction.atomic(using))
+        except Error as error:
+            sessions.drop(connection)
+            if is_last:
+                raise _NotStarted from error
+        else:
+            return

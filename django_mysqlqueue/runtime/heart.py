@@ -12,7 +12,7 @@ from django.db import Error, connections
 
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.groups import GroupRef
 
@@ -47,6 +47,8 @@ class Heart:
         self._lock = threading.Lock()
         self._doubt = False
         self._moved = False
+        self._failures = 0
+        """In a row."""
         self.beaten = threading.Event()
         self.beat_at = float("-inf")
         """When the last successful beat was sent, by the monotonic clock."""
@@ -96,13 +98,18 @@ class Heart:
     def _beat(self) -> bool:
         stuck_for = time.monotonic() - self._progressed_at()
         if stuck_for > self._lease:
-            event(logging.ERROR, "heart.withheld", reason="the poller makes no progress", seconds=round(stuck_for, 1))
+            self._failures += 1
+            if is_worth_a_line(self._failures):
+                why = "the poller makes no progress"
+                event(logging.ERROR, "heart.withheld", reason=why, seconds=round(stuck_for, 1))
             return False
         sent = time.monotonic()
         try:
             heartbeats.beat(self._using, self._subscriber, self._refs, self._info)
         except (Error, QueueError) as error:
-            event(logging.WARNING, "heart.failed", error=error)
+            self._failures += 1
+            if is_worth_a_line(self._failures):
+                event(logging.WARNING, "heart.failed", error=error, failures=self._failures)
             self._moved = self._moved or not sessions.is_sound(connections[self._using], error)
             sessions.drop(connections[self._using])
             return False
@@ -111,6 +118,9 @@ class Heart:
             if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
                 self._doubt = True
             self.beat_at = sent
+        if self._failures:
+            event(logging.INFO, "heart.recovered", failures=self._failures)
+            self._failures = 0
         if self._moved:
             # Only now: as long as its own beats fail, another thread's new connection would be to the old primary.
             self._moved = False

@@ -20,6 +20,11 @@ def event(level: int, verb: str, *, exc_info: bool = False, **fields: Any) -> No
     logger.log(level, f"{verb} %s", text, exc_info=exc_info, extra={"mysqlqueue": {"event": verb, **fields}})
 
 
+def is_worth_a_line(failures: int) -> bool:
+    """Of failures in a row the 1st, 2nd, 4th, 8th …: an outage must not fill the log."""
+    return failures & (failures - 1) == 0
+
+
 def delivery_fields(claimed: Claimed) -> dict[str, Any]:
     """What a line says of a delivery."""
     return {

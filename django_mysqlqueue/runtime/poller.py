@@ -22,7 +22,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.housekeeping import Housekeeping
 from django_mysqlqueue.runtime.inbox import Inbox
-from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.ordered import OrderedWork
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.runtime.shared import SharedWork
@@ -137,12 +137,16 @@ class Poller:
             action()
         except (Error, CommitOutcomeUnknown, Retry) as error:
             self._failures += 1
-            event(logging.WARNING, "poller.failed", error=f"{type(error).__name__}: {error}", failures=self._failures)
+            if is_worth_a_line(self._failures):
+                text = f"{type(error).__name__}: {error}"
+                event(logging.WARNING, "poller.failed", error=text, failures=self._failures)
             sessions.drop(connections[self.using])
             self.start_anew()
             time.sleep(min(5.0, 0.05 * 2 ** min(self._failures, 10)) * (0.5 + random.random() / 2))
             return False
-        self._failures = 0
+        if self._failures:
+            event(logging.INFO, "poller.recovered", failures=self._failures)
+            self._failures = 0
         return True
 
     def start_anew(self) -> None:

@@ -41,6 +41,8 @@ DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
 HANDLER_MARGIN = 10.0
 """Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
+MEMORY_GRACE = 5.0
+"""Seconds that a process works whatever its memory."""
 TURN = 0.2
 """Seconds between two looks of the main thread."""
 STUCK_LIMIT = 300.0
@@ -125,6 +127,7 @@ class Subscriber:
         self._signalled = False
         self._finished = threading.Event()
         self._signs_at = float("-inf")
+        self._began_at = time.monotonic()
         self._progressed_at = 0.0
         self._turns = 0
         self._drain_checked_at = 0.0
@@ -262,7 +265,9 @@ class Subscriber:
             self.lifeline.sign(progress=progress)
             if self.lifeline.is_cut():
                 self.stop("the supervisor is gone")
-        if self.max_memory is not None and not self._stopping.is_set():
+        # Not at once: with a limit that is just above what it takes to start it would come and go without working.
+        old_enough = time.monotonic() - self._began_at > MEMORY_GRACE
+        if self.max_memory is not None and old_enough and not self._stopping.is_set():
             resident = memory.resident_mb()
             if resident > self.max_memory:
                 event(logging.WARNING, "memory.exceeded", resident_mb=round(resident), limit_mb=self.max_memory)

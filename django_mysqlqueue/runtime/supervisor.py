@@ -27,8 +27,6 @@ from django_mysqlqueue.runtime.reload import Snapshot
 
 LONG_RUN = 60.0
 """Seconds after which a child's end is no crash loop."""
-SHORT_RUN = 5.0
-"""Seconds; one that asks to be replaced sooner has a limit that it cannot keep, and counts as a crash."""
 MAXIMUM_BACKOFF = 30.0
 SILENCE_MARGIN = 5.0
 """Seconds that a sign of life, due every second, may be late on a busy machine."""
@@ -120,7 +118,7 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        return self._obeyed > 0
+        return self._signals > 0
 
     # -- from outside ---------------------------------------------------------
 
@@ -272,7 +270,7 @@ class Supervisor:
         if self.is_stopping:
             self._exit_code = self._exit_code if clean else 1
             place.is_done = True
-        elif child.wants_replacement and ran >= SHORT_RUN:
+        elif child.wants_replacement:
             place.failures = 0
             place.start_at = 0.0
         elif self._drain and clean:

@@ -107,7 +107,7 @@ def _problems(group: GroupStatus) -> list[str]:
     if group.abandoned and group.lag:
         found.append(
             f"{name} has {_count(group.lag, 'unsettled message')} and no live subscriber: GC keeps everything for it. "
-            f"Start one, or: manage.py queuedropgroup {group.group} {group.topic}"
+            f"Start one. (Only if the group has gone for good: manage.py queuedropgroup {group.group} {group.topic})"
         )
     if group.unserved:
         found.append(

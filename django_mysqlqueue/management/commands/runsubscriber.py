@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -21,6 +23,7 @@ from django_mysqlqueue.management.banner import show_banner, show_groups
 from django_mysqlqueue.management.base import database_of, require_tables
 from django_mysqlqueue.runtime import memory, reload
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
+from django_mysqlqueue.runtime.interrupts import STOP_SIGNALS
 from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.process import Subscriber, register, require_handlers
 from django_mysqlqueue.runtime.registry import Handler, handlers
@@ -121,7 +124,12 @@ class Command(BaseCommand):
         try:
             subscriber.run(ready=lambda: self._introduce(subscriber))
         finally:
-            restore()
+            if child is None:
+                restore()
+            else:
+                # It ends in a moment; the supervisor's word may come after the service manager's.
+                for number in STOP_SIGNALS:
+                    signal.signal(number, signal.SIG_IGN)
             if subscriber.heartbeat_file is not None:
                 subscriber.heartbeat_file.remove()
         subscriber.leave()
@@ -134,12 +142,13 @@ class Command(BaseCommand):
         return options["threads"] or get_settings().threads
 
     def _introduce(self, subscriber: Subscriber) -> None:
-        if not self._verbosity:
-            return
         if self.lifeline is not None:
             if self.lifeline.reload:
-                show_groups(self.stdout, subscriber.handlers)  # they may have changed
+                self._print(lambda: show_groups(self.stdout, subscriber.handlers))  # they may have changed
             return
+        self._print(lambda: self._banner(subscriber))
+
+    def _banner(self, subscriber: Subscriber) -> None:
         show_banner(
             self.stdout,
             self.style,
@@ -158,13 +167,13 @@ class Command(BaseCommand):
         self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any], *, reloads: bool
     ) -> None:
         """Finds out here, once, what would make every child fail."""
-        if "runsubscriber" not in sys.argv:
-            raise CommandError("--processes and --reload start this command line again: run them from the shell.")
         settings = get_settings()
         require_handlers(chosen)
         subset = Subset.parse(options["partition"] or (), options["shard"])
         register(using, chosen)
         file = HeartbeatFile(options["heartbeat_file"]) if options["heartbeat_file"] else None
+        if "runsubscriber" not in sys.argv:
+            raise CommandError("--processes and --reload start this command line again: run them from the shell.")
         supervisor = Supervisor(
             get_child_arguments(),
             processes=options["processes"] or 1,
@@ -176,8 +185,8 @@ class Command(BaseCommand):
             snapshot=reload.snapshot if reloads else None,
         )
         kind = "Supervisor" if options["processes"] else "Subscriber"
-        if self._verbosity:
-            show_banner(
+        self._print(
+            lambda: show_banner(
                 self.stdout,
                 self.style,
                 title=f"{kind} {options['name'] or socket.gethostname()} (pid {os.getpid()})",
@@ -190,6 +199,7 @@ class Command(BaseCommand):
                 processes=options["processes"],
                 reload=reloads,
             )
+        )
         connections.close_all()
         restore = supervisor.handle_signals()
         try:
@@ -219,8 +229,18 @@ class Command(BaseCommand):
     # -- both -----------------------------------------------------------------
 
     def _say(self, text: str) -> None:
-        if self._verbosity:
-            self.stdout.write(text)
+        self._print(lambda: self.stdout.write(text))
+
+    def _print(self, write: Callable[[], None]) -> None:
+        """What nobody can read (a full disk, a reader that is gone) must not stop a subscriber."""
+        if not self._verbosity:
+            return
+        try:
+            write()
+            self.stdout.flush()
+        except OSError:
+            # Else the interpreter would fail on it at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def _check_memory(self, limit: int | None) -> None:
         if limit is not None and self.lifeline is None and (taken := memory.resident_mb()) >= limit:
