@@ -36,7 +36,7 @@ napoleon_use_ivar = False
 # Types of other projects: their documents are not at hand when this is built.
 nitpick_ignore_regex = [
     ("py:.*", r"(datetime|collections|asyncio|typing|django|pytest|unittest)\..*"),
-    ("py:class", r"django_mysqlqueue\.runtime\.registry\.F"),
+    ("py:class", r"django_mysqlqueue\.runtime\.registry\.(One|Many)"),
     (
         "py:.*",
         r"(Any|Callable|Iterable|Mapping|Literal|ValueError|Exception|RuntimeError)",

@@ -91,7 +91,7 @@ class Delivery:
 
     @property
     def outcome(self) -> str | None:
-        """What the handler has said: ``"ack"``, ``"nack"``, ``"snooze"``, ``"reject"``, or None so far."""
+        """``"ack"``, ``"nack"``, ``"snooze"`` or ``"reject"``, as the handler has said last, or None so far."""
         return None if self._verdict is None else self._verdict.kind.value
 
     def ack(self) -> None:
