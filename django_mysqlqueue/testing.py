@@ -43,7 +43,7 @@ __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published"]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A message that was published."""
+    """A message that was published: its ``topic``, ``id``, decoded ``payload``, and what follows."""
 
     topic: str
     key: str | None

@@ -37,7 +37,7 @@ is stopped."""
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One delivery that was made, and what became of it."""
+    """A delivery: its ``group``, ``topic``, ``key``, ``id``, ``attempt``, ``payload``, and what became of it."""
 
     group: str
     topic: str

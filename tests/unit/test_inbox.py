@@ -1,6 +1,7 @@
 """The inbox by itself: whose turn it is, what waits, what is given back. No database, no sleeping."""
 
 import itertools
+import random
 import threading
 import time
 import types
@@ -771,3 +772,64 @@ class InboxMachine(RuleBasedStateMachine):
 
 TestAnything = InboxMachine.TestCase
 TestAnything.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+# -- batches, many times ------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_batches_lose_nothing_and_no_partition_has_two_threads(queue, seed):  # noqa: C901  # one story
+    """Threads take and finish in any order, leases come and go; in the end everything has started once, in order."""
+    rng = random.Random(seed)
+    one = queue(g={**ORDERED, "batch": True, "batch_size": rng.choice([2, 3, 7])})
+    threads = [None] * 3  # (batch, it runs) or None
+    put, started = [], []
+
+    def take(number):
+        at = threads[number]
+        if at is not None and at[1]:
+            return False
+        batch = one.inbox.take(None if at is None else at[0], wait=False)
+        threads[number] = None if batch is None else (batch, True)
+        if batch is None:
+            return False
+        assert one.leases_good
+        others = [at[0] for at in threads if at is not None and at[1] and at[0] is not batch]
+        running = {id(lane) for other in others for lane in other.lanes}
+        assert not running & {id(lane) for lane in batch.lanes}, "two threads in one partition"
+        assert {lane.key for lane in batch.lanes} == {held.claimed.key for held in batch.items}
+        assert len(batch.items) == 1 or not any(held.alone for held in batch.items)
+        started.extend(batch.items)
+        return True
+
+    def finish(number):
+        batch, runs = threads[number] or (None, False)
+        if runs:
+            one.inbox.finish(batch, [Outcome(held.claimed, Kind.ACK) for held in batch.items])
+            one.inbox.written(one.inbox.take_outcomes(one.ref("g")))
+            threads[number] = (batch, False)
+
+    for _ in range(80):
+        match rng.choice(["put", "put", "take", "take", "take", "finish", "finish", "leases", "time"]):
+            case "put":
+                keys = [rng.choice("abcde") for _ in range(rng.randint(1, 8))]
+                items = [one.held("g", key, suspect=rng.random() < 0.05) for key in keys]
+                put += items
+                one.inbox.put(items)
+            case "take":
+                take(rng.randrange(3))
+            case "finish":
+                finish(rng.randrange(3))
+            case "leases":
+                one.leases_good = not one.leases_good
+            case "time":
+                one.now += SLICE
+    one.leases_good = True
+    for _ in range(len(put) + 5):
+        for number in range(3):
+            finish(number)
+            take(number)
+    assert sorted(map(id, started)) == sorted(map(id, put)), "something was lost, or started twice"
+    for key in "abcde":
+        offsets = [held.claimed.offset for held in started if held.claimed.key == key]
+        assert offsets == sorted(offsets)
