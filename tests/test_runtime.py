@@ -12,6 +12,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, SubscriberError
 from django_mysqlqueue.models import DeliveryState, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.service import heartbeats, scheduling, settling
@@ -442,3 +443,26 @@ def test_a_poller_that_hangs_ends_its_process(db, monkeypatch):
     process.poller.progressed_at += 1  # it goes round
     assert not any(process._is_stuck() for _ in range(5))
     assert process._is_stuck()
+
+
+def test_a_handler_thread_leaves_a_connection_that_is_distrusted(db):
+    """Also one whose handlers only read: the old primary answers them for ever."""
+    seen = []
+    publish_many("t", [Message(n, key="k") for n in range(3)])
+    sub = Sub(handler(function=lambda delivery: seen.append(connection.connection)))
+    sub.step()
+
+    def work():
+        sessions.adopt(USING, sessions.Timeouts(idle=60, lock_wait=5, network=5, read=60))
+        executor = Executor(sub.inbox, USING, threads=0, timeouts=None)
+        for number in range(3):
+            connection.ensure_connection()
+            if number == 2:
+                sessions.distrust(USING)
+            batch = sub.inbox.take(None, wait=False)
+            sub.inbox.finish(batch, executor._safely(batch))
+            sub.inbox.leave(batch)
+
+    in_thread(work)
+    assert seen[0] is seen[1]
+    assert seen[2] is not seen[1], "a connection of before the fail-over is not used again"
