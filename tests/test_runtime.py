@@ -16,6 +16,7 @@ from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.service import heartbeats, scheduling, settling
+from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry
 from tests.harness import USING, Sub, handler, in_thread, lag
@@ -466,3 +467,14 @@ def test_a_handler_thread_leaves_a_connection_that_is_distrusted(db):
     in_thread(work)
     assert seen[0] is seen[1]
     assert seen[2] is not seen[1], "a connection of before the fail-over is not used again"
+
+
+@pytest.mark.parametrize("where", ["renew", "tidy"])
+def test_trouble_with_connections_costs_no_delivery_its_outcome(db, monkeypatch, where):
+    publish("t", 1)
+    sub = Sub(handler())
+    sub.step()
+    held = sub.take()
+    monkeypatch.setattr(sessions, where, lambda: 1 / 0)
+    (outcome,) = Executor(sub.inbox, USING, threads=0, timeouts=None)._safely(sub._batches[id(held)])
+    assert outcome.kind is Kind.ACK

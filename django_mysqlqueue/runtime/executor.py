@@ -7,7 +7,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import handle
@@ -70,17 +70,13 @@ class Executor:
 
     def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Outcome]:
         """Whatever happens, every delivery gets an outcome and the thread goes on."""
+        self._guarded(batch, sessions.renew)
+        if idle:
+            self._guarded(batch, sessions.refresh)
+        errors: list[BaseException] = []
         try:
-            sessions.renew()
-            if idle:
-                sessions.refresh()
             # A language or a tenant that one message sets must not be there for the next.
-            errors: list[BaseException] = []
             outcomes = contextvars.copy_context().run(handle, batch.items, self._using, errors)
-            if self._was_cancelled(errors):
-                # What a dying loop has cancelled did not fail: it comes again, to another process.
-                outcomes = [_unless_settled(outcome) for outcome in outcomes]
-            sessions.tidy()
         except BaseException:  # noqa: BLE001
             event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             sessions.close_all()
@@ -88,7 +84,19 @@ class Executor:
                 Outcome(held.claimed, Kind.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
                 for held in batch.items
             ]
+        if self._was_cancelled(errors):
+            # What a dying loop has cancelled did not fail: it comes again, to another process.
+            outcomes = [_unless_settled(outcome) for outcome in outcomes]
+        self._guarded(batch, sessions.tidy)
         return outcomes
+
+    def _guarded(self, batch: Batch, action: Callable[[], object]) -> None:
+        """Sees to the thread's connections; a failure costs no delivery its outcome."""
+        try:
+            action()
+        except Exception:  # noqa: BLE001
+            event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
+            sessions.close_all()
 
 
 def _unless_settled(outcome: Outcome) -> Outcome:
