@@ -33,6 +33,8 @@ CONFORMANCE = (
     "tests/test_publishing.py",
 )
 STEP_TIMEOUT = 1200
+RUNNING: list[subprocess.Popen[bytes]] = []
+"""Every step's process that was started."""
 
 
 @dataclass(frozen=True)
@@ -178,17 +180,18 @@ def run(step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict
                 check=False,
             )
         try:
-            code = subprocess.run(
+            process = subprocess.Popen(
                 [str(interpreter), *step.command],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                timeout=STEP_TIMEOUT,
-                check=False,
-            ).returncode
+            )
+            RUNNING.append(process)
+            code = process.wait(STEP_TIMEOUT)
         except subprocess.TimeoutExpired:
+            process.kill()
             code = -1
             output.write(f"\nnot finished after {STEP_TIMEOUT} s\n")
     text = log.read_text(errors="replace")
@@ -250,7 +253,13 @@ def main() -> int:
         print(f"set-up: {time.monotonic() - began:.0f} s", flush=True)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             jobs = [pool.submit(run, step, number, interpreters, urls) for number, step in enumerate(chosen, 1)]
-            results = [job.result() for job in jobs]
+            try:
+                results = [job.result() for job in jobs]
+            except BaseException:  # SIGTERM, Ctrl-C: the steps end with the runner
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in RUNNING:
+                    process.terminate()
+                raise
     coverage = coverage_report(interpreters)
     return summary(results, coverage, time.monotonic() - began)
 
