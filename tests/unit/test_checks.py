@@ -9,6 +9,7 @@ from django.core.management.base import SystemCheckError
 from django.db import connection, connections
 
 from django_mysqlqueue import checks
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
 
 
 def ids(found):
@@ -326,3 +327,25 @@ def test_eager_is_for_development(settings, value, expected):
     settings.MYSQLQUEUE = {"EAGER": value}
     found = checks.check_eager()
     assert [message.id for message in found] == expected
+
+
+# -- the setting's name and database ------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["MYSQL_QUEUE", "DJANGO_MYSQLQUEUE"])
+def test_a_setting_of_a_similar_name_is_told_of(settings, name):
+    assert ids(checks.check_settings_name()) == []
+    setattr(settings, name, {"THREADS": 1})
+    (warning,) = checks.check_settings_name()
+    assert warning.id == "django_mysqlqueue.W013"
+    assert name in warning.msg
+
+
+def test_the_models_look_into_the_queues_database(settings):
+    """Without a router too: a row written to the default database's unused tables would never be handled."""
+    assert OutboxMessage.objects.all().db == "default"
+    settings.MYSQLQUEUE = {"DATABASE": "other"}
+    assert OutboxMessage.objects.all().db == "other"
+    assert QueueMessage.objects.filter(topic="t").db == "other"
+    assert QueueMessage.objects.using("default").db == "default"
+    assert QueueMessage.objects.db_manager("default").all().db == "default"
