@@ -6,15 +6,16 @@ import collections
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.runtime.inbox import Batch
+from django_mysqlqueue.service.transactions import Session
 from tests.app.models import Effect
-from tests.harness import Sub, handler, lag, payloads
+from tests.harness import Sub, handler, in_thread, lag, payloads
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 
@@ -333,3 +334,32 @@ def test_every_thread_has_a_batch_of_its_own(db):
     assert all(len(batch.items) == 50 for batch in batches[:3])
     lanes = [lane.key for batch in batches for lane in batch.lanes]
     assert len(lanes) == len(set(lanes))
+
+
+@pytest.mark.servers_only
+def test_nobody_takes_a_delivery_between_the_look_at_its_token_and_the_ack(db, monkeypatch):
+    """Else a batch would ack what has been handed to somebody else in between."""
+    publish_many("t", [Message(n, key="k") for n in range(3)])
+    sub = Sub(batched(Batches(), atomic=True))
+    sub.step()
+    held = sub.take()
+    execute = Session.execute
+    tried = []
+
+    def steal():
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+        with pytest.raises(OperationalError, match="Lock wait timeout"):
+            DeliveryState.objects.filter(message_offset=held.claimed.offset).update(delivery_token=12345)
+
+    def execute_after_a_thief(self, sql, parameters=()):
+        if sql.startswith("UPDATE") and not tried:
+            tried.append(sql)
+            in_thread(steal)
+        return execute(self, sql, parameters)
+
+    monkeypatch.setattr(Session, "execute", execute_after_a_thief)
+    sub.run(held)
+    assert tried
+    sub.flush()
+    assert lag() == 0

@@ -258,8 +258,12 @@ class EagerOften(TestCase):
         self.assertFalse(SubscriberHeartbeat.objects.exists())
         self.assertEqual(len(texts()), 5)
 
-    def test_a_handler_that_publishes_for_itself(self):
+    def test_a_handler_that_publishes(self):
         """What is published meanwhile is delivered by the same pass, not by one inside it."""
+        publish("actions", "publish and look")
+        self.assertEqual(texts(), ["so far 0", "reminder 1"])
+
+    def test_a_handler_that_publishes_for_itself(self):
         from django_mysqlqueue.runtime import inline
 
         before, inline.MOST = inline.MOST, 20
