@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
 import zlib
 from secrets import randbits
 
@@ -104,4 +103,5 @@ def new_message_id() -> str:
     """
     milliseconds = time.time_ns() // 1_000_000
     value = (milliseconds & 0xFFFFFFFFFFFF) << 80 | 0x7 << 76 | randbits(12) << 64 | 0b10 << 62 | randbits(62)
-    return str(uuid.UUID(int=value))
+    text = f"{value:032x}"  # half the time of uuid.UUID, which publishing in bulk feels
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -27,8 +27,8 @@ def statements(operation):
 
 def subscriber(groups, mode):
     handlers = (handler(group=f"g{number}", mode=mode) for number in range(groups))
-    # On a slow machine a step may otherwise say "SELECT 1" to keep its session.
-    return Sub(*handlers, prefetch=2000, batch_size=500, max_poll_interval=3600.0)
+    # On a slow machine a step may otherwise poll twice, or say "SELECT 1" to keep its session.
+    return Sub(*handlers, prefetch=2000, batch_size=500, poll_interval=3600.0, max_poll_interval=3600.0)
 
 
 @pytest.mark.defect(18)
@@ -115,6 +115,8 @@ def plans(sql):
         names = [column[0].lower() for column in cursor.description]
         for row in cursor.fetchall():
             plan = dict(zip(names, row, strict=True))
+            if plan["select_type"] == "INSERT":
+                continue  # the table that is written to: MySQL shows it as read in full
             yield str(plan["table"]), str(plan["type"]), str(plan["key"]), str(plan["extra"] or "")
 
 

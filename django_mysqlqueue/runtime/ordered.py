@@ -302,7 +302,7 @@ class OrderedWork(GroupWork):
         wants: list[Want] = []
         left = room
         limit = min(room, MAX_PARTITIONS)
-        each = max(1, room // max(1, min(len(self.todo), limit)))
+        each = self._each(room)
         for key in list(self.todo):
             if left <= 0 or len(wants) >= limit:
                 break

@@ -61,8 +61,9 @@ class SharedWork(GroupWork):
         self._extend_at = began + self.handler.visibility_timeout / 3
 
     def _wants(self, room: int) -> list[Want]:
-        keys = list(self.todo)[: min(room, MAX_PARTITIONS)]
-        return [Want(key, look_at=max(1, room // len(keys))) for key in keys]
+        each = self._each(room)
+        keys = list(self.todo)[: min(room // each, MAX_PARTITIONS)]
+        return [Want(key, look_at=each) for key in keys]
 
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}

@@ -57,6 +57,8 @@ class GroupWork(ABC):
         )
         self.todo: dict[str, None] = {}
         """Partitions to look at, in turn; one leaves when a claim that held its lock saw nothing more."""
+        self._depth = 1
+        """How many messages a partition on that list had when it was last looked at, about."""
         self.unfinished: set[str] = set()
         """Partitions whose watermark has further to go."""
         self._skipped: set[str] = set()
@@ -190,6 +192,21 @@ class GroupWork(ABC):
     def _may_claim(self, room: int) -> bool:
         return room > 0 and (bool(self.todo) or self._max_due(room) > 0)
 
+    def _each(self, room: int) -> int:
+        """How many messages to look for in one partition.
+
+        A partition costs a claim as much as ten messages do, so where partitions
+        hold many, few are taken from at a time; but enough to keep the threads busy.
+        """
+        partitions = min(room, MAX_PARTITIONS, len(self.todo)) or 1
+        return max(1, room // partitions, min(self._depth, room // (2 * self.poller.threads)))
+
+    def _learn_depth(self, claim: Claim) -> None:
+        if claim.looked_at and not claim.looked_at & claim.drained:
+            self._depth = min(2 * self._depth, self.batch_size)
+        elif claim.looked_at:
+            self._depth = max(1, len(claim.deliveries) // len(claim.looked_at))
+
     # -- writing --------------------------------------------------------------
 
     def _flush(self, outcomes: Sequence[Outcome], also: Collection[str]) -> Flushed:
@@ -262,6 +279,7 @@ class GroupWork(ABC):
             self._stop(dropped=claim.dropped)
             return
         self._claimed(claim)
+        self._learn_depth(claim)
         # First of all: what is claimed must be in the inbox, or given back, whatever fails from here on.
         self._hand_out(claim.deliveries)
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):

@@ -63,6 +63,8 @@ class Flushed:
     """Deliveries that went to the DLQ, and the error."""
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)
     """(partition key, offset) of what is to come again → when, epoch milliseconds."""
+    watermarks: dict[str, int] = field(default_factory=dict)
+    """New watermarks, to be stored by the same transaction."""
     unfinished: set[str] = field(default_factory=set)
     """Partitions whose watermark has further to go: flush them again."""
     skipped: set[str] = field(default_factory=set)

@@ -26,6 +26,9 @@ PUBLISHER_KEY = RESERVED_PREFIX + "key"
 MAX_METADATA_BYTES = 65_535
 MAX_METADATA_DEPTH = 30
 """MariaDB's JSON_VALID ends at 32, MySQL's at 100."""
+PLAIN_JSON, PLAIN_BINARY = (f'{{"{CONTENT_TYPE}":"{kind}"}}' for kind in (JSON_TYPE, BINARY_TYPE))
+"""The metadata of a message without any of its own, as they are stored."""
+ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 LATEST_DELIVERY = 253_402_300_799_000  # the end of the year 9999
 
@@ -70,7 +73,7 @@ def encode(topic: str, message: Message) -> OutboxRow:
     payload = _payload(message.payload, metadata)
     partition_key = _partition(topic, message.key, message_id, metadata)
     delay_ms, deliver_at = _schedule(message)
-    return OutboxRow(topic, partition_key, message_id, payload, _metadata_text(metadata), delay_ms, deliver_at)
+    return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at)
 
 
 def _payload(payload: Any, metadata: dict[str, Any]) -> bytes:
@@ -92,8 +95,7 @@ def _payload(payload: Any, metadata: dict[str, Any]) -> bytes:
 
 def _json(value: Any, what: str) -> bytes:
     try:
-        text = json.dumps(value, cls=DjangoJSONEncoder, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        return text.encode()
+        return ENCODER.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         place, part = ("", value) if isinstance(error, RecursionError) else _culprit(value)
         advice = "; publish its pk instead" if isinstance(part, Model) else ""
@@ -133,7 +135,13 @@ def _metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(metadata)
 
 
-def _metadata_text(metadata: dict[str, Any]) -> str:
+def _stored(metadata: dict[str, Any]) -> str:
+    if len(metadata) == 1:  # the content type alone: nearly every message has no more
+        kind = metadata[CONTENT_TYPE]
+        if kind == JSON_TYPE:
+            return PLAIN_JSON
+        if kind == BINARY_TYPE:
+            return PLAIN_BINARY
     text = _json(metadata, "metadata")
     if len(text) > MAX_METADATA_BYTES:
         raise InvalidMessage(f"metadata of {len(text)} bytes: at most {MAX_METADATA_BYTES} are allowed")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
@@ -20,8 +19,9 @@ from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import wakeups
 from django_mysqlqueue.service.messages import Message, OutboxRow, encode
-from django_mysqlqueue.service.transactions import Session, in_transaction
+from django_mysqlqueue.service.transactions import Session, flat, in_transaction
 
+OUTBOX = OutboxMessage._meta.db_table
 CHUNK_ROWS = 500
 CHUNK_BYTES = 1_048_576
 """Bounds of one multi-row INSERT, and so of what publish_many keeps in memory."""
@@ -265,27 +265,22 @@ def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[list[OutboxRow]]:
 
 def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
     _check_packet(session, chunk)
-    table = OutboxMessage._meta.db_table
-    now = session.dialect.now_ms
-    values = ", ".join(
-        "(%s, %s, %s, %s, %s, %s)" if row.delay_ms is None else f"(%s, %s, %s, %s, %s, {now} + %s)" for row in chunk
+    columns = "topic, partition_key, id, payload, metadata"
+    rows: Iterable[tuple[Any, ...]] = (
+        (row.topic, row.partition_key, row.message_id, row.payload, row.metadata) for row in chunk
     )
-    session.execute(
-        f"INSERT INTO {table} (topic, partition_key, id, payload, metadata, deliver_at) VALUES {values}",
-        tuple(
-            chain.from_iterable(
-                (
-                    row.topic,
-                    row.partition_key,
-                    row.message_id,
-                    row.payload,
-                    row.metadata,
-                    row.deliver_at if row.delay_ms is None else row.delay_ms,
-                )
-                for row in chunk
-            )
-        ),
-    )
+    values = session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)")
+    if any(row.delay_ms is not None or row.deliver_at for row in chunk):
+        columns += ", deliver_at"
+        rows = (
+            (*row, one.deliver_at if one.delay_ms is None else one.delay_ms)
+            for row, one in zip(rows, chunk, strict=True)
+        )
+        now = session.dialect.now_ms
+        values = ", ".join(
+            "(%s, %s, %s, %s, %s, %s)" if row.delay_ms is None else f"(%s, %s, %s, %s, %s, {now} + %s)" for row in chunk
+        )
+    session.execute(f"INSERT INTO {OUTBOX} ({columns}) VALUES {values}", flat(rows))
 
 
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:

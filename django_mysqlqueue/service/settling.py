@@ -179,7 +179,9 @@ def flush(
     def write(session: Session) -> Flushed:
         keys = {outcome.delivery.key for outcome in outcomes} | set(also)
         offsets = watermarks.lock(session, ref, keys, skip_locked=shared)
-        return apply(session, ref, outcomes, offsets, max_attempts=max_attempts, also=also)
+        flushed = apply(session, ref, outcomes, offsets, max_attempts=max_attempts, also=also)
+        watermarks.store(session, ref, offsets, flushed.watermarks, {})
+        return flushed
 
     return run(using, write)
 
@@ -193,7 +195,10 @@ def apply(
     max_attempts: int | None,
     also: Collection[str] = (),
 ) -> Flushed:
-    """The body of a flush, in a transaction that has locked the offsets rows in ``offsets``."""
+    """The body of a flush, in a transaction that has locked the offsets rows in ``offsets``.
+
+    It stores the new watermarks afterwards, where a claim may have moved cursors as well.
+    """
     flushed = Flushed()
     failures = [outcome for outcome in outcomes if outcome.kind not in (Kind.ACK, Kind.SETTLED, Kind.STALE)]
     if failures:
@@ -212,7 +217,7 @@ def apply(
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
     ]
     _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
-    flushed.unfinished = advanced.unfinished
+    flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # One without a row (the group was dropped, the partition collected) has no watermark to move.
     flushed.skipped = watermarks.existing(session, ref, left) if left else set()

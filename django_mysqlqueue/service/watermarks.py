@@ -1,9 +1,8 @@
 """Offsets rows: creating and locking them, moving the watermark.
 
 The watermark of a partition stops just below its first unsettled delivery, or
-at the cursor. It is stored before the state rows at or below it are deleted: a
-crash between the two leaves rows behind that the next flush deletes, never a
-row missing that would be delivered again.
+at the cursor. It is stored by the transaction that deletes the state rows at or
+below it: never is a row missing that would be delivered again.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ class Offsets:
 class Advanced:
     """What moving watermarks found."""
 
+    watermarks: dict[str, int] = field(default_factory=dict)
+    """The new watermarks: to be stored by the same transaction."""
     settled: set[tuple[str, int]] = field(default_factory=set)
     """Acks that are settled with their rows deleted: the watermark has passed them."""
     beyond: list[tuple[str, int, int]] = field(default_factory=list)
@@ -101,21 +102,31 @@ def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked:
     return found
 
 
-def move_cursors(session: Session, ref: GroupRef, cursors: Mapping[str, int]) -> None:
-    """Stores the cursors of partitions whose offsets rows are locked; they never go back."""
-    _raise(session, ref, "offset_claimed", sorted(cursors.items()))
+def store(
+    session: Session,
+    ref: GroupRef,
+    offsets: Mapping[str, Offsets],
+    watermarks: Mapping[str, int],
+    cursors: Mapping[str, int],
+) -> None:
+    """Stores what has moved of partitions whose offsets rows are locked: one UPDATE for both.
 
-
-def _raise(session: Session, ref: GroupRef, column: str, places: Sequence[tuple[str, int]]) -> None:
+    ``offsets`` are the rows as they were locked. Neither ever goes back.
+    """
+    places: list[tuple[str, int, int]] = []
+    for key in sorted({*watermarks, *cursors}):
+        place = offsets[key]
+        moved = Offsets(max(place.acked, watermarks.get(key, 0)), max(place.claimed, cursors.get(key, 0)))
+        if moved != place:
+            places.append((key, moved.acked, moved.claimed))
     for chunk in session.chunks(places):
         session.execute(
             session.dialect.update_joined(
                 OFFSETS,
-                ("k", "o"),
+                ("k", "a", "c"),
                 len(chunk),
                 BY_KEY,
-                {column: "v.o", "updated_at": session.dialect.now_ms},
-                where=f"s.{column} < v.o",
+                {"offset_acked": "v.a", "offset_claimed": "v.c", "updated_at": session.dialect.now_ms},
             ),
             (*flat(chunk), *ref),
         )
@@ -124,18 +135,18 @@ def _raise(session: Session, ref: GroupRef, column: str, places: Sequence[tuple[
 def advance(
     session: Session, ref: GroupRef, offsets: Mapping[str, Offsets], acks: Mapping[str, Mapping[int, int]]
 ) -> Advanced:
-    """Moves the watermarks of partitions whose offsets rows are locked, as far as they go.
+    """Finds how far the watermarks of partitions go whose offsets rows are locked, and deletes the rows they pass.
 
     ``acks`` maps partition key → offset → token of deliveries to settle now.
     Those at the head are settled by deleting their rows, with no UPDATE before
-    (2.3 times faster); the others come back in ``beyond``.
+    (2.3 times faster); the others come back in ``beyond``. The caller stores
+    the new watermarks in the same transaction.
 
     Raises:
         Retry: a row changed hands between the look and the delete.
     """
     result = Advanced()
     heads = _heads(session, ref, {key: len(acks.get(key, ())) + LOOK_AHEAD for key in offsets})
-    watermarks: list[tuple[str, int]] = []
     passed: list[tuple[str, int, int]] = []
     for key, place in offsets.items():
         mine = acks.get(key, {})
@@ -153,10 +164,8 @@ def advance(
                 watermark = rows[-1][0]
                 result.unfinished.add(key)
         if watermark > place.acked:
-            watermarks.append((key, watermark))
+            result.watermarks[key] = watermark
         result.beyond += [(key, offset, token) for offset, token in mine.items() if (key, offset) not in result.settled]
-    # Stored first: a crash from here on leaves rows behind, never a row missing.
-    _raise(session, ref, "offset_acked", sorted(watermarks))
     _delete_passed(session, ref, sorted(passed))
     return result
 
@@ -165,12 +174,12 @@ def _heads(session: Session, ref: GroupRef, limits: Mapping[str, int]) -> dict[s
     """The first rows of each partition in offset order: (offset, settled, token)."""
     found: dict[str, list[tuple[int, bool, int]]] = {}
     one = (
-        "SELECT * FROM (SELECT partition_key, message_offset, acked, delivery_token "
+        "SELECT partition_key, message_offset, acked, delivery_token "
         f"FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) h{number}"
+        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s"
     )
     for chunk in _pieces(sorted(limits.items())):
-        sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(chunk)))
+        sql = session.dialect.union(one, len(chunk))
         for key, offset, acked, token in session.rows(sql, flat((*ref, key, limit) for key, limit in chunk)):
             found.setdefault(key, []).append((offset, bool(acked), token))
     for rows in found.values():
@@ -207,7 +216,9 @@ def sweep(using: str, ref: GroupRef, keys: Collection[str]) -> set[str]:
 
     def move(session: Session) -> set[str]:
         offsets = lock(session, ref, keys, skip_locked=True)
-        return advance(session, ref, offsets, {}).unfinished
+        advanced = advance(session, ref, offsets, {})
+        store(session, ref, offsets, advanced.watermarks, {})
+        return advanced.unfinished
 
     return run(using, move) if keys else set()
 

@@ -48,6 +48,10 @@ class Dialect(ABC):
         """A hint after a table's alias that keeps the optimizer on one index."""
 
     @abstractmethod
+    def union(self, select: str, count: int) -> str:
+        """``count`` times a SELECT that has an ORDER BY and a LIMIT of its own, as one statement."""
+
+    @abstractmethod
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:

@@ -54,6 +54,9 @@ class MySQL(Dialect):
     def force_index(self, name: str) -> str:
         return f" FORCE INDEX ({name})"
 
+    def union(self, select: str, count: int) -> str:
+        return f"({select})" + f" UNION ALL ({select})" * (count - 1)
+
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:

@@ -40,6 +40,9 @@ class SQLite(Dialect):
     def force_index(self, name: str) -> str:
         return ""
 
+    def union(self, select: str, count: int) -> str:
+        return " UNION ALL ".join([f"SELECT * FROM ({select})"] * count)
+
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:

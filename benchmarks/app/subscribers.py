@@ -1,0 +1,84 @@
+"""The handlers that the benchmarks run, and the record of when they ran.
+
+With BENCH_RECORD (a folder) each process leaves a file there: when its first
+and its last message came (epoch seconds), how many they were, and, with
+BENCH_LATENCY, how long each had taken from the publisher's COMMIT.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+from pathlib import Path
+
+from benchmarks.app.models import Effect
+from django_mysqlqueue import Delivery, subscriber
+
+
+class Record:
+    first = 0.0
+    last = 0.0
+    count = 0
+    latencies: list[float] = []
+
+
+def note(messages: int = 1) -> None:
+    now = time.time()
+    if not Record.first:
+        Record.first = now
+    Record.last = now
+    Record.count += messages  # several threads: good enough for a rate, nothing is asserted on it
+
+
+def leave_record() -> None:
+    folder = os.environ.get("BENCH_RECORD")
+    if folder and Record.count:
+        content = {
+            "first": Record.first,
+            "last": Record.last,
+            "count": Record.count,
+            "latencies": Record.latencies,
+        }
+        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(content))
+
+
+atexit.register(leave_record)
+
+
+@subscriber("noop", group="g1")
+@subscriber("noop", group="g2")
+@subscriber("noop", group="g3")
+def noop(delivery: Delivery) -> None:
+    note()
+
+
+@subscriber("noop.shared", group="g1", mode="shared")
+def noop_shared(delivery: Delivery) -> None:
+    note()
+
+
+@subscriber("atomic", group="g1", atomic=True)
+def atomic(delivery: Delivery) -> None:
+    note()
+
+
+@subscriber("atomic.insert", group="g1", atomic=True)
+def atomic_insert(delivery: Delivery) -> None:
+    note()
+    Effect.objects.create(value=delivery.payload["n"])
+
+
+@subscriber("batch.10", group="g1", atomic=True, batch=True, batch_size=10)
+@subscriber("batch.100", group="g1", atomic=True, batch=True, batch_size=100)
+@subscriber("batch.500", group="g1", atomic=True, batch=True, batch_size=500)
+def batch(deliveries: list[Delivery]) -> None:
+    note(len(deliveries))
+    Effect.objects.bulk_create([Effect(value=delivery.payload["n"]) for delivery in deliveries])
+
+
+@subscriber("latency", group="g1")
+def latency(delivery: Delivery) -> None:
+    Record.latencies.append(time.time() - delivery.payload["sent"])
+    note()

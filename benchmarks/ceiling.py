@@ -1,0 +1,183 @@
+"""The same row writes as hand-written SQL on the bare driver: what no queue on these tables can exceed.
+
+Same tables, same indexes, same transactions, the statements' text made once.
+Nothing is checked, nothing handled, no Django. One partition's offsets row is
+locked for each partition that a claim takes from, as the protocol does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
+
+
+def connect() -> Any:
+    """A connection of mysqlclient at READ COMMITTED, autocommit off."""
+    import os
+
+    import MySQLdb
+
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    query = parse_qs(parts.query)
+    options: dict[str, Any] = {"user": parts.username, "db": parts.path.strip("/"), "charset": "utf8mb4"}
+    if "unix_socket" in query:
+        options["unix_socket"] = query["unix_socket"][0]
+    else:
+        options |= {"host": parts.hostname, "port": parts.port or 3306, "passwd": parts.password or ""}
+    connection = MySQLdb.connect(**options)
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    connection.commit()
+    return connection
+
+
+def row(topic: str, number: int, partitions: int, payload: dict[str, Any]) -> tuple[Any, ...]:
+    body = json.dumps({"n": number, **payload}, separators=(",", ":")).encode()
+    return (topic, f"k{number % partitions}", f"id-{number:030}", body, '{"content_type": "application/json"}', 0)
+
+
+COLUMNS = "topic, partition_key, id, payload, metadata, deliver_at"
+
+
+def publish_one_by_one(connection: Any, rows: list[tuple[Any, ...]], *, transactions: bool) -> None:
+    """Each row in a transaction: BEGIN, INSERT, COMMIT; or one autocommitted statement."""
+    connection.autocommit(not transactions)
+    cursor = connection.cursor()
+    sql = f"INSERT INTO queue_outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s)"
+    for values in rows:
+        if transactions:
+            cursor.execute("BEGIN")
+        cursor.execute(sql, values)
+        if transactions:
+            cursor.execute("COMMIT")
+    connection.autocommit(False)
+
+
+def publish_many(connection: Any, rows: list[tuple[Any, ...]], size: int) -> None:
+    cursor = connection.cursor()
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        sql = f"INSERT INTO queue_outbox ({COLUMNS}) VALUES " + ",".join(["(%s,%s,%s,%s,%s,%s)"] * len(part))
+        cursor.execute(sql, [value for values in part for value in values])
+        connection.commit()
+
+
+COPIED = (
+    "topic, partition_key, id, payload, metadata, target_group, original_id, original_topic, original_offset, "
+    "failed_group, failed_at, failure_count, last_error, created_at"
+)
+
+
+def sequence(connection: Any, size: int) -> int:
+    """One pass of the sequencer; returns how many rows it moved."""
+    cursor = connection.cursor()
+    cursor.execute("SELECT id FROM queue_sequencer WHERE id = 1 FOR UPDATE SKIP LOCKED")
+    cursor.execute(
+        "SELECT outbox_id FROM queue_outbox FORCE INDEX (queue_outbox_due) WHERE deliver_at = 0 "
+        "ORDER BY outbox_id LIMIT %s",
+        (size,),
+    )
+    ids = [found for (found,) in cursor.fetchall()]
+    if ids:
+        places = ",".join(map(str, ids))
+        cursor.execute(
+            f"INSERT INTO queue_messages ({COPIED}, published_at) SELECT {COPIED}, {NOW} "
+            f"FROM queue_outbox FORCE INDEX (PRIMARY) WHERE outbox_id IN ({places}) ORDER BY outbox_id"
+        )
+        values = f"SELECT {ids[0]} AS id" + "".join(f" UNION ALL SELECT {found}" for found in ids[1:])
+        cursor.execute(f"DELETE s FROM ({values}) v STRAIGHT_JOIN queue_outbox s ON s.outbox_id = v.id")
+        cursor.execute(f"UPDATE queue_sequencer SET last_offset = last_offset + %s, sequenced_at = {NOW}", (len(ids),))
+    connection.commit()
+    return len(ids)
+
+
+def create_offsets(connection: Any, group: str, topic: str, partitions: int) -> None:
+    cursor = connection.cursor()
+    for number in range(partitions):
+        cursor.execute(
+            "INSERT INTO queue_offsets "
+            "(consumer_group, topic, partition_key, offset_acked, offset_claimed, updated_at) "
+            f"VALUES (%s, %s, %s, 0, 0, {NOW}) ON DUPLICATE KEY UPDATE topic = queue_offsets.topic",
+            (group, topic, f"k{number}"),
+        )
+    connection.commit()
+
+
+class Consumer:
+    """Claims from its partitions by turns and acks with the next claim, as one subscriber does."""
+
+    def __init__(self, connection: Any, group: str, topic: str, partitions: int, batch: int) -> None:
+        self.connection = connection
+        self.group = group
+        self.topic = topic
+        self.keys = [f"k{number}" for number in range(partitions)]
+        self.batch = batch
+        self.held: dict[str, list[int]] = {}
+        self._turn = 0
+
+    def step(self) -> int:
+        """One transaction: settles what the last step claimed, claims the next batch; returns how many."""
+        count = min(len(self.keys), self.batch, 100)
+        keys = [self.keys[(self._turn + place) % len(self.keys)] for place in range(count)]
+        self._turn += count
+        each = max(1, self.batch // count)
+        touched = sorted({*keys, *self.held})
+        cursor = self.connection.cursor()
+        names = " UNION ALL SELECT ".join(["%s"] * len(touched)).replace("%s", "%s AS k", 1)
+        cursor.execute(
+            f"SELECT s.partition_key, s.offset_claimed FROM (SELECT {names}) v STRAIGHT_JOIN queue_offsets s "
+            "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k FOR UPDATE",
+            (*touched, self.group, self.topic),
+        )
+        cursors = dict(cursor.fetchall())
+        if self.held:
+            rows = [(key, offset) for key in sorted(self.held) for offset in self.held[key]]
+            self._set("offset_acked", {key: offsets[-1] for key, offsets in self.held.items()})
+            values = " UNION ALL SELECT ".join(["%s,%s"] * len(rows)).replace("%s,%s", "%s AS k,%s AS o", 1)
+            cursor.execute(
+                f"DELETE s FROM (SELECT {values}) v STRAIGHT_JOIN queue_delivery_state s ON s.consumer_group = %s "
+                "AND s.topic = %s AND s.partition_key = v.k AND s.message_offset = v.o",
+                [value for pair in rows for value in pair] + [self.group, self.topic],
+            )
+            self.held = {}
+        one = (
+            "(SELECT partition_key, `offset` FROM queue_messages FORCE INDEX (queue_messages_partition) "
+            "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s)"
+        )
+        cursor.execute(
+            " UNION ALL ".join([one] * len(keys)),
+            [value for key in keys for value in (self.topic, key, cursors[key], each)],
+        )
+        found = cursor.fetchall()
+        if found:
+            cursor.execute(
+                "INSERT INTO queue_delivery_state (consumer_group, topic, partition_key, message_offset, "
+                "delivery_token, delivered_by, delivered_at, invisible_until) VALUES "
+                + ",".join(["(%s,%s,%s,%s,%s,%s,%s,%s)"] * len(found)),
+                [
+                    value
+                    for key, offset in found
+                    for value in (self.group, self.topic, key, offset, 123456789, "ceiling", 1, 1)
+                ],
+            )
+            for key, offset in found:
+                self.held.setdefault(key, []).append(offset)
+            self._set("offset_claimed", {key: offsets[-1] for key, offsets in self.held.items()})
+        self.connection.commit()
+        if found:
+            offsets = ",".join(str(offset) for _, offset in found)
+            cursor.execute(f"SELECT `offset`, id, payload, metadata FROM queue_messages WHERE `offset` IN ({offsets})")
+            cursor.fetchall()
+            self.connection.commit()
+        return len(found)
+
+    def _set(self, column: str, places: dict[str, int]) -> None:
+        values = " UNION ALL SELECT ".join(["%s,%s"] * len(places)).replace("%s,%s", "%s AS k,%s AS o", 1)
+        self.connection.cursor().execute(
+            f"UPDATE (SELECT {values}) v STRAIGHT_JOIN queue_offsets s ON s.consumer_group = %s AND s.topic = %s "
+            f"AND s.partition_key = v.k SET s.{column} = v.o, s.updated_at = {NOW}",
+            [value for pair in sorted(places.items()) for value in pair] + [self.group, self.topic],
+        )

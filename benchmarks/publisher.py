@@ -1,0 +1,34 @@
+"""A publisher in a process of its own: python -m benchmarks.publisher ours|ceiling TOPIC MESSAGES PARTITIONS BATCH."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from benchmarks import ceiling, common
+
+
+def main(kind: str, topic: str, messages: int, partitions: int, batch: int) -> None:
+    if kind == "ceiling":
+        rows = [ceiling.row(topic, number, partitions, common.PAYLOAD) for number in range(messages)]
+        connection = ceiling.connect()
+        print(time.time(), flush=True)
+        ceiling.publish_many(connection, rows, batch)
+        return
+    import django
+
+    django.setup()
+    from django.db import connection as django_connection
+
+    from django_mysqlqueue import Message, publish_many
+
+    django_connection.ensure_connection()
+    ready = [Message({"n": n, **common.PAYLOAD}, key=f"k{n % partitions}") for n in range(messages)]
+    print(time.time(), flush=True)
+    for start in range(0, messages, batch):
+        publish_many(topic, ready[start : start + batch])
+
+
+if __name__ == "__main__":
+    name, topic, *numbers = sys.argv[1:]
+    main(name, topic, *map(int, numbers))
