@@ -452,6 +452,8 @@ class Inbox:
         if not lane.queued:
             lane.queued = True
             group.ready.append(lane)
+        elif lane.exclusive:
+            return  # one thread is woken for it already
         self._work.notify()
 
     def _empty(self, group: _Group, key: str | None) -> list[Held]:

@@ -10,7 +10,7 @@ import contextvars
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
@@ -137,7 +137,7 @@ class InlineSubscriber:
             count += len(batch.items)
             outcomes = self._handle(batch.items)
             if ignore_backoff:
-                outcomes = [replace(one, delay_ms=0) if one.kind is Kind.NACK else one for one in outcomes]
+                outcomes = [one._replace(delay_ms=0) if one.kind is Kind.NACK else one for one in outcomes]
             self._inbox.finish(batch, outcomes)
             self._note(batch.items, outcomes)
             if stop_at_error and self._errors:

@@ -7,8 +7,9 @@ outbox; within a table by primary key in key order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from secrets import randbits
+from typing import NamedTuple
 
 from django_mysqlqueue import names
 from django_mysqlqueue.models import DeliveryState, QueueMessage
@@ -80,8 +81,7 @@ class Claim:
     paused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """A message's content, read from the log after the claim has committed."""
 
     message_id: str
@@ -275,7 +275,7 @@ def _redeliver(
         if suspect and _used_up(claimant, retries):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
             letters.append((key, offset, retries, f"{error}\n{text}" if error else text))
-            result.dead.append((replace(claimed, attempt=retries), text))
+            result.dead.append((claimed._replace(attempt=retries), text))
         elif budget.takes(size):
             taken.append(claimed)
     if letters:
@@ -449,16 +449,15 @@ def bodies(using: str, offsets: Iterable[int]) -> dict[int, Body]:
     session = Session(using)
     found: dict[int, Body] = {}
     for chunk in session.chunks(sorted(offsets)):
-        for offset, *columns in session.rows(
+        for offset, message_id, payload, *more in session.rows(
             "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
             "m.original_topic, m.failed_group, m.failure_count, m.last_error "
             f"FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
             f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
             chunk,
         ):
-            message_id, payload, *more = columns
             # SQLite keeps what plain SQL gave it: a payload may be text there.
-            content = payload.encode() if isinstance(payload, str) else bytes(payload)
+            content = payload.encode() if isinstance(payload, str) else payload
             found[offset] = Body(message_id, content, *more)
     return found
 

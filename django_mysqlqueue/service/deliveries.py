@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from django_mysqlqueue.service.groups import GroupRef
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A delivery that a claim has handed to this process: one row and its token."""
+class Claimed(NamedTuple):
+    """A delivery that a claim has handed to this process: one row and its token.
+
+    (A tuple is made in a fifth of the time of a frozen dataclass, and each message needs three.)
+    """
 
     ref: GroupRef
     key: str
@@ -39,8 +42,7 @@ class Kind(Enum):
     """Found to be another's before it started: nothing is written, only forgotten here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A delivery's end in this process, to be written by the next flush."""
 
     delivery: Claimed
