@@ -172,13 +172,13 @@ RIVALS = (
         # One job at a time is all that it can; the interval matters to an empty queue alone.
         [["db_worker", "--interval", "0.1", "--no-startup-delay", "--verbosity", "0", "--worker-id", w] for w in "ab"],
         watch_rows,
-        settings="2 × db_worker --interval 0.1 --no-startup-delay --verbosity 0, CONN_MAX_AGE=None",
+        settings="2 x db_worker --interval 0.1 --no-startup-delay --verbosity 0, CONN_MAX_AGE=None",
         table="django_tasks_database_dbtaskresult",
     ),
     Contender(
         "django-ox",
         "with_ox",
-        # Its own supervisor..
+        # Its own supervisor. Two threads a process were faster than one, four no faster than two.
         [["ox_worker", "--processes", "2", "--interval", "0.1", "--verbosity", "0", "--concurrency", "2"]],
         watch_rows,
         settings="ox_worker --processes 2 --concurrency 2 --interval 0.1 --verbosity 0, CONN_MAX_AGE=None",
@@ -200,7 +200,7 @@ OWN = (
         "with_mysqlqueue",
         _subscribers("noop"),
         watch_watermarks,
-        settings="2 × runsubscriber, default settings",
+        settings="2 x runsubscriber, default settings",
         kind="noop",
         jobs=10,
         bulk=True,
@@ -210,7 +210,7 @@ OWN = (
         "with_mysqlqueue",
         _subscribers("atomic"),
         watch_watermarks,
-        settings="2 × runsubscriber, default settings, atomic=True",
+        settings="2 x runsubscriber, default settings, atomic=True",
         kind="atomic",
         jobs=2,
         enqueues=False,
@@ -220,7 +220,7 @@ OWN = (
         "with_mysqlqueue",
         _subscribers("update"),
         watch_watermarks,
-        settings="2 × runsubscriber, default settings, atomic=True, the handler updates one row",
+        settings="2 x runsubscriber, default settings, atomic=True, the handler updates one row",
         kind="update",
         jobs=2,
         enqueues=False,
@@ -230,7 +230,7 @@ OWN = (
         "with_mysqlqueue",
         _subscribers("batch"),
         watch_watermarks,
-        settings="2 × runsubscriber, default settings, atomic=True, batch=True (100 a call)",
+        settings="2 x runsubscriber, default settings, atomic=True, batch=True (100 a call)",
         kind="batch",
         jobs=10,
         enqueues=False,
@@ -279,6 +279,13 @@ class Server:
         finally:
             self.query("SET GLOBAL innodb_flush_log_at_trx_commit = %s, GLOBAL sync_binlog = %s", *before)
 
+    def cpu(self) -> float:
+        """CPU seconds that the server has used so far; 0 where it runs on another machine."""
+        path = Path(self.query("SELECT @@GLOBAL.pid_file")[0][0])
+        with contextlib.suppress(OSError, ValueError):
+            return sum(used for pid, _, used in processes() if pid == int(path.read_text()))
+        return 0.0
+
     def describe(self) -> dict[str, Any]:
         names = (
             "version",
@@ -307,6 +314,19 @@ class Server:
                 "with_mysqlqueue_account",
             ):
                 self.query(f"TRUNCATE TABLE `{table}`")
+
+
+def processes() -> Iterator[tuple[int, int, float]]:
+    """Each process's id, session and CPU seconds, with those of its children that have ended."""
+    tick = os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            yield int(path.parent.name), int(fields[3]), sum(map(int, fields[11:15])) / tick
+
+
+def cpu_of(sessions: set[int]) -> float:
+    return sum(used for _, session, used in processes() if session in sessions)
 
 
 def django(who: Contender, *arguments: str) -> None:
@@ -359,9 +379,19 @@ class Figures:
     bulk: list[float] = field(default_factory=list)
     processed: list[float] = field(default_factory=list)
     statements: list[float] = field(default_factory=list)
+    worker_cpu: list[float] = field(default_factory=list)
+    server_cpu: list[float] = field(default_factory=list)
+    """Milliseconds a job. On a machine that others use, these vary less than the rates."""
 
     def as_json(self) -> dict[str, Any]:
-        rounds = {"single": self.single, "bulk": self.bulk, "processed": self.processed, "statements": self.statements}
+        rounds = {
+            "single": self.single,
+            "bulk": self.bulk,
+            "processed": self.processed,
+            "statements": self.statements,
+            "worker_cpu": self.worker_cpu,
+            "server_cpu": self.server_cpu,
+        }
         return {
             "settings": self.settings,
             "jobs": self.jobs,
@@ -369,7 +399,9 @@ class Figures:
             "bulk_enqueued_per_second": _median(self.bulk),
             "processed_per_second": _median(self.processed),
             "statements_per_job": _median(self.statements, digits=2),
-            "rounds": {name: [round(value, 2) for value in values] for name, values in rounds.items()},
+            "worker_cpu_ms_per_job": _median(self.worker_cpu, digits=3),
+            "server_cpu_ms_per_job": _median(self.server_cpu, digits=3),
+            "rounds": {name: [round(value, 3) for value in values] for name, values in rounds.items()},
         }
 
 
@@ -385,11 +417,14 @@ def measure(server: Server, who: Contender, figures: Figures, log: Path, options
             server.empty(who)
             figures.bulk.append(enqueue(who, "bulk", options.messages * 4))
     server.empty(who)
-    with workers(who, log):
+    with workers(who, log) as started:
+        sessions = {process.pid for process in started}
         enqueue(who, "preload", figures.jobs)
         # Before the first look at the tables: an idle worker's polls are not the jobs'.
-        asked = server.questions()
+        asked, worker_cpu, server_cpu = server.questions(), cpu_of(sessions), server.cpu()
         seconds = who.watch(server.query, who, figures.jobs)
+        figures.worker_cpu.append(1000 * (cpu_of(sessions) - worker_cpu) / figures.jobs)
+        figures.server_cpu.append(1000 * (server.cpu() - server_cpu) / figures.jobs)
         figures.processed.append(figures.jobs / seconds)
         figures.statements.append((server.questions() - asked) / figures.jobs)
 
@@ -400,23 +435,30 @@ def measure_bare(server: Server, who: Contender, figures: Figures) -> None:
     server.query(f"INSERT INTO with_mysqlqueue_job (id) SELECT seq FROM seq_1_to_{figures.jobs}")
     half = figures.jobs // 2
     command = [sys.executable, str(PROJECTS / "bare.py")]
-    processes = [
+    started = [
         subprocess.Popen(
-            [*command, str(first), str(half)], env=who.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, str(first), str(half)],
+            env=who.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         for first in (1, half + 1)
     ]
-    for process in processes:
+    for process in started:
         assert process.stdout is not None
         process.stdout.readline()
-    asked = server.questions()
-    for process in processes:
+    asked, server_cpu = server.questions(), server.cpu()
+    for process in started:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    times = [tuple(map(float, process.communicate()[0].split())) for process in processes]
-    assert not any(process.returncode for process in processes)
+    times = [tuple(map(float, process.communicate()[0].split())) for process in started]
+    assert not any(process.returncode for process in started)
     figures.processed.append(2 * half / (max(t[1] for t in times) - min(t[0] for t in times)))
+    figures.server_cpu.append(1000 * (server.cpu() - server_cpu) / (2 * half))
+    figures.worker_cpu.append(1000 * sum(t[2] for t in times) / (2 * half))
     figures.statements.append((server.questions() - asked) / (2 * half))
 
 
@@ -439,16 +481,35 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in names}
 
 
+def _cpu(row: dict[str, Any]) -> float:
+    """Milliseconds of CPU a job, the workers' and the server's."""
+    return (row["worker_cpu_ms_per_job"] or 0.0) + (row["server_cpu_ms_per_job"] or 0.0)
+
+
 def report(result: dict[str, Any]) -> str:
     found = result["results"]
     best = {name: found[name]["processed_per_second"] for name in (who.name for who in RIVALS) if name in found}
-    head = ["", "enqueued/s", "bulk/s", "processed/s", "statements", *(f"× {name.split()[0]}" for name in best)]
+    head = [
+        "",
+        "enqueued/s",
+        "bulk/s",
+        "processed/s",
+        "statements",
+        "CPU ms",
+        *(f"x {name.split()[0]}" for name in best),
+    ]
     lines = [head]
     for name, row in found.items():
         cells = [row["enqueued_per_second"], row["bulk_enqueued_per_second"], row["processed_per_second"]]
         ratios = [f"{row['processed_per_second'] / rate:.1f}" for rate in best.values()]
         lines.append(
-            [name, *("-" if cell is None else f"{cell:,}" for cell in cells), str(row["statements_per_job"]), *ratios]
+            [
+                name,
+                *("-" if cell is None else f"{cell:,}" for cell in cells),
+                str(row["statements_per_job"]),
+                f"{_cpu(row):.2f}",
+                *ratios,
+            ]
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
