@@ -14,10 +14,11 @@ library's own bulk call, 500 at a time, where it has one.
 
 *Processed*: the workers are up and idle; then one transaction commits all jobs,
 and the clock runs from the first start to the last finish. django-tasks-db and
-django-ox write both times into their rows. For django-q2 the rows that are
-left are counted every 50 ms; for this package the watermarks are read every
-20 ms, from the first message sequenced to the last settled, so that
-sequencing counts as processing. No job does anything for the measurement.
+django-ox write both times into their rows. For the others the tables are
+watched every 20 ms from before that COMMIT on: django-q2's from the first row
+locked to the last one gone, this package's from the first message sequenced to
+the last watermark at its partition's end, so that sequencing counts as
+processing. No job does anything for the measurement.
 
 The result, with the server's and the machine's settings, goes to stdout as JSON
 (and into ``--output``), a table to stderr.
@@ -80,7 +81,9 @@ class Contender:
     name: str
     project: str
     workers: Sequence[Sequence[str]]
-    watch: Callable[[Query, Contender, int], float]
+    begun: Callable[[Query, Contender], object]
+    done: Callable[[Query, Contender, int], float | None]
+    """Returns when all jobs are done, with the seconds where the rows know them better than a watcher."""
     settings: str
     table: str = ""
     kind: str = ""
@@ -104,8 +107,12 @@ class Contender:
         }
 
 
-def watch_rows(query: Query, who: Contender, count: int) -> float:
-    """Seconds from the first ``started_at`` to the last ``finished_at`` of rows that keep both."""
+def rows_begun(query: Query, who: Contender) -> object:
+    return query(f"SELECT 1 FROM {who.table} WHERE status <> 'READY' LIMIT 1")
+
+
+def rows_done(query: Query, who: Contender, count: int) -> float | None:
+    """Waits for rows that keep both times; returns the seconds between the first start and the last finish."""
     wait_until(
         lambda: query(f"SELECT COUNT(*) FROM {who.table} WHERE status = 'SUCCESSFUL'")[0][0] >= count,
         lambda: str(query(f"SELECT status, COUNT(*) FROM {who.table} GROUP BY status")),
@@ -115,24 +122,23 @@ def watch_rows(query: Query, who: Contender, count: int) -> float:
     return float(times[0][0]) / 1e6
 
 
-def watch_q2(query: Query, who: Contender, count: int) -> float:
-    """Seconds from the first locked row to the last deleted one, to 50 ms."""
-    began = wait_until(
-        lambda: query(f"SELECT EXISTS (SELECT 1 FROM {who.table} WHERE `lock` > UTC_TIMESTAMP(6))")[0][0],
-        lambda: "nothing was fetched",
-        every=0.05,
-    )
-    ended = wait_until(
-        lambda: not query(f"SELECT EXISTS (SELECT 1 FROM {who.table})")[0][0],
+def q2_begun(query: Query, who: Contender) -> object:
+    return query(f"SELECT 1 FROM {who.table} WHERE `lock` > UTC_TIMESTAMP(6) LIMIT 1")
+
+
+def q2_done(query: Query, who: Contender, count: int) -> None:
+    wait_until(
+        lambda: not query(f"SELECT 1 FROM {who.table} LIMIT 1"),
         lambda: f"{query(f'SELECT COUNT(*) FROM {who.table}')} rows are left",
-        every=0.05,
     )
-    return ended - began
 
 
-def watch_watermarks(query: Query, who: Contender, count: int) -> float:
-    """Seconds from the first message in the log to the last watermark at its partition's end, to 20 ms."""
-    began = wait_until(lambda: query("SELECT 1 FROM queue_messages LIMIT 1"), lambda: "nothing was sequenced")
+def log_begun(query: Query, who: Contender) -> object:
+    return query("SELECT 1 FROM queue_messages LIMIT 1")
+
+
+def watermarks_done(query: Query, who: Contender, count: int) -> None:
+    """Waits until every watermark is at its partition's end."""
     wait_until(lambda: not query("SELECT 1 FROM queue_outbox LIMIT 1"), lambda: "the outbox is not empty")
     last = dict(
         query(
@@ -144,10 +150,14 @@ def watch_watermarks(query: Query, who: Contender, count: int) -> float:
         marks = dict(query("SELECT partition_key, offset_acked FROM queue_offsets WHERE topic = %s", who.kind))
         return all(marks.get(key, 0) >= offset for key, offset in last.items())
 
-    ended = wait_until(settled, lambda: "not everything is settled")
+    wait_until(settled, lambda: "not everything is settled")
+
+
+def check_log(query: Query, who: Contender, count: int) -> None:
+    """A dead letter would be another topic's message."""
     found = query("SELECT COUNT(*), SUM(topic = %s) FROM queue_messages", who.kind)[0]
-    assert tuple(map(int, found)) == (count, count), f"{found} messages instead of {count}, or some are dead letters"
-    return ended - began
+    if tuple(map(int, found)) != (count, count):
+        raise SystemExit(f"{who.name}: {found} messages instead of {count}, or some are dead letters")
 
 
 def wait_until(condition: Callable[[], object], state: Callable[[], str], *, every: float = 0.02) -> float:
@@ -171,7 +181,8 @@ RIVALS = (
         "with_tasks_db",
         # One job at a time is all that it can; the interval matters to an empty queue alone.
         [["db_worker", "--interval", "0.1", "--no-startup-delay", "--verbosity", "0", "--worker-id", w] for w in "ab"],
-        watch_rows,
+        rows_begun,
+        rows_done,
         settings="2 x db_worker --interval 0.1 --no-startup-delay --verbosity 0, CONN_MAX_AGE=None",
         table="django_tasks_database_dbtaskresult",
     ),
@@ -180,7 +191,8 @@ RIVALS = (
         "with_ox",
         # Its own supervisor. Two threads a process were faster than one, four no faster than two.
         [["ox_worker", "--processes", "2", "--interval", "0.1", "--verbosity", "0", "--concurrency", "2"]],
-        watch_rows,
+        rows_begun,
+        rows_done,
         settings="ox_worker --processes 2 --concurrency 2 --interval 0.1 --verbosity 0, CONN_MAX_AGE=None",
         table="django_ox_oxtask",
         bulk=True,
@@ -189,7 +201,8 @@ RIVALS = (
         "django-q2 (ORM broker)",
         "with_q2",
         [["qcluster"]],
-        watch_q2,
+        q2_begun,
+        q2_done,
         settings="qcluster: workers 2, bulk 100, queue_limit 1000, save_limit -1, no recycling, CONN_MAX_AGE=None",
         table="django_q_ormq",
     ),
@@ -199,7 +212,8 @@ OWN = (
         f"{OURS}, no-op",
         "with_mysqlqueue",
         _subscribers("noop"),
-        watch_watermarks,
+        log_begun,
+        watermarks_done,
         settings="2 x runsubscriber, default settings",
         kind="noop",
         jobs=10,
@@ -209,7 +223,8 @@ OWN = (
         f"{OURS}, atomic no-op",
         "with_mysqlqueue",
         _subscribers("atomic"),
-        watch_watermarks,
+        log_begun,
+        watermarks_done,
         settings="2 x runsubscriber, default settings, atomic=True",
         kind="atomic",
         jobs=2,
@@ -219,7 +234,8 @@ OWN = (
         f"{OURS}, atomic, one update",
         "with_mysqlqueue",
         _subscribers("update"),
-        watch_watermarks,
+        log_begun,
+        watermarks_done,
         settings="2 x runsubscriber, default settings, atomic=True, the handler updates one row",
         kind="update",
         jobs=2,
@@ -229,7 +245,8 @@ OWN = (
         f"{OURS}, atomic batch",
         "with_mysqlqueue",
         _subscribers("batch"),
-        watch_watermarks,
+        log_begun,
+        watermarks_done,
         settings="2 x runsubscriber, default settings, atomic=True, batch=True (100 a call)",
         kind="batch",
         jobs=10,
@@ -341,6 +358,16 @@ def enqueue(who: Contender, way: str, count: int) -> float:
 
 
 @contextlib.contextmanager
+def preloading(who: Contender, count: int) -> Iterator[None]:
+    """Runs enqueue.py beside the watcher: by the time it has ended, the workers have long begun."""
+    command = [sys.executable, str(PROJECTS / "enqueue.py"), "preload", str(count), who.kind]
+    with subprocess.Popen(command, env=who.env, stdout=subprocess.DEVNULL) as process:
+        yield
+        if process.wait():
+            raise SystemExit(f"{who.name}: enqueue.py failed")
+
+
+@contextlib.contextmanager
 def workers(who: Contender, log: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The contender's workers, up and idle; ended on the way out."""
     started = []
@@ -419,14 +446,17 @@ def measure(server: Server, who: Contender, figures: Figures, log: Path, options
     server.empty(who)
     with workers(who, log) as started:
         sessions = {process.pid for process in started}
-        enqueue(who, "preload", figures.jobs)
-        # Before the first look at the tables: an idle worker's polls are not the jobs'.
-        asked, worker_cpu, server_cpu = server.questions(), cpu_of(sessions), server.cpu()
-        seconds = who.watch(server.query, who, figures.jobs)
-        figures.worker_cpu.append(1000 * (cpu_of(sessions) - worker_cpu) / figures.jobs)
-        figures.server_cpu.append(1000 * (server.cpu() - server_cpu) / figures.jobs)
+        with preloading(who, figures.jobs):
+            began = wait_until(lambda: who.begun(server.query, who), lambda: "nothing was started")
+            # The COMMIT was before: what the server has done since is for the jobs.
+            asked, worker_cpu, server_cpu = server.questions(), cpu_of(sessions), server.cpu()
+            seconds = who.done(server.query, who, figures.jobs) or time.monotonic() - began
+            figures.worker_cpu.append(1000 * (cpu_of(sessions) - worker_cpu) / figures.jobs)
+            figures.server_cpu.append(1000 * (server.cpu() - server_cpu) / figures.jobs)
+            figures.statements.append((server.questions() - asked) / figures.jobs)
         figures.processed.append(figures.jobs / seconds)
-        figures.statements.append((server.questions() - asked) / figures.jobs)
+        if who.kind:
+            check_log(server.query, who, figures.jobs)
 
 
 def measure_bare(server: Server, who: Contender, figures: Figures) -> None:
@@ -533,6 +563,8 @@ def main() -> None:
     if "mysql:" not in os.environ.get("DATABASE_URL", ""):
         raise SystemExit("DATABASE_URL must name a MariaDB server: python tools/servers.py run mariadb -- …")
     enter_venv()
+    # As Ctrl-C does: the workers end with this process.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     names = options.only or [""]
     chosen = [who for who in (*RIVALS, *OWN) if any(name in who.name for name in names)]
