@@ -51,6 +51,10 @@ VENV = ROOT / ".test" / "venv-rivals"
 TIMEOUT = 600.0
 """Seconds that one measurement may take."""
 
+SETTLE = 12.0
+"""Seconds from the start of the workers to the jobs. This package's share partitions out at a tick every 10 s: those
+that do not know of each other yet would measure that."""
+
 Query = Callable[..., list[tuple[Any, ...]]]
 
 
@@ -380,7 +384,7 @@ def workers(who: Contender, log: Path) -> Iterator[list[subprocess.Popen[bytes]]
                 )
             )
     try:
-        time.sleep(4)
+        time.sleep(SETTLE)
         for process in started:
             if process.poll() is not None:
                 raise SystemExit(f"{who.name}: a worker ended:\n{log.read_text()[-4000:]}")
