@@ -1,0 +1,621 @@
+#!/usr/bin/env python3
+"""Enqueued and processed jobs a second, beside other queues in the same database.
+
+    python tools/servers.py run mariadb -- python benchmarks/rivals.py
+
+django-tasks-db, django-ox and django-q2 (its ORM broker) and this package run
+by turns on one server at full durability, with the same small payload and jobs
+that do nothing, each with its own workers and the settings that were fastest
+for it (``RIVALS`` below and ``rivals/with_*/settings.py`` say which and why).
+The packages go into ``.test/venv-rivals``: the network is needed once.
+
+*Enqueued*: one process, one enqueue in a transaction each (``single``), and the
+library's own bulk call, 500 at a time, where it has one.
+
+*Processed*: the workers are up and idle; then one transaction commits all jobs,
+and the clock runs from the first start to the last finish. django-tasks-db and
+django-ox write both times into their rows. For the others the tables are
+watched every 20 ms from before that COMMIT on: django-q2's from the first row
+locked to the last one gone, this package's from the first message sequenced to
+the last watermark at its partition's end, so that sequencing counts as
+processing. No job does anything for the measurement.
+
+The result, with the server's and the machine's settings, goes to stdout as JSON
+(and into ``--output``), a table to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PROJECTS = HERE / "rivals"
+VENV = ROOT / ".test" / "venv-rivals"
+TIMEOUT = 600.0
+"""Seconds that one measurement may take."""
+
+SETTLE = 12.0
+"""Seconds from the start of the workers to the jobs. This package's share partitions out at a tick every 10 s: those
+that do not know of each other yet would measure that."""
+
+Query = Callable[..., list[tuple[Any, ...]]]
+
+
+# -- the environment ----------------------------------------------------------
+
+
+def enter_venv() -> None:
+    """Makes the environment where it is missing or old, and goes on in it."""
+    python = VENV / "bin" / "python"
+    wanted = (PROJECTS / "requirements.txt").read_text()
+    stamp = VENV / "requirements.txt"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*install, "-r", str(PROJECTS / "requirements.txt"), "-e", str(ROOT)], check=True)
+        stamp.write_text(wanted)
+    if Path(sys.prefix).resolve() != VENV.resolve():
+        os.execv(python, [str(python), *sys.argv])  # noqa: S606
+
+
+# -- who takes part -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A queue with one kind of job, and how its workers are started and watched."""
+
+    name: str
+    project: str
+    workers: Sequence[Sequence[str]]
+    begun: Callable[[Query, Contender], object]
+    done: Callable[[Query, Contender, int], float | None]
+    """Returns when all jobs are done, with the seconds where the rows know them better than a watcher."""
+    settings: str
+    table: str = ""
+    kind: str = ""
+    jobs: float = 1.0
+    """Jobs as a multiple of ``--messages``: what keeps it busy for seconds."""
+    bulk: bool = False
+    enqueues: bool = True
+
+    @property
+    def database(self) -> str:
+        return f"rivals_{self.project}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        url = urllib.parse.urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{self.database}")
+        return {
+            **os.environ,
+            "DATABASE_URL": urllib.parse.urlunsplit(url),
+            "DJANGO_SETTINGS_MODULE": f"{self.project}.settings",
+            "PYTHONPATH": str(PROJECTS),
+        }
+
+
+def rows_begun(query: Query, who: Contender) -> object:
+    return query(f"SELECT 1 FROM {who.table} WHERE status <> 'READY' LIMIT 1")
+
+
+def rows_done(query: Query, who: Contender, count: int) -> float | None:
+    """Waits for rows that keep both times; returns the seconds between the first start and the last finish."""
+    wait_until(
+        lambda: query(f"SELECT COUNT(*) FROM {who.table} WHERE status = 'SUCCESSFUL'")[0][0] >= count,
+        lambda: str(query(f"SELECT status, COUNT(*) FROM {who.table} GROUP BY status")),
+        every=0.5,
+    )
+    times = query(f"SELECT TIMESTAMPDIFF(MICROSECOND, MIN(started_at), MAX(finished_at)) FROM {who.table}")
+    return float(times[0][0]) / 1e6
+
+
+def q2_begun(query: Query, who: Contender) -> object:
+    return query(f"SELECT 1 FROM {who.table} WHERE `lock` > UTC_TIMESTAMP(6) LIMIT 1")
+
+
+def q2_done(query: Query, who: Contender, count: int) -> None:
+    wait_until(
+        lambda: not query(f"SELECT 1 FROM {who.table} LIMIT 1"),
+        lambda: f"{query(f'SELECT COUNT(*) FROM {who.table}')} rows are left",
+    )
+
+
+def log_begun(query: Query, who: Contender) -> object:
+    return query("SELECT 1 FROM queue_messages LIMIT 1")
+
+
+def watermarks_done(query: Query, who: Contender, count: int) -> None:
+    """Waits until every watermark is at its partition's end."""
+    wait_until(lambda: not query("SELECT 1 FROM queue_outbox LIMIT 1"), lambda: "the outbox is not empty")
+    last = dict(
+        query(
+            "SELECT partition_key, MAX(`offset`) FROM queue_messages WHERE topic = %s GROUP BY partition_key", who.kind
+        )
+    )
+
+    def settled() -> bool:
+        marks = dict(query("SELECT partition_key, offset_acked FROM queue_offsets WHERE topic = %s", who.kind))
+        return all(marks.get(key, 0) >= offset for key, offset in last.items())
+
+    wait_until(settled, lambda: "not everything is settled")
+
+
+def check_log(query: Query, who: Contender, count: int) -> None:
+    """A dead letter would be another topic's message."""
+    found = query("SELECT COUNT(*), SUM(topic = %s) FROM queue_messages", who.kind)[0]
+    if tuple(map(int, found)) != (count, count):
+        raise SystemExit(f"{who.name}: {found} messages instead of {count}, or some are dead letters")
+
+
+def wait_until(condition: Callable[[], object], state: Callable[[], str], *, every: float = 0.02) -> float:
+    """Returns when the condition held first, by the monotonic clock."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not done after {TIMEOUT:g} s: {state()}")
+        time.sleep(every)
+    return time.monotonic()
+
+
+def _subscribers(kind: str) -> Sequence[Sequence[str]]:
+    return [["runsubscriber", "--topic", kind]] * 2
+
+
+OURS = "django-mysqlqueue"
+RIVALS = (
+    Contender(
+        "django-tasks-db",
+        "with_tasks_db",
+        # One job at a time is all that it can; the interval matters to an empty queue alone.
+        [["db_worker", "--interval", "0.1", "--no-startup-delay", "--verbosity", "0", "--worker-id", w] for w in "ab"],
+        rows_begun,
+        rows_done,
+        settings="2 x db_worker --interval 0.1 --no-startup-delay --verbosity 0, CONN_MAX_AGE=None",
+        table="django_tasks_database_dbtaskresult",
+    ),
+    Contender(
+        "django-ox",
+        "with_ox",
+        # Its own supervisor. Two threads a process were faster than one, four no faster than two.
+        [["ox_worker", "--processes", "2", "--interval", "0.1", "--verbosity", "0", "--concurrency", "2"]],
+        rows_begun,
+        rows_done,
+        settings="ox_worker --processes 2 --concurrency 2 --interval 0.1 --verbosity 0, CONN_MAX_AGE=None",
+        table="django_ox_oxtask",
+        bulk=True,
+    ),
+    Contender(
+        "django-q2 (ORM broker)",
+        "with_q2",
+        [["qcluster"]],
+        q2_begun,
+        q2_done,
+        settings="qcluster: workers 2, bulk 100, queue_limit 1000, save_limit -1, no recycling, CONN_MAX_AGE=None",
+        table="django_q_ormq",
+    ),
+)
+OWN = (
+    Contender(
+        f"{OURS}, no-op",
+        "with_mysqlqueue",
+        _subscribers("noop"),
+        log_begun,
+        watermarks_done,
+        settings="2 x runsubscriber, default settings",
+        kind="noop",
+        jobs=10,
+        bulk=True,
+    ),
+    Contender(
+        f"{OURS}, atomic no-op",
+        "with_mysqlqueue",
+        _subscribers("atomic"),
+        log_begun,
+        watermarks_done,
+        settings="2 x runsubscriber, default settings, atomic=True",
+        kind="atomic",
+        jobs=2,
+        enqueues=False,
+    ),
+    Contender(
+        f"{OURS}, atomic, one update",
+        "with_mysqlqueue",
+        _subscribers("update"),
+        log_begun,
+        watermarks_done,
+        settings="2 x runsubscriber, default settings, atomic=True, the handler updates one row",
+        kind="update",
+        jobs=2,
+        enqueues=False,
+    ),
+    Contender(
+        f"{OURS}, atomic batch",
+        "with_mysqlqueue",
+        _subscribers("batch"),
+        log_begun,
+        watermarks_done,
+        settings="2 x runsubscriber, default settings, atomic=True, batch=True (100 a call)",
+        kind="batch",
+        jobs=10,
+        enqueues=False,
+    ),
+)
+BARE = "bare Django: update + delete"
+
+
+# -- running ------------------------------------------------------------------
+
+
+class Server:
+    """The driver's own connection: preparing, watching, and the server's settings."""
+
+    def __init__(self) -> None:
+        import MySQLdb
+
+        url = urllib.parse.urlsplit(os.environ["DATABASE_URL"])
+        given = {key: values[0] for key, values in urllib.parse.parse_qs(url.query).items()}
+        self._connection = MySQLdb.connect(
+            user=urllib.parse.unquote(url.username or ""),
+            password=urllib.parse.unquote(url.password or ""),
+            **({"unix_socket": given["unix_socket"]} if "unix_socket" in given else {"host": url.hostname}),
+            **({"port": url.port} if url.port else {}),
+            autocommit=True,
+        )
+        self.statements = 0
+
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            cursor.execute(sql, values or None)
+            self.statements += 1
+            return list(cursor.fetchall())
+
+    def questions(self) -> int:
+        """Statements that others have sent so far."""
+        return int(self.query("SHOW GLOBAL STATUS LIKE 'Questions'")[0][1]) - self.statements
+
+    @contextlib.contextmanager
+    def durable(self) -> Iterator[None]:
+        """Each commit is on the disk, whatever the server was started with."""
+        before = self.query("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.sync_binlog")[0]
+        try:
+            self.query("SET GLOBAL innodb_flush_log_at_trx_commit = 1, GLOBAL sync_binlog = 1")
+            yield
+        finally:
+            self.query("SET GLOBAL innodb_flush_log_at_trx_commit = %s, GLOBAL sync_binlog = %s", *before)
+
+    def cpu(self) -> float:
+        """CPU seconds that the server has used so far; 0 where it runs on another machine."""
+        path = Path(self.query("SELECT @@GLOBAL.pid_file")[0][0])
+        with contextlib.suppress(OSError, ValueError):
+            return sum(used for pid, _, used in processes() if pid == int(path.read_text()))
+        return 0.0
+
+    def describe(self) -> dict[str, Any]:
+        names = (
+            "version",
+            "version_comment",
+            "innodb_flush_log_at_trx_commit",
+            "sync_binlog",
+            "log_bin",
+            "innodb_buffer_pool_size",
+            "innodb_log_file_size",
+            "innodb_doublewrite",
+            "innodb_flush_method",
+            "transaction_isolation",
+        )
+        rows = dict(self.query("SHOW GLOBAL VARIABLES"))
+        return {name: rows.get(name, rows.get("tx_isolation" if "isolation" in name else name)) for name in names}
+
+    def empty(self, who: Contender) -> None:
+        """Empties every table of the project but what its migrations have filled."""
+        self.query(f"USE {who.database}")
+        self.query("SET foreign_key_checks = 0")
+        for (table,) in self.query("SHOW TABLES"):
+            if table not in (
+                "django_migrations",
+                "queue_consumer_groups",
+                "queue_sequencer",
+                "with_mysqlqueue_account",
+            ):
+                self.query(f"TRUNCATE TABLE `{table}`")
+
+
+def processes() -> Iterator[tuple[int, int, float]]:
+    """Each process's id, session and CPU seconds, with those of its children that have ended."""
+    tick = os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            yield int(path.parent.name), int(fields[3]), sum(map(int, fields[11:15])) / tick
+
+
+def cpu_of(sessions: set[int]) -> float:
+    return sum(used for _, session, used in processes() if session in sessions)
+
+
+def django(who: Contender, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "django", *arguments], env=who.env, check=True, stdout=subprocess.DEVNULL)
+
+
+def enqueue(who: Contender, way: str, count: int) -> float:
+    """Runs enqueue.py; returns jobs a second."""
+    command = [sys.executable, str(PROJECTS / "enqueue.py"), way, str(count), who.kind]
+    done = subprocess.run(command, env=who.env, check=True, stdout=subprocess.PIPE, text=True)
+    return count / float(done.stdout)
+
+
+@contextlib.contextmanager
+def preloading(who: Contender, count: int) -> Iterator[None]:
+    """Runs enqueue.py beside the watcher: by the time it has ended, the workers have long begun."""
+    command = [sys.executable, str(PROJECTS / "enqueue.py"), "preload", str(count), who.kind]
+    with subprocess.Popen(command, env=who.env, stdout=subprocess.DEVNULL) as process:
+        yield
+        if process.wait():
+            raise SystemExit(f"{who.name}: enqueue.py failed")
+
+
+@contextlib.contextmanager
+def workers(who: Contender, log: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The contender's workers, up and idle; ended on the way out."""
+    started = []
+    with log.open("ab") as file:
+        for arguments in who.workers:
+            command = [sys.executable, "-m", "django", *arguments]
+            started.append(
+                subprocess.Popen(
+                    command, env=who.env, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            )
+    try:
+        time.sleep(SETTLE)
+        for process in started:
+            if process.poll() is not None:
+                raise SystemExit(f"{who.name}: a worker ended:\n{log.read_text()[-4000:]}")
+        yield started
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@dataclass
+class Figures:
+    """What the rounds found for one contender."""
+
+    settings: str
+    jobs: int
+    single: list[float] = field(default_factory=list)
+    bulk: list[float] = field(default_factory=list)
+    processed: list[float] = field(default_factory=list)
+    statements: list[float] = field(default_factory=list)
+    worker_cpu: list[float] = field(default_factory=list)
+    server_cpu: list[float] = field(default_factory=list)
+    """Milliseconds a job. On a machine that others use, these vary less than the rates."""
+
+    def as_json(self) -> dict[str, Any]:
+        rounds = {
+            "single": self.single,
+            "bulk": self.bulk,
+            "processed": self.processed,
+            "statements": self.statements,
+            "worker_cpu": self.worker_cpu,
+            "server_cpu": self.server_cpu,
+        }
+        return {
+            "settings": self.settings,
+            "jobs": self.jobs,
+            "enqueued_per_second": _median(self.single),
+            "bulk_enqueued_per_second": _median(self.bulk),
+            "processed_per_second": _median(self.processed),
+            "statements_per_job": _median(self.statements, digits=2),
+            "worker_cpu_ms_per_job": _median(self.worker_cpu, digits=3),
+            "server_cpu_ms_per_job": _median(self.server_cpu, digits=3),
+            "rounds": {name: [round(value, 3) for value in values] for name, values in rounds.items()},
+        }
+
+
+def _median(values: list[float], *, digits: int | None = None) -> float | None:
+    return round(statistics.median(values), digits) if values else None
+
+
+def measure(server: Server, who: Contender, figures: Figures, log: Path, options: argparse.Namespace) -> None:
+    if who.enqueues:
+        server.empty(who)
+        figures.single.append(enqueue(who, "single", options.messages))
+        if who.bulk:
+            server.empty(who)
+            figures.bulk.append(enqueue(who, "bulk", options.messages * 4))
+    server.empty(who)
+    with workers(who, log) as started:
+        sessions = {process.pid for process in started}
+        with preloading(who, figures.jobs):
+            began = wait_until(lambda: who.begun(server.query, who), lambda: "nothing was started")
+            # The COMMIT was before: what the server has done since is for the jobs.
+            asked, worker_cpu, server_cpu = server.questions(), cpu_of(sessions), server.cpu()
+            seconds = who.done(server.query, who, figures.jobs) or time.monotonic() - began
+            figures.worker_cpu.append(1000 * (cpu_of(sessions) - worker_cpu) / figures.jobs)
+            figures.server_cpu.append(1000 * (server.cpu() - server_cpu) / figures.jobs)
+            figures.statements.append((server.questions() - asked) / figures.jobs)
+        figures.processed.append(figures.jobs / seconds)
+        if who.kind:
+            check_log(server.query, who, figures.jobs)
+
+
+def measure_bare(server: Server, who: Contender, figures: Figures) -> None:
+    """Two processes, each with half of the rows."""
+    server.empty(who)
+    server.query(f"INSERT INTO with_mysqlqueue_job (id) SELECT seq FROM seq_1_to_{figures.jobs}")
+    half = figures.jobs // 2
+    command = [sys.executable, str(PROJECTS / "bare.py")]
+    started = [
+        subprocess.Popen(
+            [*command, str(first), str(half)],
+            env=who.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for first in (1, half + 1)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.readline()
+    asked, server_cpu = server.questions(), server.cpu()
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    times = [tuple(map(float, process.communicate()[0].split())) for process in started]
+    assert not any(process.returncode for process in started)
+    figures.processed.append(2 * half / (max(t[1] for t in times) - min(t[0] for t in times)))
+    figures.server_cpu.append(1000 * (server.cpu() - server_cpu) / (2 * half))
+    figures.worker_cpu.append(1000 * sum(t[2] for t in times) / (2 * half))
+    figures.statements.append((server.questions() - asked) / (2 * half))
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.processor(),
+    )
+    return {"cpu": model, "cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    names = ("Django", "mysqlclient", "django-tasks-db", "django-ox", "django-q2", OURS)
+    return {name: version(name) for name in names}
+
+
+def _cpu(row: dict[str, Any]) -> float:
+    """Milliseconds of CPU a job, the workers' and the server's."""
+    return (row["worker_cpu_ms_per_job"] or 0.0) + (row["server_cpu_ms_per_job"] or 0.0)
+
+
+def report(result: dict[str, Any]) -> str:
+    found = result["results"]
+    best = {name: found[name]["processed_per_second"] for name in (who.name for who in RIVALS) if name in found}
+    head = [
+        "",
+        "enqueued/s",
+        "bulk/s",
+        "processed/s",
+        "statements",
+        "CPU ms",
+        *(f"x {name.split()[0]}" for name in best),
+    ]
+    lines = [head]
+    for name, row in found.items():
+        cells = [row["enqueued_per_second"], row["bulk_enqueued_per_second"], row["processed_per_second"]]
+        ratios = [f"{row['processed_per_second'] / rate:.1f}" for rate in best.values()]
+        lines.append(
+            [
+                name,
+                *("-" if cell is None else f"{cell:,}" for cell in cells),
+                str(row["statements_per_job"]),
+                f"{_cpu(row):.2f}",
+                *ratios,
+            ]
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=5_000, help="jobs of a rival; this package gets 2 or 10 times")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="contenders whose name contains it (repeatable)"
+    )
+    parser.add_argument("--output", type=Path, help="write the JSON there, too")
+    options = parser.parse_args()
+    if "mysql:" not in os.environ.get("DATABASE_URL", ""):
+        raise SystemExit("DATABASE_URL must name a MariaDB server: python tools/servers.py run mariadb -- …")
+    enter_venv()
+    # As Ctrl-C does: the workers end with this process.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    names = options.only or [""]
+    chosen = [who for who in (*RIVALS, *OWN) if any(name in who.name for name in names)]
+    server = Server()
+    figures = {who.name: Figures(who.settings, int(options.messages * who.jobs)) for who in chosen}
+    with_bare = any(name in BARE for name in names)
+    if with_bare:
+        figures[BARE] = Figures(
+            "2 processes, transaction.atomic() with one update and one delete", options.messages * 2
+        )
+    for database in {who.database: who for who in (*chosen, *(OWN[:1] if with_bare else ()))}.values():
+        prepare(server, database, options.messages * 10)
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    load = os.getloadavg()
+    with server.durable(), tempfile.TemporaryDirectory() as folder:
+        for number in range(options.rounds):
+            for who in chosen:
+                log = Path(folder) / f"{who.project}.log"
+                measure(server, who, figures[who.name], log, options)
+                print(f"round {number + 1}: {who.name}: {figures[who.name].processed[-1]:,.0f}/s", file=sys.stderr)
+            if with_bare:
+                measure_bare(server, OWN[0], figures[BARE])
+                print(f"round {number + 1}: {BARE}: {figures[BARE].processed[-1]:,.0f}/s", file=sys.stderr)
+        result = {
+            "started": started,
+            "machine": machine(),
+            "load_before_and_after": [round(load[0], 2), round(os.getloadavg()[0], 2)],
+            "server": server.describe(),
+            "versions": versions(),
+            "rounds": options.rounds,
+            "results": {name: one.as_json() for name, one in figures.items()},
+        }
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+    print(report(result), file=sys.stderr)
+
+
+def prepare(server: Server, who: Contender, accounts: int) -> None:
+    server.query(f"DROP DATABASE IF EXISTS {who.database}")
+    server.query(f"CREATE DATABASE {who.database} CHARACTER SET utf8mb4")
+    django(who, "migrate", "--verbosity", "0", "--run-syncdb")
+    if who.project == "with_mysqlqueue":
+        server.query(f"USE {who.database}")
+        server.query(f"INSERT INTO with_mysqlqueue_account (id, balance) SELECT seq, 0 FROM seq_1_to_{accounts}")
+
+
+if __name__ == "__main__":
+    main()

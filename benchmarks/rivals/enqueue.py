@@ -1,0 +1,52 @@
+"""Enqueues jobs of the project named by DJANGO_SETTINGS_MODULE; prints the seconds that it took.
+
+python enqueue.py single|bulk|preload COUNT [KIND]
+
+``single``: one enqueue in a transaction each. ``bulk``: the library's own bulk
+call with 500 jobs, a transaction each. ``preload``: everything in one
+transaction, so that the waiting workers see all jobs at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib import import_module
+from os import environ
+
+import django
+
+BULK = 500
+TEXT = "x" * 180
+
+
+def main() -> None:
+    way, count, kind = sys.argv[1], int(sys.argv[2]), (sys.argv[3:] or [""])[0]
+    django.setup()
+    from django.db import connection, transaction
+
+    jobs = import_module(environ["DJANGO_SETTINGS_MODULE"].replace(".settings", ".jobs"))
+    connection.ensure_connection()
+    started = time.monotonic()
+    if way == "single":
+        for n in range(count):
+            with transaction.atomic():
+                jobs.enqueue({"n": n, "text": TEXT}, kind)
+    elif way == "bulk":
+        for first in range(0, count, BULK):
+            numbers = range(first, min(first + BULK, count))
+            with transaction.atomic():
+                jobs.enqueue_many([{"n": n, "text": TEXT} for n in numbers], kind)
+    else:
+        payloads = [{"n": n, "text": TEXT} for n in range(count)]
+        with transaction.atomic():
+            if hasattr(jobs, "enqueue_many"):
+                jobs.enqueue_many(payloads, kind)
+            else:
+                for payload in payloads:
+                    jobs.enqueue(payload, kind)
+    print(time.monotonic() - started)
+
+
+if __name__ == "__main__":
+    main()
