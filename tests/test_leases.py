@@ -91,6 +91,38 @@ def test_what_a_subscriber_held_is_taken_over(db, clock, leaving):
     assert sorted(len(sub.owned()) for sub in subs) == [3, 3]
 
 
+def test_what_is_given_back_is_taken_with_the_next_poll(db):
+    """Not with the next tick, ten seconds later by default: nobody else works on it meanwhile."""
+    busy_partitions(4)
+    first = Sub(handler(function=stuck))
+    rebalance([first])
+    second = Sub(handler(function=stuck))
+    second.step()
+    assert not second.owned()
+    first.step()
+    assert len(first.owned()) == 2
+    second.step(tick=False)  # it sees the free leases
+    second.step(tick=False)  # it ticks because of them
+    assert len(second.owned()) == 2
+
+
+def test_free_leases_that_stay_free_are_looked_at_less_and_less_often(db):
+    """A group may be paused, or its free partitions beyond this one's share."""
+    busy_partitions(1)
+    first = Sub(handler(function=stuck))
+    rebalance([first])
+    first.leave()
+    ConsumerGroup.objects.update(paused=True)
+    second = Sub(handler(function=stuck))
+    ticks = []
+    tick = second.poller._tick
+    second.poller._tick = lambda: (ticks.append(1), tick())
+    for _ in range(20):
+        second.step(tick=False)
+    assert 1 <= len(ticks) <= 3
+    assert second.poller._free_pause >= 0.25
+
+
 def test_excess_is_given_back_only_after_its_handlers_have_finished(db):
     """A lease that is released earlier lets two handlers of a partition run at once."""
     busy_partitions(2)

@@ -20,7 +20,7 @@ from django.db import OperationalError, connection
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import groups, sequencing
+from django_mysqlqueue.service import groups, news, sequencing
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.stats import status
 from tests.app.models import Effect
@@ -122,7 +122,7 @@ def effects(name):
 
 def drained(group, topic):
     def check():
-        return lag(group, topic) == 0 and not sequencing.look(sequencing.Session(USING)).due
+        return lag(group, topic) == 0 and not news.look(news.Session(USING)).due
 
     return check
 
@@ -460,7 +460,7 @@ def test_strict_order_through_kills(start):
         for earlier in range(int(key[1:]), number, 5):
             assert earlier in done.get(key, ()) or earlier % 50 == 0, (key, number, attempt, earlier)
     assert set().union(*done.values()) == {n for n in range(total) if n % 50}
-    wait_for(lambda: not sequencing.look(sequencing.Session(USING)).due)
+    wait_for(lambda: not news.look(news.Session(USING)).due)
     assert QueueMessage.objects.filter(topic="p.strict_dlq").count() == total / 50
 
 

@@ -25,7 +25,7 @@ from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.process import incarnation
 from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.service import groups, heartbeats, sequencing
+from django_mysqlqueue.service import groups, heartbeats, news, sequencing
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
@@ -218,7 +218,7 @@ def deliver_eagerly(using: str) -> None:
     Raises:
         Exception: the first that a handler raised, after all have had their turn.
     """
-    if getattr(_thread, "delivering", False) or not sequencing.look(Session(using)).due:
+    if getattr(_thread, "delivering", False) or not news.look(Session(using)).due:
         return
     handlers = registry.handlers()
     if not handlers:

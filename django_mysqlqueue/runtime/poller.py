@@ -110,6 +110,9 @@ class Poller:
         self._interval = settings.poll_interval
         self._next_poll = 0.0
         self._next_tick = 0.0
+        self._ticked_at = float("-inf")
+        self._free_pause = 0.0
+        """Seconds between ticks for leases that are free and stay so."""
         self._failures = 0
         self._spoke_at = time.monotonic()
         self._recovered_at: float | None = None
@@ -248,11 +251,12 @@ class Poller:
         """At most three queries when nothing happens, whatever the number of partitions and groups."""
         session = Session(self.using)
         began = time.monotonic()
-        look = sequencing.look(session)
+        look = news.look(session, [work.ref for work in self.ordered])
         took = time.monotonic() - began
         self.clock = Clock.at(look.now)
         self.next_deliver_at = look.next_deliver_at
         self.outbox_idle = not look.due
+        self._notice_free_leases(free=look.free_leases)
         moved, again = self._sequence() if look.due else (False, False)
         if self._tail is None:
             self._tail = news.head(session)
@@ -274,6 +278,14 @@ class Poller:
         self._next_poll = self._spoke_at + pause
         for group in self.works:
             group.polled()
+
+    def _notice_free_leases(self, *, free: bool) -> None:
+        """What another gives back is taken now, not at the next tick; what is not for this one less and less often."""
+        if not free:
+            self._free_pause = 0.0
+        elif time.monotonic() >= self._ticked_at + self._free_pause:
+            self._next_tick = 0.0
+            self._free_pause = min(max(2 * self._free_pause, 0.25), self.settings.lease_renewal_interval)
 
     def _sequence(self) -> tuple[bool, bool]:
         """Moves what is due into the log; returns whether anything was, and whether to come again at once."""
@@ -309,7 +321,8 @@ class Poller:
     # -- leases ---------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Once a renewal interval: shares, stale owners, extensions."""
+        """Once a renewal interval, and when leases are free: shares, stale owners, extensions."""
+        self._ticked_at = time.monotonic()
         for group in self.works:
             group.ask_again()
         if self.ordered:

@@ -27,7 +27,7 @@ from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler, mode_text
-from django_mysqlqueue.service import groups, heartbeats, leasing, sequencing, wakeups
+from django_mysqlqueue.service import groups, heartbeats, leasing, news, wakeups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session
@@ -344,7 +344,7 @@ class Subscriber:
     def _look_for_rest(self) -> None:
         session = Session(self.using)
         # A dead letter that this process has just put there may have a handler here.
-        self._rest = sequencing.look(session).due
+        self._rest = news.look(session).due
         for ref in self.handlers:
             registered = groups.find(self.using, ref)
             if registered is None or registered.paused:

@@ -1,17 +1,32 @@
-"""What happened in the log since the last look: one query for all topics and groups."""
+"""What happened since the last look: few queries for all topics, groups and partitions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
+from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, OUTBOX
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session, flat
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
+LEASES = PartitionLease._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What waits, by the database's clock."""
+
+    now: int
+    due: bool
+    """Something in the outbox is."""
+    next_deliver_at: int | None
+    """When the earliest scheduled row comes due, epoch milliseconds; None: nothing is scheduled."""
+    free_leases: bool
+    """Partitions with work that nobody has taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +37,27 @@ class News:
     """(topic, partition key)."""
     tail: int
     more: bool
+
+
+def look(session: Session, ordered: Sequence[GroupRef] = ()) -> Look:
+    """One query: is anything due, when will the next scheduled message be, and is a lease of these groups free?"""
+    now_ms = session.dialect.now_ms
+    free = "0"
+    if ordered:
+        free = (
+            f"EXISTS(SELECT 1 FROM {session.dialect.rows(('g', 't'), len(ordered))} {session.dialect.join} {LEASES} s"
+            f"{session.dialect.force_index('queue_leases_owner')} "
+            "ON s.leased_by = '' AND s.consumer_group = v.g AND s.topic = v.t)"
+        )
+    row = session.row(
+        f"SELECT {now_ms}, EXISTS(SELECT 1 FROM {OUTBOX} WHERE deliver_at = 0), "
+        f"(SELECT MIN(deliver_at) FROM {OUTBOX} WHERE deliver_at > 0), {free}",
+        flat(ordered),
+    )
+    assert row is not None  # noqa: S101  # a SELECT without FROM has one row
+    now, immediate, scheduled, free_leases = row
+    due = bool(immediate) or (scheduled is not None and scheduled <= now)
+    return Look(int(now), due, scheduled, bool(free_leases))
 
 
 def head(session: Session) -> int:

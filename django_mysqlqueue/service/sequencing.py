@@ -25,16 +25,6 @@ BATCH_BYTES = 8 * 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """What waits in the outbox, by the database's clock."""
-
-    now: int
-    due: bool
-    next_deliver_at: int | None
-    """When the earliest scheduled row comes due, epoch milliseconds; None: nothing is scheduled."""
-
-
-@dataclass(frozen=True, slots=True)
 class Sequenced:
     """What one pass of the sequencer did."""
 
@@ -44,18 +34,6 @@ class Sequenced:
     """The pass was cut by a limit: there may be more that is due."""
     busy: bool = False
     """Somebody else is sequencing."""
-
-
-def look(session: Session) -> Due:
-    """One query: is anything due, and when will the next scheduled message be?"""
-    now_ms = session.dialect.now_ms
-    row = session.row(
-        f"SELECT {now_ms}, EXISTS(SELECT 1 FROM {OUTBOX} WHERE deliver_at = 0), "
-        f"(SELECT MIN(deliver_at) FROM {OUTBOX} WHERE deliver_at > 0)"
-    )
-    assert row is not None  # noqa: S101  # a SELECT without FROM has one row
-    now, immediate, scheduled = row
-    return Due(int(now), bool(immediate) or (scheduled is not None and scheduled <= now), scheduled)
 
 
 def count_due(session: Session) -> int:
