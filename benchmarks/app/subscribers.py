@@ -1,8 +1,8 @@
 """The handlers that the benchmarks run, and the record of when they ran.
 
 With BENCH_RECORD (a folder) each process leaves a file there: when its first
-and its last message came (epoch seconds), how many they were, and, with
-BENCH_LATENCY, how long each had taken from the publisher's COMMIT.
+and its last message came (epoch seconds), how many they were, and of the topic
+"latency" each message's number and when its handler began.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Record:
     first = 0.0
     last = 0.0
     count = 0
-    latencies: list[float] = []
+    starts: list[tuple[int, float]] = []
 
 
 def note(messages: int = 1) -> None:
@@ -39,7 +39,7 @@ def leave_record() -> None:
             "first": Record.first,
             "last": Record.last,
             "count": Record.count,
-            "latencies": Record.latencies,
+            "starts": Record.starts,
         }
         Path(folder, f"{os.getpid()}.json").write_text(json.dumps(content))
 
@@ -80,5 +80,5 @@ def batch(deliveries: list[Delivery]) -> None:
 
 @subscriber("latency", group="g1")
 def latency(delivery: Delivery) -> None:
-    Record.latencies.append(time.time() - delivery.payload["sent"])
+    Record.starts.append((delivery.payload["n"], time.time()))
     note()

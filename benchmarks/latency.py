@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Latency from a publisher's COMMIT to the start of the handler, with the default settings.
+
+    python tools/servers.py run mariadb -- python benchmarks/latency.py
+
+Messages are published one by one in transactions, by a few threads, at a
+steady rate whatever the subscriber does (an open loop), to 20 partitions. The
+publisher notes when each COMMIT was answered, the subscriber when each handler
+began; both are processes of one machine and read one clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import common
+
+PARTITIONS = 20
+PUBLISHERS = 4
+
+
+def publish_steadily(rate: float, seconds: float) -> dict[int, float]:
+    """Publishes at the given rate; returns when each message's COMMIT was answered (epoch seconds)."""
+    from django.db import connections, transaction
+
+    from django_mysqlqueue import publish
+
+    total = int(rate * seconds)
+    committed: dict[int, float] = {}
+    began = time.time() + 0.5
+
+    def work(place: int) -> None:
+        for number in range(place, total, PUBLISHERS):
+            time.sleep(max(0.0, began + number / rate - time.time()))
+            with transaction.atomic():
+                publish("latency", {"n": number, **common.PAYLOAD}, key=f"k{number % PARTITIONS}")
+            committed[number] = time.time()
+        connections.close_all()
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(PUBLISHERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return committed
+
+
+def measure(rate: float, seconds: float) -> dict[str, float]:
+    """Milliseconds: p50, p95, p99 and the longest; and the rate that was reached."""
+    common.reset()
+    with common.subscribers(1, "--topic", "latency", "--group", "g1") as running:
+        from django_mysqlqueue.models import SubscriberHeartbeat
+
+        common.wait_for(lambda: SubscriberHeartbeat.objects.exists())
+        committed = publish_steadily(rate, seconds)
+        common.wait_for(lambda: common.is_drained("latency", ["g1"]))
+    starts = {number: at for record in running.records for number, at in record["starts"]}
+    if starts.keys() != committed.keys():
+        raise RuntimeError(f"{len(committed)} published, {len(starts)} handled")
+    # The first seconds take leases and warm caches; they are what a deployment sees once.
+    waits = sorted(1000 * (starts[number] - at) for number, at in committed.items() if number >= rate * 2)
+    cuts = statistics.quantiles(waits, n=100)
+    took = max(committed.values()) - min(committed.values())
+    return {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98], "longest": waits[-1], "rate": len(committed) / took}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of publishing, for each rate and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=float, action="append", help="messages a second (repeatable)")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    common.set_up()
+    environment = common.environment()
+    rates = options.rate or [10.0, 100.0, 1000.0]
+    found: dict[float, list[dict[str, float]]] = {rate: [] for rate in rates}
+    for number in range(options.rounds):
+        for rate in rates:
+            found[rate].append(measure(rate, max(options.seconds, 200 / rate)))
+            print(f"  round {number + 1}  {rate:6.0f}/s  {found[rate][-1]}", file=sys.stderr, flush=True)
+    table = [["commit to handler, ms (medians)", "p50", "p95", "p99", "longest", "reached/s"]]
+    result: dict[str, Any] = {}
+    for rate, rounds in found.items():
+        row = {name: round(common.median([one[name] for one in rounds]), 1) for name in rounds[0]}
+        result[f"{rate:g}"] = row
+        table.append([f"{rate:g} messages/s", *(f"{value:,}" for value in row.values())])
+    settings = {"seconds": options.seconds, "rounds": options.rounds}
+    common.report("latency", {**settings, "environment": environment, "results": result}, table, options.json)
+
+
+if __name__ == "__main__":
+    main()
