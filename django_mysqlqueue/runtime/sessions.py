@@ -15,6 +15,7 @@ from typing import Any
 from django.db import Error, connections
 from django.db.backends.signals import connection_created
 
+from django_mysqlqueue.runtime import forks
 from django_mysqlqueue.sql import changes_session, client_timeouts, dialect_of, is_astray, is_read_only
 
 _role = threading.local()
@@ -41,6 +42,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     queue does would ever be committed. With ``watch`` statements that change a
     session are noted for ``tidy``, on connections to any database.
     """
+    forks.guard()
     _role.using, _role.timeouts = using, timeouts
     if watch:
         _role.changed = set()
