@@ -50,7 +50,7 @@ def look(session: Session) -> Due:
     """One query: is anything due, and when will the next scheduled message be?"""
     now_ms = session.dialect.now_ms
     row = session.row(
-        f"SELECT {now_ms}, EXISTS(SELECT 1 FROM {OUTBOX} WHERE deliver_at = 0), "
+        f"SELECT {now_ms}, EXISTS(SELECT 1 FROM {OUTBOX} WHERE deliver_at <= 0), "
         f"(SELECT MIN(deliver_at) FROM {OUTBOX} WHERE deliver_at > 0)"
     )
     assert row is not None  # noqa: S101  # a SELECT without FROM has one row
@@ -124,7 +124,8 @@ def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int]
         f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at = 0 ORDER BY outbox_id LIMIT %s", (max_rows,)
     )
     scheduled = session.rows(
-        f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
+        # Below 0 is a time before 1970, which plain SQL may give: it has passed.
+        f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at <> 0 AND deliver_at <= {session.dialect.now_ms} "
         "ORDER BY deliver_at, outbox_id LIMIT %s",
         (max_rows,),
     )
