@@ -32,8 +32,9 @@ TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=60)
 class Survival:
     """What was seen of an odd message and the one behind it, in one partition, on one thread."""
 
-    def __init__(self, act, payloads=("odd", "next"), *, max_attempts=2, **options):
+    def __init__(self, act, payloads=("odd", "next"), *, max_attempts=2, then=lambda: None, **options):
         self.starts = []
+        self.then = then
         self.threads = set()
         self.act = act
         sub = Sub(handler(function=self, max_attempts=max_attempts, **options))
@@ -60,6 +61,7 @@ class Survival:
         self.threads.add(threading.get_ident())
         if delivery.payload == "odd":
             return self.act(delivery)
+        self.then()
         Effect.objects.create(name=str(delivery.payload))
         return None
 
@@ -210,6 +212,18 @@ def close_below_django():
     connection.connection.close()
 
 
+def session():
+    """What a session may have been changed to; a temporary table is found by making it."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE scratch (id INTEGER)")
+        cursor.execute("DROP TEMPORARY TABLE scratch")
+        cursor.execute(
+            "SELECT @@sql_mode, @@time_zone, @@transaction_isolation, @@transaction_read_only, @@autocommit, "
+            "@@character_set_client, DATABASE()"
+        )
+        return cursor.fetchone()
+
+
 TO_THE_CONNECTION = {
     "close": lambda: connection.close(),
     "close all": lambda: connections.close_all(),
@@ -231,7 +245,7 @@ TO_THE_SESSION = {
     "database": lambda: sql("USE information_schema"),
     "lock tables": lambda: sql("LOCK TABLES queue_outbox READ, queue_messages READ"),
     "start transaction": lambda: sql("/* a comment */ START TRANSACTION READ ONLY"),
-    "named lock": lambda: sql("SELECT GET_LOCK('hostile', 5)"),
+    "a temporary table": lambda: sql("CREATE TEMPORARY TABLE scratch (id INTEGER PRIMARY KEY)"),
 }
 
 
@@ -244,7 +258,9 @@ def test_what_a_handler_does_to_its_connection_stays_with_its_message(db, what):
 @pytest.mark.servers_only
 @pytest.mark.parametrize("what", TO_THE_SESSION)
 def test_what_a_handler_does_to_its_session_stays_with_its_message(db, what):
-    Survival(lambda delivery: TO_THE_SESSION[what]()).check(dead=False)
+    found = []
+    Survival(lambda delivery: TO_THE_SESSION[what](), then=lambda: found.append(session())).check(dead=False)
+    assert found == [session()]
 
 
 # -- forks --------------------------------------------------------------------
@@ -278,6 +294,36 @@ def child_closes():
     os._exit(6)
 
 
+class Bystander:
+    """Another thread, idle, with a connection of its own."""
+
+    def __init__(self):
+        self.ready, self.go, self.seen = threading.Event(), threading.Event(), []
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+        assert self.ready.wait(30)
+
+    def run(self):
+        self.ask()
+        self.ready.set()
+        self.go.wait(100)
+        self.ask()
+        connections.close_all()
+
+    def ask(self):
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT CONNECTION_ID()")
+                self.seen.append(cursor.fetchone())
+        except DatabaseError as error:
+            self.seen.append(error)
+
+    def end(self):
+        self.go.set()
+        self.thread.join(30)
+        return self.seen
+
+
 CHILDREN = {child_returns: 0, child_raises: 1, child_exits: 7, child_publishes: 5, child_closes: 6, child_unwinds: 1}
 
 
@@ -289,6 +335,7 @@ def test_a_child_that_a_handler_forks_leaves_its_parents_sessions_alone(db, chil
     """It ends when it comes back out of the handler; every thread of the parent keeps its connection."""
     mine = connection.connection.thread_id()
     status, sessions_of_the_thread = [], []
+    bystander = Bystander()
 
     def act(delivery):
         Effect.objects.create(name="parent")
@@ -303,6 +350,8 @@ def test_a_child_that_a_handler_forks_leaves_its_parents_sessions_alone(db, chil
         return None
 
     Survival(act, atomic=atomic).check(dead=False)
+    before, after = bystander.end()
+    assert before == after
     assert status == [CHILDREN[child]]
     assert sessions_of_the_thread[0] == sessions_of_the_thread[1]
     assert connection.connection.thread_id() == mine

@@ -54,15 +54,13 @@ def _let_go() -> None:
 
 
 def _detach() -> None:
+    """The child connects anew, outside its parent's transaction, as one that was not forked would."""
     _inherited.extend(_forking.kept)
     for connection in connections.all(initialized_only=True):
-        if connection.connection is None:
-            continue
-        # What ``close()`` does inside an atomic block, but for the goodbye: the child connects anew.
         _inherited.append(connection.connection)
         connection.connection = None
-        if connection.in_atomic_block:
-            connection.closed_in_transaction = connection.needs_rollback = True
+        connection.in_atomic_block = connection.needs_rollback = connection.closed_in_transaction = False
+        connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
 
 
 def leave(error: BaseException | None = None) -> NoReturn:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import locale
-import logging
-import multiprocessing
 import os
 import re
 import signal
@@ -17,6 +13,7 @@ from typing import Any
 from django.db import connection
 
 from django_mysqlqueue import Delivery, subscriber
+from tests.app import hostile
 from tests.app.models import Effect
 
 grown: list[bytes] = []
@@ -54,7 +51,9 @@ def action(delivery: Delivery) -> None:
 def act(payload: dict[str, Any]) -> None:
     """Does what the message says."""
     what = payload.get("do")
-    if what == "kill":
+    if what in hostile.ACTIONS:
+        hostile.ACTIONS[what]()
+    elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "hang":
         time.sleep(60)
@@ -74,47 +73,9 @@ def act(payload: dict[str, Any]) -> None:
         sys.exit(3)
     elif what == "close":
         connection.close()
-    elif what == "leave":
-        os._exit(4)
-    elif what == "stop":
-        os.kill(os.getpid(), signal.SIGTERM)
-    elif what == "close outputs":
-        os.close(1)
-        os.close(2)
-        connection.close()
-    elif what == "close all files":
-        os.closerange(3, 1024)
-    elif what == "change the process":
-        os.chdir("/")
-        os.umask(0o777)
-        os.environ.clear()
-        locale.setlocale(locale.LC_ALL, "C")
-        logging.disable()
-        sys.stdout = sys.stderr = None
-        gc.disable()
-        time.tzset()
-    elif what == "no stack":
-        sys.setrecursionlimit(100)
-    elif what == "fork":
-        children = [multiprocessing.get_context("fork").Process(target=_in_a_child) for _ in range(3)]
-        for child in children:
-            child.start()
-        if os.fork() == 0:
-            return  # comes back out of the handler
-        for child in children:
-            child.join()
-        for child in children:
-            Effect.objects.create(name=f"joined|{child.exitcode}|0")
     elif what == "open":
         connection.set_autocommit(False)
         Effect.objects.create(name="left open")
-
-
-def _in_a_child() -> None:
-    """Has connections of its own, and takes those of its parent with it when it ends."""
-    Effect.objects.create(name="child||0")
-    gc.collect()
-    sys.exit(0)
 
 
 @subscriber("p.strict", group="strict", on_failure="block", max_attempts=3, backoff={"initial": 0.05, "maximum": 0.2})
