@@ -54,7 +54,7 @@ class Executor:
         return cancelled and self._loop is not None and self._loop.dies(within=1.0)
 
     def _run(self) -> None:
-        sessions.adopt(self._using, self._timeouts)
+        sessions.adopt(self._using, self._timeouts, watch=True)
         if self._loop is not None:
             self._loop.adopt()
         batch: Batch | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime import forks, sessions
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.inbox import Held
 from django_mysqlqueue.runtime.log import delivery_fields, event
@@ -104,7 +105,16 @@ def _text(error: BaseException) -> str:
 
 
 def _call(handler: Handler, deliveries: list[Delivery]) -> None:
-    result = handler.function(list(deliveries) if handler.batch else deliveries[0])
+    pid = os.getpid()
+    try:
+        result = handler.function(list(deliveries) if handler.batch else deliveries[0])
+    except BaseException as error:
+        if os.getpid() != pid:
+            forks.leave(error)
+        raise
+    if os.getpid() != pid:
+        # A child that the handler has forked: the delivery, the thread and the transaction are its parent's.
+        forks.leave()
     # Behind a wrapper the decorator cannot see these; acked, they would be lost without having run.
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):

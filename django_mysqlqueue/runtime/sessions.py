@@ -15,7 +15,8 @@ from typing import Any
 from django.db import Error, connections
 from django.db.backends.signals import connection_created
 
-from django_mysqlqueue.sql import client_timeouts, dialect_of, is_read_only
+from django_mysqlqueue.runtime import forks
+from django_mysqlqueue.sql import changes_session, client_timeouts, dialect_of, is_astray, is_read_only
 
 _role = threading.local()
 _distrusted: dict[str, float] = {}
@@ -34,13 +35,19 @@ class Timeouts:
     """How long the client waits for an answer."""
 
 
-def adopt(using: str, timeouts: Timeouts) -> None:
+def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     """Gives every connection that this thread opens to ``using`` these time-outs, and autocommit.
 
     Options of the project's own win. With AUTOCOMMIT off nothing that the
-    queue does would ever be committed.
+    queue does would ever be committed. With ``watch`` statements that change a
+    session are noted for ``tidy``, on connections to any database.
     """
+    forks.guard()
     _role.using, _role.timeouts = using, timeouts
+    if watch:
+        _role.changed = set()
+        # Behind the receivers of the project, which may set up its sessions.
+        connection_created.connect(_watch, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
     connection = connections[using]
     client = client_timeouts(connection, read=timeouts.read)
     own = connection.settings_dict
@@ -64,6 +71,24 @@ def _set_up(*, connection: Any, **kwargs: Any) -> None:
 
 
 connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
+
+
+def _watch(*, connection: Any, **kwargs: Any) -> None:
+    changed: set[str] | None = getattr(_role, "changed", None)
+    if changed is None:
+        return
+    changed.discard(connection.alias)
+    if _note_changes not in connection.execute_wrappers:
+        # In front: ``execute_wrapper()`` of a handler that is under way takes the last one away at its end.
+        connection.execute_wrappers.insert(0, _note_changes)
+
+
+def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:  # noqa: FBT001
+    connection = context["connection"]
+    changed: set[str] | None = getattr(_role, "changed", None)  # None: another thread was lent the connection
+    if changed is not None and changes_session(connection, str(sql)):
+        changed.add(connection.alias)
+    return execute(sql, params, many, context)
 
 
 def is_sound(connection: Any, error: BaseException) -> bool:
@@ -110,8 +135,11 @@ def tidy() -> None:
     Unlike ``close_old_connections`` it keeps sound connections at CONN_MAX_AGE 0,
     where connecting anew for each message alone cost 45%. One that an error
     occurred on it drops unseen: a demoted primary answers a ping and refuses
-    every write, so each message after it would fail as well.
+    every write, so each message after it would fail as well. So it does one
+    whose session the handler has changed by a statement of its own: in a
+    transaction begun so, what the next handlers write would never be committed.
     """
+    changed: set[str] = getattr(_role, "changed", set())
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
         if connection.connection is None:
@@ -122,7 +150,8 @@ def tidy() -> None:
         expired = bool(connection.settings_dict["CONN_MAX_AGE"]) and (
             connection.close_at is not None and time.monotonic() >= connection.close_at
         )
-        if left_open or expired or connection.errors_occurred:
+        astray = is_astray(connection) or connection.alias in changed
+        if left_open or expired or astray or connection.errors_occurred:
             drop(connection)
 
 

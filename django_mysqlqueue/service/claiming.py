@@ -456,10 +456,13 @@ def bodies(using: str, offsets: Iterable[int]) -> dict[int, Body]:
             f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
             chunk,
         ):
-            # SQLite keeps what plain SQL gave it: a payload may be text there.
-            content = payload.encode() if isinstance(payload, str) else payload
-            found[offset] = Body(message_id, content, *more)
+            found[offset] = Body(message_id, _content(payload), *more)
     return found
+
+
+def _content(payload: object) -> bytes:
+    """SQLite keeps what plain SQL gave it: a payload may be text there, or a number, which is not so many NULs."""
+    return bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else str(payload).encode()
 
 
 def undo(using: str, ref: GroupRef, token: int) -> None:

@@ -50,7 +50,7 @@ def look(session: Session, ordered: Sequence[GroupRef] = ()) -> Look:
             "ON s.leased_by = '' AND s.consumer_group = v.g AND s.topic = v.t)"
         )
     row = session.row(
-        f"SELECT {now_ms}, EXISTS(SELECT 1 FROM {OUTBOX} WHERE deliver_at = 0), "
+        f"SELECT {now_ms}, EXISTS(SELECT 1 FROM {OUTBOX} WHERE deliver_at <= 0), "
         f"(SELECT MIN(deliver_at) FROM {OUTBOX} WHERE deliver_at > 0), {free}",
         flat(ordered),
     )

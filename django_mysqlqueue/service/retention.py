@@ -25,7 +25,8 @@ NO_FLOOR = 2**62
 class Place:
     """Where an incremental collection goes on: partitions up to here have been looked at."""
 
-    topic: str = ""
+    topic: str | None = None
+    """None: at none yet. (Plain SQL may give the empty topic.)"""
     key: str = ""
     rest: tuple[tuple[str, int], ...] = ()
     """Partitions that have more to collect, and above which offset."""
@@ -58,6 +59,7 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collecte
     """
     session = Session(using)
     if place.rest:
+        assert place.topic is not None  # noqa: S101  # it has been at these
         topic, above, last = place.topic, dict(place.rest), place.key
     else:
         found = _next_partitions(session, place)
@@ -72,7 +74,7 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collecte
 
 
 def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | None:
-    if place.topic:
+    if place.topic is not None:
         keys = [
             key
             for (key,) in session.rows(
@@ -83,7 +85,8 @@ def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | 
         ]
         if keys:
             return place.topic, keys
-    row = session.row(f"SELECT MIN(topic) FROM {LOG} WHERE topic > %s", (place.topic,))
+    after = ">=" if place.topic is None else ">"
+    row = session.row(f"SELECT MIN(topic) FROM {LOG} WHERE topic {after} %s", (place.topic or "",))
     if row is None or row[0] is None:
         return None
     topic = str(row[0])

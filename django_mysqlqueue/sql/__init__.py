@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -32,6 +32,23 @@ def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
     from django_mysqlqueue.sql import mysql
 
     return mysql.is_read_only(error)
+
+
+def changes_session(connection: BaseDatabaseWrapper, statement: str) -> bool:
+    """A statement after which the session may not be as Django has set it up, and Django does not know."""
+    if connection.vendor != "mysql":
+        return False
+    from django_mysqlqueue.sql import mysql
+
+    return mysql.changes_session(statement)
+
+
+def is_astray(connection: BaseDatabaseWrapper) -> bool:
+    """The driver's connection was closed, or lost its autocommit, behind Django's back (asks no server)."""
+    raw: Any = connection.connection
+    if connection.vendor == "mysql":
+        return not raw.open or bool(raw.get_autocommit()) != connection.get_autocommit()
+    return connection.vendor == "sqlite" and connection.get_autocommit() and bool(raw.in_transaction)
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,6 +20,18 @@ DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 READ_ONLY = frozenset({1290, 1792, 1836})
 """What a demoted primary answers to a write: it lives on, and so does the connection."""
+
+
+_CHANGES_SESSION = re.compile(
+    r"(?:\s|/\*.*?\*/|(?:--|#)[^\n]*\n)*"
+    r"(?:BEGIN|START|SET\s+(?!TRANSACTION\b)|LOCK|FLUSH|XA|USE|CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def changes_session(statement: str) -> bool:
+    # SET TRANSACTION is for the next transaction alone. Django begins its own without any of these.
+    return _CHANGES_SESSION.match(statement) is not None
 
 
 def client_timeouts(*, read: float) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 from django.db import connection
 
 from django_mysqlqueue import Delivery, subscriber
+from tests.app import hostile
 from tests.app.models import Effect
 
 grown: list[bytes] = []
@@ -50,7 +51,9 @@ def action(delivery: Delivery) -> None:
 def act(payload: dict[str, Any]) -> None:
     """Does what the message says."""
     what = payload.get("do")
-    if what == "kill":
+    if what in hostile.ACTIONS:
+        hostile.ACTIONS[what]()
+    elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "hang":
         time.sleep(60)

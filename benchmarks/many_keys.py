@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""A message for each of very many keys: what a subscriber's memory and the tables hold while it works and afterwards.
+
+    python tools/servers.py run mariadb -- python benchmarks/many_keys.py --keys 1000000
+
+Without DATABASE_URL it runs on SQLite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--mode", choices=("ordered", "shared"), default="ordered")
+    options = parser.parse_args()
+
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+    from django.db import connection
+    from django.test import override_settings
+
+    from django_mysqlqueue import Message, publish_many, subscriber
+    from django_mysqlqueue.conf import Settings
+    from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
+    from django_mysqlqueue.runtime.memory import resident_mb
+    from django_mysqlqueue.runtime.process import Subscriber
+    from django_mysqlqueue.runtime.registry import handlers
+    from django_mysqlqueue.service import retention
+    from django_mysqlqueue.service.groups import GroupRef
+    from django_mysqlqueue.service.sequencing import sequence
+    from django_mysqlqueue.sql import dialect_of
+
+    call_command("migrate", verbosity=0, run_syncdb=True)
+    seconds: dict[str, float] = {}
+    peaks = {"resident_mb": 0.0, "leases": 0, "state_rows": 0}
+    handled = 0
+
+    def timed(name, action):  # type: ignore[no-untyped-def]
+        began = time.monotonic()
+        action()
+        seconds[name] = round(time.monotonic() - began, 1)
+
+    def count(delivery):  # type: ignore[no-untyped-def]
+        nonlocal handled
+        handled += 1
+
+    def drain_outbox() -> None:
+        while sequence("default").moved:
+            pass
+
+    def watch(stop: threading.Event) -> None:
+        while not stop.wait(1):
+            peaks["resident_mb"] = max(peaks["resident_mb"], resident_mb())
+            peaks["leases"] = max(peaks["leases"], PartitionLease.objects.count())
+            peaks["state_rows"] = max(peaks["state_rows"], DeliveryState.objects.count())
+        connection.close()
+
+    subscriber("bench.keys", group="bench", mode=options.mode)(count)
+    timed("publish", lambda: publish_many("bench.keys", (Message(n, key=f"key-{n}") for n in range(options.keys))))
+    timed("sequence", drain_outbox)
+    ref = GroupRef("bench", "bench.keys")
+    threads = 8 if dialect_of(connection).has_row_locks else 1
+    settings = Settings(prefetch=2 * options.batch_size)
+    process = Subscriber(
+        "default", {ref: handlers()[ref]}, settings, threads=threads, batch_size=options.batch_size, drain=True
+    )
+    before = resident_mb()
+    stop = threading.Event()
+    watcher = threading.Thread(target=watch, args=(stop,))
+    watcher.start()
+    timed("handle", process.run)
+    stop.set()
+    watcher.join()
+    assert handled == options.keys, handled
+    gc.collect()
+    after = resident_mb()
+    held = sum(len(work.partitions) + len(work.todo) + len(work.waiting) for work in process.poller.ordered)
+    with override_settings(MYSQLQUEUE={"RETENTION": 0}):
+        timed("collect", lambda: (retention.collect("default"), retention.collect("default")))
+    left = {
+        model._meta.db_table: model.objects.count()
+        for model in (OutboxMessage, QueueMessage, PartitionLease, DeliveryState, ConsumerOffset)
+    }
+    result = {
+        "engine": dialect_of(connection).name,
+        "keys": options.keys,
+        "mode": options.mode,
+        "seconds": seconds,
+        "handled_per_second": round(options.keys / seconds["handle"]),
+        "resident_mb": {"before": round(before), "peak": round(peaks["resident_mb"]), "after": round(after)},
+        "most_leases": peaks["leases"],
+        "most_state_rows": peaks["state_rows"],
+        "partitions_in_memory_afterwards": held,
+        "rows_left": left,
+    }
+    print(json.dumps(result, indent=2))
+    assert not held, held
+    assert not any(left.values()), left
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Handlers that turn on their process: real ones.
+
+``docs/explanation/hostile.md`` states what comes of it. Kills, hangs and the
+loop of async handlers are in ``test_processes.py`` and ``test_async.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import DeliveryState, QueueMessage
+from tests.harness import lag, sequence
+from tests.test_processes import effects, start  # noqa: F401  # a fixture
+
+pytestmark = pytest.mark.processes
+
+
+def odd_and_others(what, topic="p.action"):
+    """The odd message comes first; three follow it in its partition and three in others."""
+    publish(topic, {"n": 0, "do": what}, key="k")
+    publish_many(topic, (Message({"n": n}, key="k" if n < 4 else f"k{n}") for n in range(1, 7)))
+
+
+def assert_all_handled(group="action", topic="p.action"):
+    assert {number for _, _, number in effects(group)} == set(range(7))
+    assert [attempt for _, attempt, number in effects(group) if number] == [1] * 6
+    assert lag(group, topic) == 0
+    assert not DeliveryState.objects.exists()
+
+
+@pytest.mark.parametrize("what", ["close outputs", "change the process"])
+def test_what_a_handler_does_to_its_process_stops_no_work(start, what):  # noqa: F811
+    odd_and_others(what)
+    worker = start("--group", "action", "--drain", "--threads", "1")
+    assert worker.wait(60) == 0
+    assert_all_handled()
+    assert [attempt for _, attempt, number in effects("action") if not number] == [1]
+    sequence()
+    assert not QueueMessage.objects.filter(topic="p.action_dlq").exists()
+
+
+def test_a_handler_that_sends_its_process_a_sigterm(start):  # noqa: F811
+    """A clean stop: it is acked, what is behind it is left to others, uncounted."""
+    odd_and_others("stop")
+    worker = start("--group", "action", "--threads", "1")
+    assert worker.wait() == 0
+    assert start("--group", "action", "--drain", "--threads", "1").wait() == 0
+    assert_all_handled()
+    assert [attempt for _, attempt, number in effects("action") if not number] == [1]
+
+
+def test_a_handler_that_leaves_without_a_word(start):  # noqa: F811
+    """As a kill: the process is replaced, the message is a suspect, and in the DLQ after so many starts on record."""
+    odd_and_others("leave")
+    codes = []
+    for _ in range(8):
+        codes.append(start("--group", "action", "--drain", "--threads", "1").wait())
+        if codes[-1] == 0:
+            break
+    assert codes == [4] * 4 + [0]  # the first loss is free
+    assert_all_handled()
+    sequence()
+    assert QueueMessage.objects.get(topic="p.action_dlq").failure_count == 3
+
+
+@pytest.mark.parametrize("what", ["no stack", "close all files"])
+def test_a_handler_that_takes_its_process_apart(start, what):  # noqa: F811
+    """The process may go or stay; others, or its supervisor's next one, do the rest, and nothing is lost."""
+    odd_and_others(what)
+    for _ in range(8):
+        worker = start("--group", "action", "--drain", "--threads", "1")
+        if worker.wait(60) == 0:
+            break
+    assert worker.process.returncode == 0
+    assert {number for _, _, number in effects("action")} == set(range(7))
+    assert lag("action", "p.action") == 0
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize(("group", "topic"), [("action", "p.action"), ("atomic", "p.plain"), ("shared", "p.shared")])
+def test_a_handler_that_forks(start, group, topic):  # noqa: F811
+    """By multiprocessing, and by hand with a child that comes back: nobody loses a connection or an attempt."""
+    odd_and_others("fork", topic)
+    worker = start("--group", group, "--drain", "--threads", "2")
+    assert worker.wait(60) == 0
+    assert_all_handled(group, topic)
+    assert effects("child") == [("", 0, 0)] * 3
+    assert effects("joined") == [("0", 0, 0)] * 3
+    for problem in ("poller.failed", "heart.failed", "delivery.stale", "gone away", "Lost connection"):
+        assert problem not in worker.output, worker.output
