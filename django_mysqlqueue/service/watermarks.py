@@ -172,6 +172,10 @@ def advance(
 
 def _heads(session: Session, ref: GroupRef, limits: Mapping[str, int]) -> dict[str, list[tuple[int, bool, int]]]:
     """The first rows of each partition in offset order: (offset, settled, token)."""
+    if len(limits) > FEW_PARTITIONS:
+        rows = _all_rows(session, ref, limits)
+        if rows is not None:
+            return rows
     found: dict[str, list[tuple[int, bool, int]]] = {}
     one = (
         "SELECT partition_key, message_offset, acked, delivery_token "
@@ -187,6 +191,28 @@ def _heads(session: Session, ref: GroupRef, limits: Mapping[str, int]) -> dict[s
     return found
 
 
+def _all_rows(
+    session: Session, ref: GroupRef, limits: Mapping[str, int]
+) -> dict[str, list[tuple[int, bool, int]]] | None:
+    """All rows of many partitions by one join, a tenth of the cost of a SELECT for each; None if they are too many."""
+    found: dict[str, list[tuple[int, bool, int]]] = {}
+    for chunk in session.chunks(sorted(limits)):
+        most = 1000 + 2 * sum(limits[key] - LOOK_AHEAD for key in chunk)
+        rows = session.rows(
+            "SELECT s.partition_key, s.message_offset, s.acked, s.delivery_token "
+            f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join} {STATE} s"
+            f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} LIMIT %s",
+            (*chunk, *ref, most),
+        )
+        if len(rows) == most:
+            return None
+        for key, offset, acked, token in rows:
+            found.setdefault(key, []).append((offset, bool(acked), token))
+    return {key: sorted(rows)[: limits[key]] for key, rows in found.items()}
+
+
+FEW_PARTITIONS = 8
+"""Up to here a SELECT for each costs no more than a join."""
 UNION_TERMS = 200
 """SELECTs in one UNION ALL (SQLite allows 500)."""
 
