@@ -12,7 +12,7 @@ queue's statements see it, and the monotonic clock of all subscribers together
 The normal test run plays the same examples always: a red run is red again, and
 a change that it blames is to blame. New examples are looked for on demand, with
 HYPOTHESIS_PROFILE=long and MODEL_EXAMPLES=n; a failure prints how to play it
-again (``@reproduce_failure``) and its steps, to be kept at the end of this file.
+again (``@reproduce_failure``) and its steps, to be kept as a plain test at the end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ LATER = 8
 """Seconds that a put-off delivery waits."""
 
 PROFILES = {
-    "default": hypothesis_settings(max_examples=25, stateful_step_count=80, derandomize=True, database=None),
+    "default": hypothesis_settings(max_examples=15, stateful_step_count=80, derandomize=True, database=None),
     "long": hypothesis_settings(
         max_examples=int(os.environ.get("MODEL_EXAMPLES", "500")), stateful_step_count=120, print_blob=True
     ),
@@ -140,11 +140,6 @@ class Process(Sub):
         self.poller.progressed_at = time.monotonic()
         super().step(tick=tick, times=times)
         return self
-
-    def leave(self) -> None:
-        self.inbox.close()
-        # As the process does: what is given back may let a lease go.
-        super().leave()
 
     def batch_of(self, held: Held) -> Batch:
         return self._batches[id(held)]
@@ -217,6 +212,7 @@ class Process(Sub):
         elif action == "ack inside" and not spec.atomic:
             with transaction.atomic(USING):
                 delivery.ack()
+                self.machine.meanwhile(self)
         elif action.startswith("ack"):
             delivery.ack()
 
@@ -251,11 +247,6 @@ class Publisher:
         messages, self.messages = self.messages, []
         return messages if commit else []
 
-    def close(self) -> None:
-        if self._thread is not None:
-            self._do(connections.close_all)
-            self._thread.shutdown()
-
     def _do(self, function: Callable[[], Any]) -> Any:
         return function() if self._thread is None else self._thread.submit(function).result(60)
 
@@ -266,6 +257,8 @@ class Machine(RuleBasedStateMachine):
     clock: Time
     publishers: list[Publisher]
     """One without a thread, and on servers some with."""
+    aside: ThreadPoolExecutor | None
+    """Another connection, on servers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -415,20 +408,29 @@ class Machine(RuleBasedStateMachine):
             self.model.lives[held.claimed.ref].died[held.claimed.offset] = held.claimed.attempt
 
     @precondition(lambda self: self.has())
-    @rule(who=WHO, busy=st.integers(0, 2), overtaken=st.booleans(), script=SCRIPT)
-    def freeze(self, who: int, busy: int, overtaken: bool, script: list[str]) -> None:
+    @rule(who=WHO, busy=st.integers(0, 2), overtaken=st.booleans())
+    def freeze(self, who: int, busy: int, overtaken: bool) -> None:
         """In handlers perhaps; perhaps for so long that others take what it holds."""
         self.begin()
         process = self.pick(who)
         self.take_some(process, busy)
         process.frozen = True
         if overtaken:
-            self.let_time_pass(LEASE + 1, beats=True)
-            for other in self.processes:
-                if not other.frozen:
-                    other.script = list(script)
-                    other.step()
-                    other.work(2)
+            self.overtake()
+
+    def overtake(self) -> None:
+        """The leases of those that are frozen run out; the others are in handlers with what they take over."""
+        self.let_time_pass(LEASE + 1, beats=True)
+        for other in self.processes:
+            if not other.frozen:
+                self.take_some(other.step(), 1)
+
+    def meanwhile(self, process: Process) -> None:
+        """While the handler has an ack in its open transaction, and the row locked (SQLite: and everything)."""
+        if self.aside is not None:
+            process.frozen = True
+            self.aside.submit(self.overtake).result(60)
+            process.frozen = False
 
     @precondition(lambda self: self.has(frozen=True))
     @rule(who=WHO, first=st.sampled_from(["heart", "poller", "handler", "nothing"]), script=SCRIPT)
@@ -465,14 +467,13 @@ class Machine(RuleBasedStateMachine):
             process.flush()
 
     @precondition(lambda self: self.has())
-    @rule(script=SCRIPT)
-    def all_work(self, script: list[str]) -> None:
+    @rule(rounds=st.integers(1, 3), script=SCRIPT)
+    def all_work(self, rounds: int, script: list[str]) -> None:
         self.begin()
-        for process in self.processes:
-            if not process.frozen:
-                process.script = list(script)
-                process.step()
-                process.work()
+        for process in [process for process in self.processes if not process.frozen] * rounds:
+            process.script = list(script)
+            process.step()
+            process.work()
 
     @precondition(lambda self: self.has())
     @rule(who=WHO, times=st.integers(1, 3))
@@ -618,13 +619,15 @@ class Machine(RuleBasedStateMachine):
 def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: Any) -> Any:
     """The machine's class, with what its examples share."""
     settings.MYSQLQUEUE = {"RETENTION": RETENTION}
-    threads = [] if engine == "sqlite" else [ThreadPoolExecutor(max_workers=1) for _ in range(3)]
-    publishers = [Publisher(None), *map(Publisher, threads)]
+    threads = [] if engine == "sqlite" else [ThreadPoolExecutor(max_workers=1) for _ in range(4)]
+    publishers = [Publisher(None), *map(Publisher, threads[1:])]
+    aside = threads[0] if threads else None
     caplog.set_level("CRITICAL", logger="django_mysqlqueue")
     with contextlib.ExitStack() as stack:
-        for publisher in publishers:
-            stack.callback(publisher.close)
-        yield type("TheMachine", (Machine,), {"clock": Time(monkeypatch), "publishers": publishers})
+        for thread in threads:
+            stack.callback(thread.shutdown)
+            stack.callback(lambda thread=thread: thread.submit(connections.close_all).result(60))
+        yield type("TheMachine", (Machine,), {"clock": Time(monkeypatch), "publishers": publishers, "aside": aside})
 
 
 # Long enough to shrink what fails.
@@ -637,4 +640,44 @@ def test_the_queue_agrees_with_its_model(machine):
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
+    )
+
+
+def play(machine: type[Machine], *steps: tuple[str, dict[str, Any]]) -> None:
+    """The rules in a given order, with the comparison after each, and the end."""
+    state = machine()
+    for name, arguments in steps:
+        getattr(state, name)(**arguments)
+        state.agrees_with_the_model()
+    state.teardown()
+
+
+@pytest.mark.parametrize("action", ["ack", "nack", "reject", "raise", "ack inside"])
+@pytest.mark.parametrize("group", range(6))
+def test_the_late_word_of_a_frozen_handler(machine, group, action):
+    """It thaws while another is in the handler with the same message, which then ends as that one says."""
+    topic = SPECS[group].ref.topic
+    play(
+        machine,
+        ("declare", {"messages": [(topic, "x", 0, 0)] * 2, "first": 1 << group, "second": 1 << group}),
+        ("step", {"who": 0, "tick": True}),
+        ("step", {"who": 1, "tick": True}),
+        ("freeze", {"who": 0, "busy": 1, "overtaken": True}),
+        ("thaw", {"who": 0, "first": "handler", "script": [action]}),
+        ("let", {"who": 0, "what": "flush", "script": []}),
+        ("step", {"who": 0, "tick": True}),
+        ("finish_one", {"who": 0, "which": 0, "script": ["ack"]}),
+    )
+
+
+@pytest.mark.parametrize("group", range(6))
+def test_a_handler_that_ends_its_process_every_time(machine, group):
+    """The first loss is free; then its starts are on record, and count."""
+    topic = SPECS[group].ref.topic
+    ends = ("end_a_subscriber", {"who": 0, "how": "in a handler", "missed": True, "script": []})
+    begins = ("start_a_subscriber", {"which": 1 << group, "batch_size": 10})
+    play(
+        machine,
+        ("declare", {"messages": [(topic, "x", 0, 0)] * 2, "first": 1 << group, "second": 1 << group}),
+        *[ends, begins] * 6,
     )
