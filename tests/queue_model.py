@@ -1,0 +1,458 @@
+"""What the queue must look like: a model in plain Python, compared with the tables after every step.
+
+It knows what was committed, in which order, and what each handler said of each
+delivery. From that follows what a group may have settled, what must still be
+alive or in the DLQ, and what may start next. Numbers are those of the design's
+invariants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_mysqlqueue import names
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+)
+from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.groups import GroupRef
+from tests.app.models import Effect
+
+RETENTION = 20
+"""Seconds that the log keeps what every group has passed."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A group as the tests declare it."""
+
+    ref: GroupRef
+    mode: str = "ordered"
+    on_failure: str = "skip"
+    atomic: bool = False
+    batch_size: int = 0
+    """0: the handler takes single messages."""
+    max_attempts: int = 3
+
+    @property
+    def ordered(self) -> bool:
+        return self.mode == "ordered"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A message of a publisher's transaction; its payload is its number."""
+
+    number: int
+    topic: str
+    key: str
+    id: str
+    due: int
+    """By the database's clock; 0: at once."""
+    began: int
+    """The step at which it was published, and (below) at which that was committed."""
+    committed: int = 0
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        return self.topic, self.key, self.id
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A row of the log, or of the outbox (without an offset)."""
+
+    offset: int
+    topic: str
+    key: str
+    id: str
+    number: int
+    published_at: int
+    failed_group: str
+    original_topic: str
+    original_offset: int
+
+    @property
+    def failed(self) -> GroupRef:
+        return GroupRef(self.failed_group, self.original_topic)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A delivery row."""
+
+    acked: bool
+    token: int
+    by: str
+    retries: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a handler said of a delivery, whether or not that was ever written."""
+
+    token: int
+    kind: str
+    attempt: int
+    step: int
+
+
+@dataclass
+class Life:
+    """A group from its registration until it is dropped."""
+
+    spec: Spec
+    start_offset: int
+    effects_before: int
+    """The last effect of an earlier life."""
+    expected: dict[int, str] = field(default_factory=dict)
+    """Offset → partition key of what it must handle and the log still holds."""
+    started: dict[int, str] = field(default_factory=dict)
+    """Offset → partition key of what has been started, in the order of the first starts."""
+    settled: set[int] = field(default_factory=set)
+    letters: dict[int, str] = field(default_factory=dict)
+    """Offset → the id of its dead letter."""
+    verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    counted: Counter[int] = field(default_factory=Counter)
+    """At most so many attempts can have been counted."""
+    died: dict[int, int] = field(default_factory=dict)
+    """The attempt that was on record when its process died inside the handler."""
+    tokens: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Tables:
+    """The queue as it stands."""
+
+    log: dict[int, Logged]
+    outbox: list[Logged]
+    rows: dict[tuple[GroupRef, int], Row]
+    keys: dict[tuple[GroupRef, int], str]
+    places: dict[tuple[GroupRef, str], tuple[int, int]]
+    leases: dict[tuple[GroupRef, str], str]
+    groups: dict[GroupRef, int]
+    effects: list[tuple[int, GroupRef, int]]
+
+    @classmethod
+    def read(cls) -> Tables:
+        columns = ("topic", "partition_key", "message_id", "payload")
+        origin = ("failed_group", "original_topic", "original_offset")
+        log, outbox = QueueMessage.objects.order_by("offset"), OutboxMessage.objects.order_by("outbox_id")
+        rows, keys = {}, {}
+        for row in DeliveryState.objects.all():
+            place = GroupRef(row.consumer_group, row.topic), row.message_offset
+            rows[place] = Row(row.acked, row.delivery_token, row.delivered_by, row.retry_count)
+            keys[place] = row.partition_key
+        return cls(
+            log={
+                offset: Logged(offset, topic, key, name, json.loads(bytes(payload)), at, *failed)
+                for offset, topic, key, name, payload, at, *failed in log.values_list(
+                    "offset", *columns, "published_at", *origin
+                )
+            },
+            outbox=[
+                Logged(0, topic, key, name, json.loads(bytes(payload)), 0, *failed)
+                for topic, key, name, payload, *failed in outbox.values_list(*columns, *origin)
+            ],
+            rows=rows,
+            keys=keys,
+            places={
+                (GroupRef(one.consumer_group, one.topic), one.partition_key): (one.offset_acked, one.offset_claimed)
+                for one in ConsumerOffset.objects.all()
+            },
+            leases={
+                (GroupRef(one.consumer_group, one.topic), one.partition_key): one.leased_by
+                for one in PartitionLease.objects.all()
+            },
+            groups={GroupRef(one.consumer_group, one.topic): one.start_offset for one in ConsumerGroup.objects.all()},
+            effects=[
+                (number, GroupRef(*name.split("|")), offset)
+                for number, name, offset in Effect.objects.order_by("id").values_list("id", "name", "value")
+            ],
+        )
+
+
+class Model:
+    """What was done so far, and the comparison with the tables."""
+
+    def __init__(self, specs: list[Spec]) -> None:
+        self.specs = {spec.ref: spec for spec in specs}
+        self.now = 0
+        """The database's clock, milliseconds."""
+        self.step = 0
+        self.may_collect = False
+        """The present step may run GC."""
+        self.committed: dict[int, Published] = {}
+        self.logged: dict[int, Logged] = {}
+        """Everything that was ever in the log."""
+        self.sequenced: set[int] = set()
+        self.identities: set[tuple[str, str, str]] = set()
+        self.lives: dict[GroupRef, Life] = {}
+        self.old_tokens: set[int] = set()
+        """Of groups that have been dropped since."""
+        self.letters: set[str] = set()
+        self.problems: list[BaseException] = []
+        """What was found inside a handler, where raising means something else."""
+        self.before = Tables.read()
+
+    # -- what happens ---------------------------------------------------------
+
+    def commit(self, messages: list[Published]) -> None:
+        for one in messages:
+            self.committed[one.number] = Published(**{**one.__dict__, "committed": self.step})
+
+    def registered(self, ref: GroupRef) -> None:
+        """The group exists from now on (it may have existed before)."""
+        if ref in self.lives:
+            return
+        start = ConsumerGroup.objects.get(consumer_group=ref.group, topic=ref.topic).start_offset
+        self.read_log(Tables.read())
+        last = Effect.objects.order_by("-id").values_list("id", flat=True).first() or 0
+        present = set(QueueMessage.objects.values_list("offset", flat=True))
+        life = self.lives[ref] = Life(self.specs[ref], start, last)
+        life.expected = {
+            offset: one.key
+            for offset, one in self.logged.items()
+            if one.topic == ref.topic and offset > start and offset in present
+        }
+
+    def dropped(self, ref: GroupRef) -> None:
+        self.old_tokens |= self.lives.pop(ref).tokens
+        # What it had settled or held says nothing about its next life.
+        self.before = Tables.read()
+
+    def start(self, who: str, ended: set[tuple[GroupRef, int, int]], claimed: Claimed, number: Any) -> Life | None:
+        """A handler starts; None where the group was dropped since this was claimed: then nothing may come of it."""
+        ref, offset = claimed.ref, claimed.offset
+        life = self.lives.get(ref)
+        row = (
+            DeliveryState.objects.filter(consumer_group=ref.group, topic=ref.topic, partition_key=claimed.key)
+            .filter(message_offset=offset)
+            .values_list("delivery_token", "acked")
+            .first()
+        )
+        if life is None or (row != (claimed.token, False) and claimed.token in self.old_tokens):
+            return None
+        about = f"{ref}[{offset}], attempt {claimed.attempt}, by {who}"
+        assert row == (claimed.token, False), f"4: a delivery started that was no longer its holder's: {about}, {row}"
+        life.tokens.add(claimed.token)
+        if offset not in life.expected:
+            self.read_log(Tables.read())
+        assert life.expected.get(offset) == claimed.key, f"1: started, but never published to it: {about}"
+        assert number == self.logged[offset].number, f"another message's payload: {about}"
+        self._check_attempt(life, claimed, about)
+        if life.spec.ordered:
+            owner = PartitionLease.objects.filter(
+                consumer_group=ref.group, topic=ref.topic, partition_key=claimed.key
+            ).values_list("leased_by", flat=True)
+            assert list(owner) == [who], f"4: started without the lease: {about}, held by {list(owner)}"
+            self._check_order(life, claimed, about)
+            if life.spec.on_failure == "block":
+                self._check_strict_order(claimed, ended, about)
+        life.started.setdefault(offset, claimed.key)
+        life.counted[offset] += claimed.suspect
+        return life
+
+    def _check_attempt(self, life: Life, claimed: Claimed, about: str) -> None:
+        assert claimed.attempt <= life.spec.max_attempts, f"8: more than its attempts: {about}"
+        most = life.counted[claimed.offset]
+        assert claimed.attempt <= most + 1, f"8: counted what was no attempt (at most {most} were): {about}"
+        died = life.died.get(claimed.offset, 0)
+        assert claimed.attempt > died, f"8: the attempt {died} on record was not counted: {about}"
+
+    def _check_order(self, life: Life, claimed: Claimed, about: str) -> None:
+        if claimed.offset in life.started:
+            return
+        later = [offset for offset, key in life.started.items() if key == claimed.key and offset > claimed.offset]
+        assert not later, f"11: started for the first time after {later}: {about}"
+        before = [offset for offset, key in life.expected.items() if key == claimed.key and offset < claimed.offset]
+        missed = [offset for offset in before if offset not in life.started]
+        assert not missed, f"11: {missed} were not started before it: {about}"
+
+    def _check_strict_order(self, claimed: Claimed, ended: set[tuple[GroupRef, int, int]], about: str) -> None:
+        open_rows = DeliveryState.objects.filter(
+            consumer_group=claimed.ref.group,
+            topic=claimed.ref.topic,
+            partition_key=claimed.key,
+            message_offset__lt=claimed.offset,
+            acked=False,
+        ).values_list("message_offset", "delivery_token")
+        waiting = [offset for offset, token in open_rows if (claimed.ref, offset, token) not in ended]
+        assert not waiting, f"11: {waiting} had not ended: {about}"
+
+    def said(self, claimed: Claimed, kind: str) -> None:
+        """The handler's word about a delivery that ``start`` let pass."""
+        life = self.lives[claimed.ref]
+        verdict = Verdict(claimed.token, kind, claimed.attempt, self.step)
+        life.verdicts.setdefault(claimed.offset, []).append(verdict)
+        life.counted[claimed.offset] += kind in ("nack", "reject") and not claimed.suspect
+
+    # -- the comparison -------------------------------------------------------
+
+    def check(self) -> Tables:
+        """Compares everything; what is found is raised."""
+        if self.problems:
+            raise self.problems[0]
+        now = Tables.read()
+        self.read_log(now)
+        self._check_outbox(now)
+        self._check_collected(now)
+        assert now.groups.keys() == self.lives.keys()
+        for ref, _ in (*now.rows, *now.places, *now.leases):
+            assert ref in self.lives, f"left behind of a dropped group: {ref}"
+        for _, ref, offset in now.effects[len(self.before.effects) :]:
+            assert ref in self.lives, f"9: {ref}[{offset}] took effect after the group was dropped"
+        self._check_letters(now)
+        for life in self.lives.values():
+            self._check_places(life, now)
+            self._check_settled(life, now)
+            self._check_effects(life, now)
+        self.before = now
+        return now
+
+    def read_log(self, now: Tables) -> None:
+        """1 and the order of publishing: what was appended since the last look."""
+        last = max(self.logged, default=0)
+        for offset, row in now.log.items():
+            if offset in self.logged:
+                assert row == self.logged[offset], "the log is immutable"
+                continue
+            assert offset > last, f"{row} appeared below the end of the log, {last}"
+            self.logged[offset] = row
+            if names.is_dlq(row.topic):
+                continue
+            one = self.committed.get(row.number)
+            assert one is not None, f"1: never committed: {row}"
+            assert (row.topic, row.key, row.id) == one.identity
+            assert row.number not in self.sequenced, f"sequenced twice: {row}"
+            assert one.due <= self.now, f"before its time: {row}, {one}"
+            self.sequenced.add(row.number)
+            self.identities.add(one.identity)
+            for life in self.lives.values():
+                if life.spec.ref.topic == row.topic:
+                    life.expected[offset] = row.key
+        self._check_commit_order()
+
+    def _check_commit_order(self) -> None:
+        latest = latest_number = 0
+        for row in self.logged.values():
+            one = None if names.is_dlq(row.topic) else self.committed[row.number]
+            if one is None or one.due:
+                continue
+            assert one.committed >= latest, f"{one} was committed before {latest_number} began and comes after it"
+            if one.began > latest:
+                latest, latest_number = one.began, one.number
+
+    def _check_outbox(self, now: Tables) -> None:
+        waiting = {row.number for row in now.outbox if not row.failed_group}
+        assert waiting <= self.committed.keys(), f"1: rolled back and yet there: {waiting - self.committed.keys()}"
+        assert not waiting & self.sequenced, "in the log and in the outbox"
+        for number in self.committed.keys() - waiting - self.sequenced:
+            one = self.committed[number]
+            assert one.identity in self.identities, f"1: lost between outbox and log: {one}"
+
+    def _check_collected(self, now: Tables) -> None:
+        for offset in self.before.log.keys() - now.log.keys():
+            row = self.before.log[offset]
+            assert self.may_collect, f"7: nobody collected, and yet it is gone: {row}"
+            assert not names.is_dlq(row.topic), f"7: a dead letter was collected: {row}"
+            assert row.published_at <= self.now - RETENTION * 1000, f"7: too young: {row}, now {self.now}"
+            for life in self.lives.values():
+                if life.expected.pop(offset, None) is None:
+                    continue
+                was = self.before.rows.get((life.spec.ref, offset))
+                acked = (now.places.get((life.spec.ref, row.key)) or (offset, 0))[0]
+                done = offset in life.settled or (was is not None and was.acked)
+                assert done, f"7: {life.spec.ref} has not settled it: {row}"
+                assert acked >= offset, f"7: {life.spec.ref} has not passed it: {row}"
+                life.settled.add(offset)
+
+    def _check_places(self, life: Life, now: Tables) -> None:
+        ref = life.spec.ref
+        for (other, key), (acked, claimed) in now.places.items():
+            if other == ref:
+                assert acked <= claimed, f"{ref} {key}: the watermark {acked} is beyond the cursor {claimed}"
+        for (other, key), (acked, claimed) in self.before.places.items():
+            if other != ref:
+                continue
+            place = now.places.get((ref, key))
+            if place is None:
+                assert all(row.topic != ref.topic or row.key != key for row in now.log.values()), "5: not drained"
+                continue
+            assert place[0] >= acked, f"3: {ref} {key}: the watermark went back from {acked} to {place[0]}"
+            assert place[1] >= claimed, f"3: {ref} {key}: the cursor went back from {claimed} to {place[1]}"
+        for (other, offset), row in now.rows.items():
+            if other != ref:
+                continue
+            if row.token:
+                life.tokens.add(row.token)
+            acked, claimed = now.places[ref, now.keys[other, offset]]
+            assert offset <= claimed, f"{ref}[{offset}] was claimed beyond the cursor {claimed}"
+            assert offset > acked or row.acked, f"2: the watermark {acked} has passed {ref}[{offset}]"
+            assert row.retries <= life.counted[offset], f"8: {ref}[{offset}]: {row} of {life.counted[offset]} failures"
+
+    def _check_settled(self, life: Life, now: Tables) -> None:
+        ref = life.spec.ref
+        for offset, key in life.expected.items():
+            row = now.rows.get((ref, offset))
+            acked, claimed = now.places.get((ref, key), (life.start_offset, life.start_offset))
+            if row is not None:
+                settled = row.acked
+            else:
+                settled = offset <= acked
+                assert settled or offset > claimed, f"1: {ref}[{offset}] is lost: passed, not settled, no row"
+            if offset in life.settled:
+                assert settled, f"{ref}[{offset}] was settled and has come back"
+            elif settled:
+                life.settled.add(offset)
+                assert self._may_settle(life, offset), f"1: {ref}[{offset}] was settled, but nobody had handled it"
+            assert settled or offset not in life.letters, f"6: {ref}[{offset}] is live and in the DLQ"
+
+    def _may_settle(self, life: Life, offset: int) -> bool:
+        """Its present holder has acked it, or it is in the DLQ."""
+        return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))
+
+    def _of_the_holder(self, life: Life, offset: int) -> list[Verdict]:
+        """What was said with the token that the row last had: the word of a stale holder does not count."""
+        row = self.before.rows.get((life.spec.ref, offset))
+        said = life.verdicts.get(offset, [])
+        return [one for one in said if one.step == self.step or (row is not None and one.token == row.token)]
+
+    def _check_letters(self, now: Tables) -> None:
+        for letter in (*now.outbox, *now.log.values()):
+            if not letter.failed_group or letter.id in self.letters:
+                continue
+            self.letters.add(letter.id)
+            offset, about = letter.original_offset, f"6: {letter}"
+            assert letter.failed in self.lives, about
+            life = self.lives[letter.failed]
+            assert letter.number == self.logged[offset].number, about
+            assert offset not in life.letters, f"{about}: dead-lettered twice"
+            life.letters[offset] = letter.id
+            row = self.before.rows.get((life.spec.ref, offset))
+            used_up = row is not None and row.by != "" and row.retries >= life.spec.max_attempts
+            said = self._of_the_holder(life, offset)
+            failed = any(
+                one.kind == "reject" or (one.kind == "nack" and one.attempt >= life.spec.max_attempts) for one in said
+            )
+            assert used_up or failed, f"{about}: it had not used up its attempts: {row}, {said}"
+
+    def _check_effects(self, life: Life, now: Tables) -> None:
+        if not life.spec.atomic:
+            return
+        found = Counter(
+            offset for number, ref, offset in now.effects if ref == life.spec.ref and number > life.effects_before
+        )
+        for offset in found:
+            assert found[offset] == 1, f"9: {life.spec.ref}[{offset}] took effect {found[offset]} times"
+            assert offset in life.settled, f"9: {life.spec.ref}[{offset}] took effect and is not settled"
+        for offset in life.settled - life.letters.keys():
+            assert offset in found, f"9: {life.spec.ref}[{offset}] is acked and has had no effect"
