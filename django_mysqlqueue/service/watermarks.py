@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Retry, Session, flat, run
+from django_mysqlqueue.service.transactions import UNION_TERMS, Retry, Session, flat, run
 
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -178,10 +178,6 @@ def _heads(session: Session, ref: GroupRef, limits: Mapping[str, int]) -> dict[s
     return found
 
 
-UNION_TERMS = 200
-"""SELECTs in one UNION ALL (SQLite allows 500)."""
-
-
 def _pieces(items: Sequence[tuple[str, int]]) -> list[Sequence[tuple[str, int]]]:
     return [items[start : start + UNION_TERMS] for start in range(0, len(items), UNION_TERMS)]
 
@@ -210,15 +206,3 @@ def sweep(using: str, ref: GroupRef, keys: Collection[str]) -> set[str]:
         return advance(session, ref, offsets, {}).unfinished
 
     return run(using, move) if keys else set()
-
-
-def partitions_with_rows(session: Session, ref: GroupRef, *, after: str, limit: int) -> list[str]:
-    """The next partitions, in order of key, that have state rows of the group."""
-    return [
-        key
-        for (key,) in session.rows(
-            f"SELECT DISTINCT partition_key FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-            "WHERE consumer_group = %s AND topic = %s AND partition_key > %s ORDER BY partition_key LIMIT %s",
-            (*ref, after, limit),
-        )
-    ]
