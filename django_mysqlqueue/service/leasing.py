@@ -222,23 +222,23 @@ def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
     """The partitions that have rows above the cursor, or deliveries that the watermark has not passed."""
     busy: set[str] = set()
     start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"
-    # Terms of constants, since both servers read the end of an index for MAX only there: asked for any row above
-    # the cursor of a joined row, they walk the settled messages that the partition still has in the log.
-    one = (
-        f"SELECT %s AS k, (SELECT MAX(`offset`) FROM {LOG} WHERE topic = %s AND partition_key = %s) > "
-        f"COALESCE((SELECT offset_claimed FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s "
-        f"AND partition_key = %s), {start}) AS above, "
-        f"EXISTS(SELECT 1 FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s) AS unsettled"
-    )
+    # Terms of constants, since both servers read only the end of an index for MAX there: asked for any row above the
+    # cursor of a joined row, they walk the settled messages that the partition still has in the log. The rest is
+    # joined: as subqueries of each term it cost six times as much.
+    one = f"SELECT %s AS k, MAX(`offset`) AS top FROM {LOG} WHERE topic = %s AND partition_key = %s"
     ordered = sorted(keys)
     for place in range(0, len(ordered), UNION_TERMS):
         chunk = ordered[place : place + UNION_TERMS]
-        rows = session.rows(
-            " UNION ALL ".join([one] * len(chunk)),
-            flat((key, ref.topic, key, *ref, key, *ref, *ref, key) for key in chunk),
+        busy.update(
+            key
+            for (key,) in session.rows(
+                f"SELECT v.k FROM ({' UNION ALL '.join([one] * len(chunk))}) v "
+                f"LEFT JOIN {OFFSETS} s ON {BY_KEY} WHERE v.top > COALESCE(s.offset_claimed, {start}) "
+                f"OR EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
+                "WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
+                (*flat((key, ref.topic, key) for key in chunk), *ref, *ref, *ref),
+            )
         )
-        busy.update(key for key, above, unsettled in rows if above or unsettled)
     return busy
 
 
