@@ -134,7 +134,9 @@ def advance(
         Retry: a row changed hands between the look and the delete.
     """
     result = Advanced()
-    heads = _heads(session, ref, {key: len(acks.get(key, ())) + LOOK_AHEAD for key in offsets})
+    heads = _heads(
+        session, ref, {key: (place.acked, len(acks.get(key, ())) + LOOK_AHEAD) for key, place in offsets.items()}
+    )
     watermarks: list[tuple[str, int]] = []
     passed: list[tuple[str, int, int]] = []
     for key, place in offsets.items():
@@ -161,25 +163,31 @@ def advance(
     return result
 
 
-def _heads(session: Session, ref: GroupRef, limits: Mapping[str, int]) -> dict[str, list[tuple[int, bool, int]]]:
-    """The first rows of each partition in offset order: (offset, settled, token)."""
+def _heads(
+    session: Session, ref: GroupRef, places: Mapping[str, tuple[int, int]]
+) -> dict[str, list[tuple[int, bool, int]]]:
+    """The first rows of each partition above its watermark, in offset order: (offset, settled, token).
+
+    ``places`` maps partition key → (watermark, limit). Without the bound a look would walk the deleted rows at the
+    head that purge has not removed, as many as have been settled since the oldest snapshot on the server.
+    """
     found: dict[str, list[tuple[int, bool, int]]] = {}
     one = (
         "SELECT * FROM (SELECT partition_key, message_offset, acked, delivery_token "
         f"FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) h{number}"
+        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset > %s "
+        "ORDER BY message_offset LIMIT %s) h{number}"
     )
-    for chunk in _pieces(sorted(limits.items())):
+    ordered = sorted(places.items())
+    for start in range(0, len(ordered), UNION_TERMS):
+        chunk = ordered[start : start + UNION_TERMS]
         sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(chunk)))
-        for key, offset, acked, token in session.rows(sql, flat((*ref, key, limit) for key, limit in chunk)):
+        parameters = flat((*ref, key, *place) for key, place in chunk)
+        for key, offset, acked, token in session.rows(sql, parameters):
             found.setdefault(key, []).append((offset, bool(acked), token))
     for rows in found.values():
         rows.sort()
     return found
-
-
-def _pieces(items: Sequence[tuple[str, int]]) -> list[Sequence[tuple[str, int]]]:
-    return [items[start : start + UNION_TERMS] for start in range(0, len(items), UNION_TERMS)]
 
 
 def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int, int]]) -> None:
