@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.service import heartbeats, leasing, retention, watermarks
+from django_mysqlqueue.service import heartbeats, leasing, partitions, retention, watermarks
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.transactions import Session
 
@@ -86,9 +86,9 @@ class Housekeeping:
         """Settled rows of shared groups that a subscriber left behind when it vanished."""
         for work in list(self._poller.shared):
             work.look_after_clock_step = True
-            after = ""
+            after: str | None = None
             session = Session(self._poller.using)
-            while keys := watermarks.partitions_with_rows(session, work.ref, after=after, limit=SLICE):
+            while keys := partitions.in_state(session, work.ref, after=after, limit=SLICE):
                 after = keys[-1]
                 unfinished = set(keys)
                 while unfinished:

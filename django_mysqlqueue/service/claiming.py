@@ -18,8 +18,8 @@ from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.service.transactions import Session, flat, run
-from django_mysqlqueue.service.watermarks import BY_ROW, UNION_TERMS, Offsets
+from django_mysqlqueue.service.transactions import UNION_TERMS, Session, flat, run
+from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
 
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table

@@ -37,16 +37,11 @@ def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     """Says that the subscriber has left: its leases are free at once."""
 
     def write(session: Session) -> None:
-        rows = sorted((ref.group, ref.topic) for ref in refs)
+        rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
+        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
         session.execute(
-            session.dialect.update_joined(
-                HEARTBEATS,
-                ("g", "t"),
-                len(rows),
-                "s.consumer_group = v.g AND s.topic = v.t AND s.subscriber_name = %s",
-                {"deregistered_at": session.dialect.now_ms},
-            ),
-            (*flat(rows), subscriber),
+            session.dialect.update_joined(HEARTBEATS, KEY, len(rows), on, {"deregistered_at": session.dialect.now_ms}),
+            flat(rows),
         )
 
     run(using, write)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import watermarks
+from django_mysqlqueue.service import partitions, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session, flat, run
 from django_mysqlqueue.service.watermarks import BY_KEY
@@ -75,14 +75,7 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collecte
 
 def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | None:
     if place.topic is not None:
-        keys = [
-            key
-            for (key,) in session.rows(
-                f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-                "WHERE topic = %s AND partition_key > %s ORDER BY partition_key LIMIT %s",
-                (place.topic, place.key, PARTITIONS),
-            )
-        ]
+        keys = partitions.in_log(session, place.topic, after=place.key, limit=PARTITIONS)
         if keys:
             return place.topic, keys
     after = ">=" if place.topic is None else ">"
@@ -90,14 +83,7 @@ def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | 
     if row is None or row[0] is None:
         return None
     topic = str(row[0])
-    keys = [
-        key
-        for (key,) in session.rows(
-            f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-            "WHERE topic = %s ORDER BY partition_key LIMIT %s",
-            (topic, PARTITIONS),
-        )
-    ]
+    keys = partitions.in_log(session, topic, after=None, limit=PARTITIONS)
     return (topic, keys) if keys else None
 
 
@@ -198,7 +184,8 @@ def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:
         for (key,) in session.rows(
             f"SELECT v.k FROM {session.dialect.rows(('k',), len(ordered))} WHERE "
             f"EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = %s AND m.partition_key = v.k) OR "
-            f"EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
+            f"EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
+            "WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
             (*ordered, ref.topic, *ref),
         )
     }

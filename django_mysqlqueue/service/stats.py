@@ -15,7 +15,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Sequencer,
 )
-from django_mysqlqueue.service import groups, heartbeats, leasing
+from django_mysqlqueue.service import groups, heartbeats, leasing, partitions
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session
@@ -202,12 +202,7 @@ def _unserved(session: Session, ref: GroupRef, subsets: set[Subset]) -> int:
 
 def has_one_partition(session: Session, topic: str) -> bool:
     """Whether all of a topic's messages in the log are in a single partition."""
-    keys = session.rows(
-        f"SELECT DISTINCT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE topic = %s ORDER BY partition_key LIMIT 2",
-        (topic,),
-    )
-    return len(keys) == 1
+    return len(partitions.in_log(session, topic, after=None, limit=2)) == 1
 
 
 def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:

@@ -23,6 +23,9 @@ CHUNK_BYTES = 131_072
 """Text that one statement carries beside its keys: at four bytes a character and
 escaped it still fits into a megabyte, the least that servers are set to."""
 
+UNION_TERMS = 200
+"""SELECTs in one UNION ALL (SQLite allows 500)."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Retry, Session, flat, run
+from django_mysqlqueue.service.transactions import UNION_TERMS, Retry, Session, flat, run
 
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -146,7 +146,9 @@ def advance(
         Retry: a row changed hands between the look and the delete.
     """
     result = Advanced()
-    heads = _heads(session, ref, {key: len(acks.get(key, ())) + LOOK_AHEAD for key in offsets})
+    heads = _heads(
+        session, ref, {key: (place.acked, len(acks.get(key, ())) + LOOK_AHEAD) for key, place in offsets.items()}
+    )
     passed: list[tuple[str, int, int]] = []
     for key, place in offsets.items():
         mine = acks.get(key, {})
@@ -170,55 +172,58 @@ def advance(
     return result
 
 
-def _heads(session: Session, ref: GroupRef, limits: Mapping[str, int]) -> dict[str, list[tuple[int, bool, int]]]:
-    """The first rows of each partition in offset order: (offset, settled, token)."""
-    if len(limits) > FEW_PARTITIONS:
-        rows = _all_rows(session, ref, limits)
-        if rows is not None:
-            return rows
+def _heads(
+    session: Session, ref: GroupRef, places: Mapping[str, tuple[int, int]]
+) -> dict[str, list[tuple[int, bool, int]]]:
+    """The first rows of each partition above its watermark, in offset order: (offset, settled, token).
+
+    ``places`` maps partition key → (watermark, limit). Without the bound a look would walk the deleted rows at the
+    head that purge has not removed, as many as have been settled since the oldest snapshot on the server.
+    """
+    if len(places) > FEW_PARTITIONS:
+        joined = _all_rows(session, ref, places)
+        if joined is not None:
+            return joined
     found: dict[str, list[tuple[int, bool, int]]] = {}
     one = (
         "SELECT partition_key, message_offset, acked, delivery_token "
         f"FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s"
+        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset > %s "
+        "ORDER BY message_offset LIMIT %s"
     )
-    for chunk in _pieces(sorted(limits.items())):
+    ordered = sorted(places.items())
+    for start in range(0, len(ordered), UNION_TERMS):
+        chunk = ordered[start : start + UNION_TERMS]
         sql = session.dialect.union(one, len(chunk))
-        for key, offset, acked, token in session.rows(sql, flat((*ref, key, limit) for key, limit in chunk)):
+        for key, offset, acked, token in session.rows(sql, flat((*ref, key, *place) for key, place in chunk)):
             found.setdefault(key, []).append((offset, bool(acked), token))
     for rows in found.values():
         rows.sort()
     return found
 
 
+FEW_PARTITIONS = 8
+"""Up to here a SELECT for each costs no more than a join of all."""
+
+
 def _all_rows(
-    session: Session, ref: GroupRef, limits: Mapping[str, int]
+    session: Session, ref: GroupRef, places: Mapping[str, tuple[int, int]]
 ) -> dict[str, list[tuple[int, bool, int]]] | None:
-    """All rows of many partitions by one join, a tenth of the cost of a SELECT for each; None if they are too many."""
+    """The same for many partitions by one join, at a sixth of the cost; None if they have too many rows for that."""
     found: dict[str, list[tuple[int, bool, int]]] = {}
-    for chunk in session.chunks(sorted(limits)):
-        most = 1000 + 2 * sum(limits[key] - LOOK_AHEAD for key in chunk)
+    for chunk in session.chunks(sorted(places.items())):
+        most = 1000 + 2 * sum(limit - LOOK_AHEAD for _, (_, limit) in chunk)
         rows = session.rows(
             "SELECT s.partition_key, s.message_offset, s.acked, s.delivery_token "
-            f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join} {STATE} s"
-            f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} LIMIT %s",
-            (*chunk, *ref, most),
+            f"FROM {session.dialect.rows(('k', 'w'), len(chunk))} {session.dialect.join} {STATE} s"
+            f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} AND s.message_offset > v.w LIMIT %s",
+            (*flat((key, watermark) for key, (watermark, _) in chunk), *ref, most),
         )
         if len(rows) == most:
             return None
         for key, offset, acked, token in rows:
             found.setdefault(key, []).append((offset, bool(acked), token))
-    return {key: sorted(rows)[: limits[key]] for key, rows in found.items()}
-
-
-FEW_PARTITIONS = 8
-"""Up to here a SELECT for each costs no more than a join."""
-UNION_TERMS = 200
-"""SELECTs in one UNION ALL (SQLite allows 500)."""
-
-
-def _pieces(items: Sequence[tuple[str, int]]) -> list[Sequence[tuple[str, int]]]:
-    return [items[start : start + UNION_TERMS] for start in range(0, len(items), UNION_TERMS)]
+    return {key: sorted(rows)[: places[key][1]] for key, rows in found.items()}
 
 
 def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int, int]]) -> None:
@@ -247,15 +252,3 @@ def sweep(using: str, ref: GroupRef, keys: Collection[str]) -> set[str]:
         return advanced.unfinished
 
     return run(using, move) if keys else set()
-
-
-def partitions_with_rows(session: Session, ref: GroupRef, *, after: str, limit: int) -> list[str]:
-    """The next partitions, in order of key, that have state rows of the group."""
-    return [
-        key
-        for (key,) in session.rows(
-            f"SELECT DISTINCT partition_key FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-            "WHERE consumer_group = %s AND topic = %s AND partition_key > %s ORDER BY partition_key LIMIT %s",
-            (*ref, after, limit),
-        )
-    ]

@@ -1,0 +1,600 @@
+#!/usr/bin/env python3
+"""What grows with partitions, processes, the backlog, settled rows behind a stuck head, and purge lag.
+
+    python benchmarks/scale.py --engine mariadb            # everything, on a private server with full durability
+    python benchmarks/scale.py --engine mysql --only claims --messages 1000000
+    DATABASE_URL=mysql://… python benchmarks/scale.py      # on a server of yours (two scratch databases)
+
+``idle``: queries and server CPU of real subscriber processes that have nothing to do.
+``claims``: the statements of a subscriber's turn, on a small backlog and on a large one by turns.
+``snapshot``: the same while another connection holds a consistent snapshot, so that nothing is purged.
+A ratio compares medians of one run on one server. JSON goes to stdout, a table to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+
+DURABLE = ("--innodb-flush-log-at-trx-commit=1", "--sync-binlog=1")
+SETTINGS = (
+    "version",
+    "innodb_flush_log_at_trx_commit",
+    "sync_binlog",
+    "log_bin",
+    "innodb_doublewrite",
+    "innodb_buffer_pool_size",
+    "transaction_isolation",
+    "tx_isolation",
+)
+SMALL, LARGE = "default", "queue"
+"""The databases of the small backlog and of the large one: each has its own tables on the one server."""
+GROUPS = {"ordered": "o", "shared": "s"}
+PAYLOAD = 200
+BATCH = 100
+FILL = 100_000
+
+
+def main() -> None:
+    options = _options()
+    if options.worker:
+        _work(options)
+        return
+    with _server(options) as pid:
+        import django
+
+        django.setup()
+        from django.core.management import call_command
+
+        for alias in (SMALL, LARGE):
+            _create_database(alias)
+            call_command("migrate", verbosity=0, run_syncdb=True, database=alias)
+            _make_numbers(alias)
+        chosen = options.only or ("idle", "claims", "snapshot")
+        result: dict[str, Any] = {
+            "benchmark": "scale",
+            "machine": _machine(),
+            "server": _server_settings(),
+            "options": {name: value for name, value in vars(options).items() if name != "worker"},
+        }
+        for name, run in (("idle", idle), ("claims", claims), ("snapshot", snapshot)):
+            if name in chosen:
+                result[name] = run(options, pid)
+        print(json.dumps(result))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--engine", choices=("mariadb", "mysql"), default="mariadb", help="of the private server (no DATABASE_URL)")
+    add("--buffer-pool", default="512M", help="of the private server; the large backlog should not fit")
+    add("--only", nargs="+", choices=("idle", "claims", "snapshot"))
+    add("--partitions", type=int, nargs="+", default=[1, 100, 10_000], help="idle: partitions")
+    add("--processes", type=int, nargs="+", default=[1, 10, 50], help="idle: subscriber processes")
+    add("--seconds", type=float, default=30.0, help="idle: what is measured at a time (three ticks by default)")
+    add("--messages", type=int, default=10_000_000, help="claims: the large backlog")
+    add("--small", type=int, default=20_000, help="claims: the small backlog")
+    add("--acked", type=int, default=1_000_000, help="claims: settled rows behind the stuck head")
+    add("--keys", type=int, default=20, help="claims: partitions")
+    add("--rounds", type=int, default=60, help="claims: turns of each case")
+    add("--minutes", type=float, default=3.0, help="snapshot: how long it is held")
+    add("--worker", nargs=3, metavar=("TOPIC", "MODE", "MESSAGES"), help=argparse.SUPPRESS)
+    add("--alias", default=SMALL, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# -- the machine and the server -----------------------------------------------
+
+
+@contextlib.contextmanager
+def _server(options: argparse.Namespace) -> Iterator[int | None]:
+    """Yields the server's pid if it can be known."""
+    if os.environ.get("DATABASE_URL"):
+        yield None
+        return
+    import servers
+
+    servers.end_servers_on_sigterm()
+    extra = (*DURABLE, f"--innodb-buffer-pool-size={options.buffer_pool}")
+    with servers.running(options.engine, extra=extra) as server:
+        os.environ["DATABASE_URL"] = server.url
+        yield server.pid
+
+
+def _machine() -> dict[str, Any]:
+    import django
+    import MySQLdb
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_mb": memory // 1_048_576,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "django": django.get_version(),
+        "mysqlclient": ".".join(map(str, MySQLdb.version_info[:3])),
+    }
+
+
+def _server_settings() -> dict[str, str]:
+    names = ", ".join(f"'{name}'" for name in SETTINGS)
+    return dict(_rows(SMALL, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))
+
+
+def _server_pid(pid: int | None) -> int | None:
+    if pid is not None:
+        return pid
+    path = Path(str(_rows(SMALL, "SELECT @@pid_file")[0][0]))
+    return int(path.read_text()) if path.is_absolute() and path.exists() else None
+
+
+def _cpu_seconds(pid: int | None) -> float | None:
+    """User and system time of a process."""
+    if pid is None:
+        return None
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1_048_576
+
+
+def _counters() -> dict[str, int]:
+    """The server's counters: statements, and rows that the engine handed to the SQL layer."""
+    rows = _rows(SMALL, "SHOW GLOBAL STATUS WHERE Variable_name = 'Questions' OR Variable_name LIKE 'Handler_read%'")
+    found = {name: int(value) for name, value in rows}
+    return {"questions": found.pop("Questions"), "rows": sum(found.values())}
+
+
+def _history() -> int:
+    """Transactions that purge has not cleaned up after."""
+    rows = _rows(SMALL, "SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'")
+    return int(rows[0][0]) if rows else -1
+
+
+# -- SQL ----------------------------------------------------------------------
+
+
+def _rows(alias: str, sql: str, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+    from django.db import connections
+
+    with connections[alias].cursor() as cursor:
+        # Without parameters the driver leaves percent signs alone.
+        cursor.execute(sql, tuple(parameters) or None)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def _create_database(alias: str) -> None:
+    from django.db import connections
+
+    connection = connections[alias]
+    with connection._nodb_cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE IF NOT EXISTS {connection.settings_dict['NAME']} CHARACTER SET utf8mb4")
+
+
+def _make_numbers(alias: str) -> None:
+    """0 to 999, to be joined with itself."""
+    _rows(alias, "CREATE TABLE IF NOT EXISTS scale_numbers (n INT PRIMARY KEY)")
+    _rows(alias, f"INSERT IGNORE INTO scale_numbers VALUES {', '.join(f'({number})' for number in range(1000))}")
+
+
+def _empty(alias: str) -> None:
+    from tests.conftest import QUEUE_MODELS
+
+    for model in QUEUE_MODELS:
+        _rows(alias, f"TRUNCATE TABLE {model._meta.db_table}")
+
+
+def _fill_log(alias: str, topic: str, count: int, keys: int) -> tuple[int, int]:
+    """Appends to the log as the sequencer would have; returns the first and the last offset."""
+    first = int(_rows(alias, "SELECT COALESCE(MAX(`offset`), 0) + 1 FROM queue_messages")[0][0])
+    number = f"{first} + b.n * 1000 + a.n"
+    done = 0
+    while done < count:
+        piece = min(FILL, count - done)
+        _rows(
+            alias,
+            "INSERT INTO queue_messages (`offset`, topic, partition_key, id, payload, created_at, published_at) "
+            f"SELECT {number} + {done}, %s, CONCAT('k', ({number} + {done}) %% {keys}), "
+            f"LPAD({number} + {done}, 20, '0'), REPEAT('x', {PAYLOAD}), x.now, x.now "
+            "FROM (SELECT ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000) AS now) x STRAIGHT_JOIN scale_numbers b "
+            f"STRAIGHT_JOIN scale_numbers a WHERE b.n < {FILL // 1000} AND b.n * 1000 + a.n < {piece}",
+            (topic,),
+        )
+        done += piece
+    last = first + count - 1
+    _rows(alias, "REPLACE INTO queue_sequencer (id, last_offset, sequenced_at) VALUES (1, %s, 0)", (last,))
+    return first, last
+
+
+def _fill_states(alias: str, group: str, topic: str, *, acked: bool) -> None:
+    """A state row for every message of a topic: settled, or waiting out a long backoff."""
+    _rows(
+        alias,
+        "INSERT INTO queue_delivery_state (consumer_group, topic, partition_key, message_offset, acked, "
+        "invisible_until, retry_count, delivered_at) SELECT %s, topic, partition_key, `offset`, %s, "
+        "published_at + 86400000, 1, published_at FROM queue_messages WHERE topic = %s",
+        (group, acked, topic),
+    )
+
+
+def _fill_offsets(alias: str, group: str, topic: str, acked: str, claimed: str) -> None:
+    _rows(
+        alias,
+        "INSERT INTO queue_offsets (consumer_group, topic, partition_key, offset_acked, offset_claimed) "
+        f"SELECT %s, topic, partition_key, {acked}, {claimed} FROM queue_messages WHERE topic = %s "
+        "GROUP BY topic, partition_key",
+        (group, topic),
+    )
+
+
+def _analyze(alias: str) -> None:
+    from tests.conftest import QUEUE_MODELS
+
+    for model in QUEUE_MODELS:
+        _rows(alias, f"ANALYZE TABLE {model._meta.db_table}")
+
+
+# -- subscriber processes -----------------------------------------------------
+
+
+def _start(topic: str, mode: str, *, alias: str = SMALL, messages: int = 0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, "--worker", topic, mode, str(messages), "--alias", alias]
+    output = subprocess.PIPE if messages else subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
+
+
+def _work(options: argparse.Namespace) -> None:
+    """A ``runsubscriber`` process with one handler; with a limit it says how it did."""
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    from django_mysqlqueue import subscriber
+
+    topic, mode, messages = options.worker
+    times: list[float] = []
+
+    def note(delivery):  # type: ignore[no-untyped-def]
+        times.append(time.monotonic())
+
+    subscriber(topic, group=GROUPS[mode], mode=mode)(note)
+    limit = ["--max-messages", messages] if int(messages) else []
+    with contextlib.redirect_stdout(sys.stderr):
+        call_command("runsubscriber", "--topic", topic, "--database", options.alias, "--verbosity", "0", *limit)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rate = (len(times) - 1) / (times[-1] - times[0])
+    print(json.dumps({"messages": len(times), "per_second": round(rate), "peak_rss_mb": round(peak, 1)}))
+
+
+def _subscribe(topic: str, mode: str, alias: str, messages: int) -> dict[str, Any]:
+    """What a real subscriber process makes of so many messages: rate and memory."""
+    process = _start(topic, mode, alias=alias, messages=messages)
+    output, _ = process.communicate(timeout=600)
+    return dict(json.loads(output))
+
+
+def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+# -- idle load ----------------------------------------------------------------
+
+
+def idle(options: argparse.Namespace, pid: int | None) -> list[dict[str, Any]]:
+    """Ordered subscribers of one group, drained or with one message in each partition that waits out a backoff."""
+    from django_mysqlqueue.service import groups
+    from django_mysqlqueue.service.groups import GroupRef
+
+    pid = _server_pid(pid)
+    found = []
+    _say("idle", "partitions", "processes", "queries/s", "rows/s", "server CPU %", "client CPU %", "RSS MB", "settled")
+    for partitions in options.partitions:
+        for state in ("drained", "waiting"):
+            _empty(SMALL)
+            groups.register(SMALL, GroupRef("o", "idle"), mode="ordered", start="earliest")
+            _fill_log(SMALL, "idle", partitions, partitions)
+            settled = state == "drained"
+            _fill_offsets(SMALL, "o", "idle", "MAX(`offset`)" if settled else "0", "MAX(`offset`)")
+            if not settled:
+                _fill_states(SMALL, "o", "idle", acked=False)
+            _analyze(SMALL)
+            workers: list[subprocess.Popen[bytes]] = []
+            try:
+                for count in sorted(options.processes):
+                    workers += [_start("idle", "ordered") for _ in range(count - len(workers))]
+                    balanced = _await_rest(count, 0 if settled else partitions)
+                    row = {"state": state, "partitions": partitions, "processes": count, "balanced": balanced}
+                    row |= _measure_idle(options.seconds, pid, workers)
+                    found.append(row)
+                    _say(*row_of(row))
+            finally:
+                _end(workers)
+    return found
+
+
+def row_of(row: dict[str, Any]) -> list[Any]:
+    names = ("state", "partitions", "processes", "queries", "rows", "server_cpu", "client_cpu", "rss_mb", "balanced")
+    return [row[name] for name in names]
+
+
+def _await_rest(processes: int, leases: int) -> bool:
+    """Until all beat and hold their equal parts; False if that takes more than two minutes."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        time.sleep(1)
+        beating = _rows(SMALL, "SELECT COUNT(*) FROM queue_subscriber_heartbeats")[0][0]
+        owned = [
+            count
+            for (count,) in _rows(
+                SMALL, "SELECT COUNT(*) FROM queue_partition_leases WHERE leased_by <> '' GROUP BY leased_by"
+            )
+        ]
+        fair = sum(owned) == leases and (not leases or max(owned) <= -(-leases // processes))
+        if beating == processes and fair:
+            time.sleep(3)  # what polls less and less often has come to its longest interval
+            return True
+    return False
+
+
+def _measure_idle(seconds: float, pid: int | None, workers: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    def read() -> tuple[float, dict[str, int], float, float]:
+        clients = sum(_cpu_seconds(worker.pid) or 0 for worker in workers)
+        return time.monotonic(), _counters(), _cpu_seconds(pid) or 0.0, clients
+
+    assert all(worker.poll() is None for worker in workers), "a subscriber has left"
+    began, before, server, clients = read()
+    time.sleep(seconds)
+    ended, after, server_after, clients_after = read()
+    took = ended - began
+    return {
+        "queries": round((after["questions"] - before["questions"]) / took, 1),
+        "rows": round((after["rows"] - before["rows"]) / took),
+        "server_cpu": round((server_after - server) / took * 100, 2),
+        "client_cpu": round((clients_after - clients) / took * 100, 2),
+        "rss_mb": round(statistics.median(_resident_mb(worker.pid) for worker in workers), 1),
+    }
+
+
+# -- a subscriber's turn, statement by statement ------------------------------
+
+
+@dataclass
+class Case:
+    """A group of a topic in one of the databases, worked on from here in the steps of a subscriber's turn."""
+
+    name: str
+    base: str
+    alias: str
+    topic: str
+    mode: str
+    keys: list[str]
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from django_mysqlqueue.service import groups, heartbeats, leasing, news, watermarks
+        from django_mysqlqueue.service.claiming import Claimant
+        from django_mysqlqueue.service.groups import GroupRef
+        from django_mysqlqueue.service.transactions import Session
+
+        self.ref = GroupRef(GROUPS[self.mode], self.topic)
+        self.session = Session(self.alias)
+        groups.register(self.alias, self.ref, mode=self.mode, start="earliest")
+        self.claimant = Claimant(self.ref, "bench:1", 5, 60_000 if self.mode == "shared" else None)
+        heartbeats.beat(self.alias, "bench:1", [self.ref], {})
+        watermarks.create_missing(self.alias, self.ref, self.keys)
+        if self.mode == "ordered":
+            leasing.acquire(self.alias, self.ref, "bench:1", self.keys, lease_ms=30_000)
+        self.tail = news.head(self.session)
+
+    def timed(self, step: str, action: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = action()
+        self.times.setdefault(step, []).append((time.perf_counter() - began) * 1000)
+        return result
+
+    def turn(self) -> None:
+        """Publishes, sequences, takes and settles a batch, so that the backlog stays as it is."""
+        from django_mysqlqueue import Message, publish_many
+        from django_mysqlqueue.service import claiming, leasing, news, sequencing, settling
+        from django_mysqlqueue.service.claiming import Want
+        from django_mysqlqueue.service.deliveries import Kind, Outcome
+
+        each = max(1, BATCH // len(self.keys))
+        wants = [Want(key, look_at=each) for key in self.keys]
+        messages = [Message("x" * PAYLOAD, key=self.keys[number % len(self.keys)]) for number in range(BATCH)]
+        self.timed("publish", lambda: publish_many(self.topic, messages, using=self.alias))
+        self.timed("look", lambda: sequencing.look(self.session))
+        self.timed("sequence", lambda: sequencing.sequence(self.alias))
+        self.tail = self.timed("news", lambda: news.since(self.session, self.tail, limit=2000)).tail
+        max_due = 0
+        if self.mode == "shared":
+            due = self.timed("next due", lambda: news.next_due(self.session, [self.ref]))
+            # As a subscriber that found something due; what it finds is its neighbours' at the most.
+            max_due = BATCH if due else 0
+        claim = self.timed(
+            "claim",
+            lambda: claiming.claim(self.alias, self.claimant, wants, token=claiming.new_token(), max_due=max_due),
+        )
+        assert len(claim.deliveries) == BATCH, f"{self.name}: {len(claim.deliveries)} claimed"
+        self.timed("read", lambda: claiming.bodies(self.alias, [one.offset for one in claim.deliveries]))
+        acks = [Outcome(delivery, Kind.ACK) for delivery in claim.deliveries]
+        shared = self.mode == "shared"
+        self.timed("flush", lambda: settling.flush(self.alias, self.ref, acks, max_attempts=5, shared=shared))
+        if self.mode == "ordered":
+            self.timed("tick", lambda: leasing.read(self.session, [self.ref], 30_000))
+
+    def housekeeping(self) -> None:
+        """A slice of what comes round every minute."""
+        from django_mysqlqueue.service import leasing, partitions, retention
+        from django_mysqlqueue.service.retention import Place
+
+        self.timed("find work", lambda: leasing.find_work(self.session, self.ref, after=None, limit=500))
+        self.timed("collect", lambda: retention.collect_step(self.alias, Place(self.topic)))
+        if self.mode == "shared":
+            self.timed(
+                "sweep",
+                lambda: partitions.in_state(self.session, self.ref, after=None, limit=500),
+            )
+
+    def forget_times(self) -> None:
+        self.times = {}
+
+
+def claims(options: argparse.Namespace, pid: int | None) -> dict[str, Any]:
+    """A small backlog beside a large one and beside settled rows behind a stuck head."""
+    began = time.monotonic()
+    for alias, many in ((SMALL, options.small), (LARGE, options.messages)):
+        _empty(alias)
+        _fill_log(alias, "log", many, options.keys)
+        _fill_stuck(alias, 0 if alias == SMALL else options.acked, options.small)
+        _analyze(alias)
+    _say(f"filled in {time.monotonic() - began:.0f} s")
+    keys = [f"k{number}" for number in range(options.keys)]
+    cases = []
+    for mode in GROUPS:
+        cases.append(Case(f"small {mode}", f"small {mode}", SMALL, "log", mode, keys))
+        cases.append(Case(f"backlog {mode}", f"small {mode}", LARGE, "log", mode, keys))
+        cases.append(Case(f"hole {mode}", f"hole {mode}", SMALL, "stuck", mode, ["k0"]))
+        cases.append(Case(f"stuck {mode}", f"hole {mode}", LARGE, "stuck", mode, ["k0"]))
+    warm = max(3, options.rounds // 10)
+    for number in range(warm + options.rounds):
+        if number == warm:
+            for case in cases:
+                case.forget_times()
+        # The other way round every second time: who comes second finds the server's caches warm.
+        for case in cases if number % 2 else cases[::-1]:
+            case.turn()
+            if number % 5 == 0:
+                case.housekeeping()
+    result = {"steps": _compare(cases), "subscribers": []}
+    _say("subscriber", "per second", "peak RSS MB")
+    for case in cases:
+        heartbeat = "DELETE FROM queue_subscriber_heartbeats"  # "bench:1" has left
+        _rows(case.alias, heartbeat)
+        row = {"case": case.name} | _subscribe(case.topic, case.mode, case.alias, options.small // 2)
+        result["subscribers"].append(row)
+        _say(row["case"], row["per_second"], row["peak_rss_mb"])
+    return result
+
+
+def _fill_stuck(alias: str, acked: int, above: int) -> None:
+    """One partition whose first message waits, with settled ones behind it and fresh ones above the cursor."""
+    first, last = _fill_log(alias, "stuck", 1 + acked, 1)
+    for group in GROUPS.values():
+        _fill_offsets(alias, group, "stuck", f"{first} - 1", f"{last}")
+        _fill_states(alias, group, "stuck", acked=True)
+        _rows(
+            alias,
+            "UPDATE queue_delivery_state SET acked = 0 WHERE consumer_group = %s AND topic = 'stuck' "
+            "AND partition_key = 'k0' AND message_offset = %s",
+            (group, first),
+        )
+    _fill_log(alias, "stuck", above, 1)
+
+
+def _compare(cases: list[Case]) -> list[dict[str, Any]]:
+    """Medians in milliseconds, and how many times the base's."""
+    by_name = {case.name: case for case in cases}
+    found = []
+    _say("case", "step", "median ms", "p95 ms", "ratio")
+    for case in cases:
+        for step, times in case.times.items():
+            base = statistics.median(by_name[case.base].times[step])
+            median = statistics.median(times)
+            row = {
+                "case": case.name,
+                "step": step,
+                "median_ms": round(median, 3),
+                "p95_ms": round(sorted(times)[int(len(times) * 0.95)], 3),
+                "ratio": None if case.base == case.name else round(median / base, 2),
+            }
+            found.append(row)
+            _say(*row.values())
+    return found
+
+
+# -- purge lag ----------------------------------------------------------------
+
+
+def snapshot(options: argparse.Namespace, pid: int | None) -> dict[str, Any]:
+    """Turns without a pause, before and while a snapshot is held, on one hot partition and on several."""
+    from django.db import connections
+
+    _empty(SMALL)
+    keys = [f"k{number}" for number in range(options.keys)]
+    cases = []
+    for mode in GROUPS:
+        for topic, chosen in (("hot", ["k0"]), ("wide", keys)):
+            _fill_log(SMALL, topic, 1000, len(chosen))
+            cases.append(Case(f"{topic} {mode}", "", SMALL, topic, mode, chosen))
+    _analyze(SMALL)
+
+    def busy(seconds: float) -> dict[str, dict[str, float]]:
+        for case in cases:
+            case.forget_times()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for case in cases:
+                case.turn()
+        return {
+            case.name: {step: round(statistics.median(times), 3) for step, times in case.times.items()}
+            for case in cases
+        }
+
+    busy(5)
+    before = busy(10)
+    holder = connections[SMALL].copy("holder")
+    periods = []
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            cursor.execute("SELECT COUNT(*) FROM queue_sequencer")
+        began = time.monotonic()
+        while time.monotonic() - began < options.minutes * 60:
+            medians = busy(min(30.0, options.minutes * 60))
+            periods.append({"held_s": round(time.monotonic() - began), "history": _history(), "medians": medians})
+        last = periods[-1]["medians"]
+        ratios = {
+            case.name: {step: round(last[case.name][step] / ms, 2) for step, ms in before[case.name].items()}
+            for case in cases
+        }
+        during = [{"case": case.name} | _subscribe(case.topic, case.mode, SMALL, 800) for case in cases]
+    finally:
+        holder.close()
+    _say("case", "step", "before ms", "last ms", "ratio")
+    for case in cases:
+        for step, ms in before[case.name].items():
+            _say(case.name, step, ms, last[case.name][step], ratios[case.name][step])
+    return {"before": before, "periods": periods, "ratios": ratios, "subscribers": during}
+
+
+def _say(*columns: Any) -> None:
+    print("  ".join(f"{column!s:>14}" for column in columns), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,527 @@
+"""What the service layer sends reads no more rows for a long log, and no table as a whole.
+
+Nothing here is a list of statements: a scripted life of the queue is recorded, each statement is explained
+before it runs and, on the servers, its reads are counted; and every function of the service layer that sends
+statements must have sent one.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_mysqlqueue import Message, publish, publish_many, service
+from django_mysqlqueue.models import ConsumerOffset, OutboxMessage, QueueMessage
+from django_mysqlqueue.service import (
+    claiming,
+    groups,
+    heartbeats,
+    leasing,
+    news,
+    retention,
+    sequencing,
+    settling,
+    stats,
+    watermarks,
+)
+from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.retention import Place
+from django_mysqlqueue.service.subsets import Subset
+from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql import dialect_of
+from tests.conftest import QUEUE_MODELS
+from tests.harness import USING, Sub, handler, lag, sequence
+
+SERVICE = Path(service.__path__[0])
+TABLES = {model._meta.db_table for model in QUEUE_MODELS}
+KEYS = 20
+
+MAY_WALK = {
+    "stats._topics": "counts, for people who look at the queue",
+    "stats._group": "counts what is unsettled, for people who look at the queue",
+    "stats.unsettled": "counts what is unsettled, for people who look at the queue",
+    "stats.status": "lists the groups, for people who look at the queue",
+    "retention._forget_offsets": "lists the groups, once in a round of GC",
+    "heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
+}
+"""Functions whose statements may read a whole table, and why."""
+
+MAY_SORT = {
+    "sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
+    "news.since": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
+}
+"""Functions whose statements may sort, and what."""
+
+SMALL = {"queue_consumer_groups": "a row for each group", "queue_sequencer": "one row"}
+"""Tables that may be read as a whole, since nothing that is published makes them longer."""
+
+NOT_IN_THE_SCRIPT = {
+    "groups.drop": "by an operator",
+    "groups._delete_chunk": "by an operator",
+    "groups.set_mode": "by an operator",
+    "scheduling.advance": "in tests of users",
+    "sequencing.count_due": "the command queuesequence",
+    "stats.silent_topics": "at a start on a terminal",
+    "stats.has_one_partition": "at a start on a terminal",
+}
+"""Functions that no subscriber runs at work, and who does."""
+
+
+# -- recording ----------------------------------------------------------------
+
+
+@dataclass
+class Sent:
+    """A statement of the service layer, as it was sent."""
+
+    function: str
+    sql: str
+    plan: list[tuple[str, str]]
+    """(base table, what the plan says against it); only of statements that were explained."""
+    reads: int
+    """Rows and index entries that the engine was asked for; 0 on SQLite, which does not count."""
+
+
+@dataclass
+class Recorder:
+    """Explains each statement of the service layer just before it runs, with its real parameters."""
+
+    sent: list[Sent] = field(default_factory=list)
+    _seen: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _inside: bool = False
+
+    def __call__(self, execute, sql, params, many, context):
+        function = None if self._inside else _sender()
+        if function is None or not re.match(r"SELECT|INSERT|UPDATE|DELETE", sql):
+            return execute(sql, params, many, context)
+        plan, before = [], 0
+        self._inside = True
+        try:
+            shape = _shape(sql)
+            # One plan does not stand for all: it depends on the values. Three are enough to see a change.
+            if self._seen[shape] < 3 and not re.match(r"INSERT\b(?!.*\bSELECT\b)", sql, re.DOTALL):
+                self._seen[shape] += 1
+                plan = complaints(sql, params)
+            before = _reads()
+            result = execute(sql, params, many, context)
+            self.sent.append(Sent(function, sql, plan, max(0, _reads() - before)))
+        finally:
+            self._inside = False
+        return result
+
+    def reads(self) -> int:
+        return sum(one.reads for one in self.sent)
+
+    def complaints(self) -> list[str]:
+        return [
+            f"{one.function}: {table}: {what}\n    {one.sql[:600]}"
+            for one in self.sent
+            if one.function not in MAY_WALK
+            for table, what in one.plan
+            if not (one.function in MAY_SORT and "sort" in what.lower())
+            if table not in SMALL
+        ]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Recorder]:
+    recorder = Recorder()
+    with connection.execute_wrapper(recorder):
+        yield recorder
+
+
+def _sender() -> str | None:
+    """The function of the service layer that sends a statement, as module.function; None: it is another's."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = _module(frame.f_code.co_filename)
+        if module is not None:
+            return f"{module}.{frame.f_code.co_qualname.partition('.')[0]}"
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _module(file: str) -> str | None:
+    path = Path(file)
+    return path.stem if path.parent == SERVICE and path.stem != "transactions" else None
+
+
+def _shape(sql: str) -> str:
+    """The statement without how often a term is repeated."""
+    text = re.sub(r"\d+", "N", sql)
+    text = re.sub(r"(\([%s, ]+\))(, \1)+", r"\1", text)
+    text = re.sub(r"%s(, %s)+", "%s", text)
+    return re.sub(r"(UNION ALL SELECT .*?)( \1)+", r"\1", text)
+
+
+def _reads() -> int:
+    """How many rows this session has read so far; asking costs a constant number on MySQL."""
+    if connection.vendor != "mysql":
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
+        # Not what temporary tables and derived ones cost: their rows were read from a base table before.
+        return sum(int(count) for name, count in cursor.fetchall() if "rnd" not in name)
+
+
+def complaints(sql, params) -> list[tuple[str, str]]:
+    """What an EXPLAIN has against a statement: scans, sorts and temporary tables over base tables."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}", params)
+            return list(_of_sqlite(sql, [row[3] for row in cursor.fetchall()]))
+        traditional = "FORMAT=TRADITIONAL " if dialect_of(connection).name == "mysql" else ""
+        cursor.execute(f"EXPLAIN {traditional}{sql}", params)
+        names = [column[0].lower() for column in cursor.description]
+        locking = re.match(r"UPDATE|DELETE", sql) is not None or re.search(r"FOR UPDATE|SHARE MODE", sql) is not None
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        return list(_of_server(rows, locking=locking))
+
+
+def _of_server(rows, *, locking) -> Iterator[tuple[str, str]]:
+    for row in rows:
+        table, access, extra = str(row["table"] or "<none>"), str(row["type"]), str(row["extra"] or "").lower()
+        if table.startswith("<") or row["select_type"] == "INSERT":
+            continue  # literal keys, or what a LIMIT has let through; or what is written to
+        # An index with next to nothing in it may be read from end to end, but not under lock.
+        if access == "ALL" or (access == "index" and (locking or int(row["rows"] or 0) > 10)):
+            yield table, f"{access} over {row['rows']} rows"
+        for bad in ("filesort", "using temporary"):
+            if bad in extra:
+                yield table, extra
+
+
+def _of_sqlite(sql, details) -> Iterator[tuple[str, str]]:
+    base = TABLES | {alias for _, alias in re.findall(r"\b(queue_\w+)(?: AS)? ([a-z])\b", sql)}
+    for detail in details:
+        scanned = re.match(r"SCAN (\w+)", detail)
+        if scanned and scanned[1] in base:
+            yield scanned[1], detail
+        if "TEMP B-TREE" in detail:
+            yield "?", detail.replace("USE TEMP B-TREE", "sort in a temporary b-tree")
+
+
+# -- a life of the queue ------------------------------------------------------
+
+
+def live() -> None:
+    """Everything that subscribers do: both modes, subsets, failures, losses, housekeeping, a look at the state."""
+    publish("t", 0, key="k0")
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(200)))
+    publish_many("t", (Message(number, key="k1", delay=0.001) for number in range(5)))
+    sequence()
+    endings = {0: lambda d: d.nack(), 1: lambda d: d.snooze(0), 2: lambda d: d.reject("no")}
+    seen = set()
+
+    def handle(delivery):
+        ending = endings.get(delivery.payload % 50)
+        if ending is not None and (delivery.group, delivery.id) not in seen:
+            seen.add((delivery.group, delivery.id))  # a snooze leaves the attempt alone
+            ending(delivery)
+
+    def atomic(delivery):
+        if delivery.payload % 50 == 7:
+            raise ValueError("on purpose")
+
+    def batch(deliveries):
+        deliveries[-1].reject("no")
+
+    part = Subset.parse(["k1*", "k3"])
+    whole = [
+        handler(group="o", function=handle),
+        handler(group="s", mode="shared", function=handle),
+        handler(group="oa", function=atomic, atomic=True),
+        handler(group="ob", function=batch, atomic=True, batch=True, batch_size=10, max_attempts=1),
+    ]
+    others = [handler(group="os"), handler(group="ss", mode="shared")]
+    _life(Sub(*whole, batch_size=50), Sub(*others, name="part", subset=part, batch_size=50))
+    for name in ("o", "s"):
+        _lose_and_take_over(name)
+    Sub(*whole).settle()
+    watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
+    assert retention.collect(USING).offsets_rows
+    stats.status(USING, lease_ms=30_000)
+    stats.unsettled(Session(USING), GroupRef("o", "t"))
+
+
+def _life(*subs: Sub) -> None:
+    for sub in subs:
+        sub.settle()
+        assert not any(work.failures for work in sub.poller.works)
+    # What comes round: ticks, extensions, the scan for work, the sweep, GC.
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(100)))
+    for sub in subs:
+        sub.step()
+        for work in sub.poller.works:
+            work.turn()
+            work.start_anew()
+        sub.poller.look_now()
+        sub.heart.in_doubt = True
+        sub.step()
+        sub.poller.housekeeping.start_anew()
+        for _ in sub.poller.housekeeping._round():
+            pass
+        sub.work(50)
+    for sub in subs:
+        sub.settle()
+        sub.leave()
+
+
+def _lose_and_take_over(group: str) -> None:
+    """A subscriber vanishes with what it holds; another one finds the suspects and records their starts."""
+    mode = "ordered" if group == "o" else "shared"
+    one = handler(group=group, mode=mode, visibility_timeout=0.001)
+    publish_many("t", (Message(1, key=f"k{number % KEYS}") for number in range(40)))
+    lost = Sub(one, name="lost").step()
+    ref = GroupRef(group, "t")
+    held = lost.inbox.held(ref) if mode == "shared" else [item.claimed for item in iter(lost.take, None)]
+    assert held
+    token = held[0].token
+    first = held[0]
+    settling.extend(USING, first, milliseconds=1, shared=mode == "shared")
+    settling.extend_all(USING, ref, held, milliseconds=1)
+    with transaction.atomic():
+        settling.ack_here(USING, first)
+        transaction.set_rollback(True)
+    heartbeats.deregister(USING, lost.name, [ref])
+    heir = Sub(handler(group=group, mode=mode), name="heir")
+    heir.settle(rounds=100)  # suspects come one by one
+    # A late word, and a redelivery that is settled already.
+    late = settling.flush(USING, ref, [Outcome(first, Kind.ACK)], max_attempts=5, shared=mode == "shared")
+    assert late.stale or first.offset <= ConsumerOffset.objects.get(pk=(*ref, first.key)).offset_acked
+    if mode == "ordered":
+        claimant = Claimant(ref, heir.name, 5, None)
+        wants = [Want("k0", due=(first.offset,))]
+        assert claiming.claim(USING, claimant, wants, token=claiming.new_token()).settled
+    heir.leave()
+    if mode == "ordered":
+        heartbeats.forget(USING, lost.name, [ref])
+    claiming.undo(USING, ref, token)
+
+
+# -- large tables -------------------------------------------------------------
+
+
+def fill(rows: int) -> None:
+    """A log of so many settled messages in ``KEYS`` partitions, and state, outbox, offsets and leases to match.
+
+    By doubling, since one statement for each hundred thousand rows is what makes this a matter of seconds.
+    """
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(500)))
+    publish_many("other", (Message(number, key=f"k{number % 200}") for number in range(500)))
+    sequence()
+    with connection.cursor() as cursor:
+        _double(cursor, QueueMessage, "offset", "id", rows)
+        for group, topic, count in (("o", "t", KEYS), ("s", "t", KEYS), ("other", "other", 10**6)):
+            groups.register(USING, GroupRef(group, topic), mode="ordered" if group == "o" else "shared", start="latest")
+            cursor.execute(
+                "INSERT INTO queue_offsets (consumer_group, topic, partition_key, offset_acked, offset_claimed) "
+                "SELECT %s, topic, partition_key, MAX(`offset`), MAX(`offset`) FROM queue_messages WHERE topic = %s "
+                "GROUP BY topic, partition_key LIMIT %s",
+                (group, topic, count),
+            )
+        # Of another group: settled rows behind a stuck head, and as many that wait out a backoff.
+        for topic, acked in (("t", True), ("other", False)):
+            cursor.execute(
+                "INSERT INTO queue_delivery_state "
+                "(consumer_group, topic, partition_key, message_offset, acked, invisible_until, retry_count) "
+                "SELECT 'other', topic, partition_key, `offset`, %s, 9000000000000, 1 "
+                "FROM queue_messages WHERE topic = %s",
+                (acked, topic),
+            )
+        cursor.execute(
+            "INSERT INTO queue_partition_leases (consumer_group, topic, partition_key, leased_by) "
+            "SELECT 'other', topic, id, 'somebody' FROM queue_messages WHERE topic = 'other' LIMIT 20000"
+        )
+        publish_many("t", (Message(number, delay=10**6) for number in range(500)))
+        _double(cursor, OutboxMessage, "outbox_id", "id", rows // 4)
+
+
+def _double(cursor, model, key: str, unique: str, rows: int) -> None:
+    table = model._meta.db_table
+    columns = [
+        f"`{one.column}`" for one in model._meta.local_concrete_fields if one.column != key and not one.generated
+    ]
+    count = model.objects.count()
+    while count < rows:
+        longer = f"{unique} || '-{count}'" if connection.vendor == "sqlite" else f"CONCAT({unique}, '-{count}')"
+        values = [longer if one == f"`{unique}`" else one for one in columns]
+        cursor.execute(f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {table}")
+        count *= 2
+
+
+def analyze() -> None:
+    with connection.cursor() as cursor:
+        for table in sorted(TABLES):
+            if connection.vendor == "sqlite":
+                continue  # nobody runs it there
+            cursor.execute(f"ANALYZE TABLE {table}")
+            cursor.fetchall()
+
+
+# -- the tests ----------------------------------------------------------------
+
+
+@pytest.mark.defect(22)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rows", [0, 100_000])
+def test_nothing_that_a_subscriber_sends_scans_sorts_or_copies_a_table(db, rows):
+    """On nearly empty tables, too: there a scan or a sort under lock locks the rows of others."""
+    if rows:
+        fill(rows)
+    analyze()
+    with recorded() as recorder:
+        live()
+    assert not recorder.complaints(), "\n".join(dict.fromkeys(recorder.complaints()))
+    walks = [
+        f"{one.function}: {one.reads} rows\n    {one.sql[:600]}"
+        for one in recorder.sent
+        # More than any LIMIT here lets through: a plan of type ref may stand for a whole topic.
+        if one.reads > 6000 and one.function not in MAY_WALK
+    ]
+    assert not walks, "\n".join(walks)
+    assert lag("o") == lag("s") == 0
+    functions = {one.function for one in recorder.sent}
+    assert senders() - functions - set(NOT_IN_THE_SCRIPT) == set(), "the script leaves these out"
+    assert set(MAY_WALK) <= functions
+
+
+def senders() -> set[str]:
+    """The functions of the service layer that send statements, read from its source."""
+    found = set()
+    for path in SERVICE.glob("*.py"):
+        if path.stem == "transactions":
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and any(_sends(inner) for inner in ast.walk(node)):
+                found.add(f"{path.stem}.{node.name}")
+    return found
+
+
+def _sends(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    on = ast.unparse(node.func.value)
+    by_session = node.func.attr in ("execute", "rows", "row") and re.match(r"session\b|Session\(", on)
+    return bool(by_session) or on.endswith(".objects")
+
+
+@pytest.mark.servers_only
+@pytest.mark.defect(22)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_a_turn_reads_no_more_rows_of_a_long_log(db, mode, settings):
+    """Counted by the server: poll, claim, flush, and a slice of each kind of housekeeping."""
+    ref = GroupRef(mode[0], "t")
+
+    def costs(rows: int) -> dict[str, int]:
+        for model in QUEUE_MODELS:
+            model.objects.all().delete()
+        fill(rows)
+        analyze()
+        sub = Sub(handler(group=ref.group, mode=mode), prefetch=100, batch_size=100)
+        sub.settle()
+        publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(100)))
+        found = {}
+        keys = [f"k{number}" for number in range(KEYS)]
+        session = Session(USING)
+
+        def cost(name, action):
+            with recorded() as recorder:
+                result = action()
+            assert recorder.sent
+            found[name] = recorder.reads()
+            return result
+
+        cost("look", lambda: sequencing.look(session))
+        cost("sequence", lambda: sequencing.sequence(USING))
+        cost("news", lambda: news.since(session, sub.poller._tail, limit=2000))
+        cost("next due", lambda: news.next_due(session, [ref], Subset.parse(["k1*"])))
+        assert cost("poll and claim", lambda: sub.step(tick=False)) is sub
+        assert sub.work() == 100
+        cost("flush", sub.flush)
+        cost("tick", lambda: leasing.read(session, [ref], 30_000))
+        cost("load", lambda: leasing.load(session, ref, keys))
+        cost("work", lambda: leasing.with_work(session, ref, keys))
+        cost("find work", lambda: leasing.find_work(session, ref, after=None, limit=500))
+        cost("sweep", lambda: watermarks.sweep(USING, ref, keys))
+        settings.MYSQLQUEUE = {"RETENTION": 86_400}
+        cost("gc", lambda: retention.collect_step(USING, Place()))
+        return found
+
+    few, many = costs(1000), costs(100_000)
+    # GC looks at CHUNK_ROWS rows where there are so many; find_work at a page, then at four rows a partition.
+    bounds = {"gc": few["gc"] + 2 * retention.CHUNK_ROWS, "find work": few["find work"] + 500 + 8 * KEYS}
+    for name, count in many.items():
+        assert count <= bounds.get(name, few[name] * 1.2 + 60), (name, few, many)
+
+
+@pytest.mark.servers_only
+def test_a_flush_walks_no_rows_that_purge_has_left(db):
+    """While anybody holds a snapshot, rows that were deleted stay: not at the head of what a flush looks at."""
+    ref = GroupRef("s", "t")
+    publish("t", 0, key="k0")
+    sub = Sub(handler(group="s", mode="shared"))
+    sub.settle()
+    claimant = Claimant(ref, sub.name, 5, 60_000)
+
+    def flush_cost() -> int:
+        publish("t", 0, key="k0")
+        sequence()
+        claim = claiming.claim(USING, claimant, [Want("k0", look_at=1)], token=claiming.new_token())
+        outcomes = [Outcome(one, Kind.ACK) for one in claim.deliveries]
+        assert outcomes
+        before = quiet_pages()
+        settling.flush(USING, ref, outcomes, max_attempts=5, shared=True)
+        return pages() - before
+
+    holder = connections[USING].copy("holder")
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            cursor.execute("SELECT COUNT(*) FROM queue_offsets")
+        before = min(flush_cost() for _ in range(5))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO queue_delivery_state (consumer_group, topic, partition_key, message_offset, acked, "
+                "delivered_by) WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900) "
+                "SELECT 's', 't', 'k0', -a.i * 1000 - b.i, 1, 'somebody' FROM n a JOIN n b ON b.i <= 40"
+            )
+            cursor.execute("DELETE FROM queue_delivery_state WHERE message_offset < 0")
+        after = min(flush_cost() for _ in range(5))
+    finally:
+        holder.close()
+    assert after < before + 100, (before, after)
+
+
+def quiet_pages() -> int:
+    """The same when it stands still: purge may still be at work on what the tests before have deleted."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        before = pages()
+        time.sleep(0.05)
+        if pages() - before < 10:
+            break
+    return pages()
+
+
+def pages() -> int:
+    """How many pages the server has looked up in its buffer pool."""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_read_requests'")
+        return int(cursor.fetchone()[1])
