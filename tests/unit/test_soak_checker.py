@@ -311,12 +311,15 @@ Traceback (most recent call last):
 soak.app.subscribers.Planned: poison
 MySQLdb.OperationalError: (2013, 'Lost connection to server during query')
 django.db.utils.OperationalError: (1927, 'Connection was killed')
+CommandError: The database 'default' does not answer: (2002, "Can't connect to local server")
 django_mysqlqueue.exceptions.CommitOutcomeUnknown: COMMIT on 'default' failed: (2006, '')
 """
 STRANGE = [
     "2026-01-01 10:00:00,000 ERROR handler.thread_failed group=g topic=t",
     "2026-01-01 10:00:00,000 CRITICAL [1] poller.died",
     "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1146, 'no such table')\" failures=1",
+    "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (2006, 'gone')\"",
+    "CommandError: There are no tables",
     "ValueError: too many values to unpack",
     "KeyError: 5",
     "django.db.transaction.TransactionManagementError: An error occurred in the current transaction.",
@@ -336,14 +339,14 @@ def test_logs_with_nothing_unexpected():
 @pytest.mark.parametrize("line", STRANGE)
 def test_logs_with_something_unexpected(line):
     findings = logs.read_all({"a.log": [*EXPECTED.splitlines(), line]})
-    assert findings.unexpected == [f"a.log:10: {line}"]
+    assert findings.unexpected == [f"a.log:11: {line}"]
     assert not findings.deadlocks
 
 
 @pytest.mark.parametrize("line", DEADLOCKED)
 def test_logs_with_a_deadlock(line):
     findings = logs.read_all({"a.log": [*EXPECTED.splitlines(), line]})
-    assert findings.deadlocks == [f"a.log:10: {line}"]
+    assert findings.deadlocks == [f"a.log:11: {line}"]
 
 
 # -- the plan and the records -------------------------------------------------

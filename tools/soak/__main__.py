@@ -45,7 +45,8 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "small-batches": (*(f"--group={name}" for name in ("skip", "strict", "shared")), "--batch-size", "10"),
 }
 SPARED = "steady"
-DRAIN_LIMIT = 240.0
+DRAIN_PATIENCE = 150.0
+"""Seconds without progress after which a queue counts as stuck; the last settled rows may wait for the housekeeping."""
 COVERAGE_MINUTES = 3.0
 """A run as long as this must have done everything that can be done at least once."""
 
@@ -133,7 +134,12 @@ class Soak:
         (self.folder / "stop-publishing").touch()
         unclean = self.fleet.stop(self.fleet.publishers)
         stopped = time.monotonic()
-        drained = self._turn_until(evidence.is_drained, monitor.turn, say, limit=DRAIN_LIMIT)
+
+        def is_over() -> bool:
+            stuck = min(monitor.stuck_for(), time.monotonic() - stopped)
+            return evidence.is_drained() or stuck > DRAIN_PATIENCE
+
+        self._turn_until(is_over, monitor.turn, say)
         took = time.monotonic() - stopped
         unclean += self.fleet.stop(self.fleet.subscribers)
         unclean += [f"{slot.name} {end}" for slot in self.fleet.slots for end in slot.ends]
@@ -144,7 +150,6 @@ class Soak:
         left = evidence.leftovers()
         verdicts = [
             *checker.check(gathered, plan.GROUPS),
-            checker.verdict("it drains", f"within {DRAIN_LIMIT:g} s", () if drained else ("it did not",)),
             checker.check_leftovers(left, plan.GROUPS),
             checker.check_progress(monitor.progress),
             checker.check_retention(gathered.ledger, evidence.collect_garbage(), plan.RETENTION * 1000),
@@ -194,16 +199,12 @@ class Soak:
         long = min(LONG, self.options.minutes * 60 / 4)
         self.fleet.add("publisher-long", *publisher, "long", seed, "--long", f"{long:g}", publisher=True, spared=True)
 
-    def _turn_until(self, done: Callable[[], bool], *turns: Callable[[], None], limit: float = 10**9) -> bool:
-        until = time.monotonic() + limit
-        while time.monotonic() < until:
+    def _turn_until(self, done: Callable[[], bool], *turns: Callable[[], None]) -> None:
+        while not done():
             self.fleet.tend()
             for turn in turns:
                 turn()
-            if done():
-                return True
             time.sleep(0.1)
-        return False
 
     def _coverage(self, counts: dict[str, int], gathered: checker.Evidence) -> checker.Verdict:
         """A soak in which nothing happened proves nothing."""

@@ -36,6 +36,7 @@ class Slot:
     starts: int = 0
     kills: int = 0
     was_killed: bool = False
+    is_ready: bool = False
     ends: list[str] = field(default_factory=list)
     """Ends that nobody had asked for."""
 
@@ -96,7 +97,7 @@ class Fleet:
                 process_group=0,  # a Ctrl-C is for the soak alone
             )
         slot.starts += 1
-        slot.was_killed = False
+        slot.was_killed = slot.is_ready = False
 
     def tend(self) -> None:
         """Starts again what has ended."""
@@ -118,11 +119,19 @@ class Fleet:
         else:
             slot.ends.append(f"left with {code}")
 
+    def is_at_work(self) -> bool:
+        """Whether most of the subscribers run."""
+        at_work = sum(slot.pid is not None and self.has_started(slot) for slot in self.subscribers)
+        return 2 * at_work > len(self.subscribers)
+
     def has_started(self, slot: Slot) -> bool:
+        if slot.is_ready:
+            return True
         with slot.log.open("rb") as log:
             log.seek(slot.log_from)
             text = log.read()
-        return b"subscriber.started" in text or b"supervisor.started" in text
+        slot.is_ready = b"subscriber.started" in text
+        return slot.is_ready
 
     def kill(self, pid: int) -> None:
         for slot in self.slots:

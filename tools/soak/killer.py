@@ -22,6 +22,10 @@ AIM_TIMEOUT = 6.0
 CONNECTIONS = 6
 """How many are cut at once."""
 IMPATIENCE = 12.0
+SPACING = 1.0
+"""Seconds between two actions at least, also after one that took long."""
+PATIENCE = 15.0
+"""Seconds to wait at most until most subscribers are at work again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Killer:
         self._began = time.monotonic()
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._frozen: set[int] = set()
+        self._acted_at = 0.0
         self.events: list[Event] = []
         self.downtimes: list[tuple[float, float]] = []
         """When the server was away: from and to, seconds since the beginning."""
@@ -59,11 +64,17 @@ class Killer:
         for due, undo in [one for one in self._undo if one[0] <= now]:
             self._undo.remove((due, undo))
             undo()
-        if self._actions and now - self._began >= self._actions[0].at:
+        if self._actions and now - self._began >= self._actions[0].at and self._may_act(now):
             action = self._actions.pop(0)
             at = time.monotonic() - self._began
             what = self._act(action)
+            self._acted_at = time.monotonic()
             self.events.append(Event(round(at, 1), action.kind, what or "nobody was there", what is not None))
+
+    def _may_act(self, now: float) -> bool:
+        """On a slow machine it waits until most have come back: where nobody works nothing is proved."""
+        since = now - self._acted_at
+        return since >= SPACING and (since >= PATIENCE or self._fleet.is_at_work())
 
     def settle(self) -> None:
         """Undoes what is still to be undone: from here on nothing happens to anybody."""

@@ -17,17 +17,15 @@ LOCK_WAIT = 1205
 """A lock of somebody frozen was waited for: costs a turn of a poller, no more."""
 DEADLOCK = 1213
 
-_CODE = re.compile(
-    r"\b(?:OperationalError|InterfaceError|InternalError|DatabaseError|ProgrammingError)\b\W+(\d{1,4})\b"
-)
-_EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Planned|Stale\w*|Exit|Interrupt|Unknown))(?::|$)"
-)
+_CODE = re.compile(r"\((\d{4}), ?[\"']")
+"""As the driver shows its errors: (2006, 'Server has gone away')."""
+_NAMES = "Error|Exception|Planned|Stale|Delivery|NotStarted|Exit|Interrupt|Unknown"
+_EXCEPTION = re.compile(rf"^(?:[a-z_]\w*\.)*(_?[A-Z]\w*(?:{_NAMES})|Planned)(?::|$)")
 _EVENT = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\[\d+\] )?([a-z_]+\.[a-z_]+)\b")
 EXPECTED_EXCEPTIONS = frozenset({"Planned", "CommitOutcomeUnknown", "StaleDelivery", "_NotStarted"})
 """Raised by plan, or because of a lost connection (their cause is judged as well)."""
 EXPECTED_ERRORS = frozenset(
-    {"delivery.dead_lettered", "child.died", "child.killed", "heart.withheld", "group.failed", "subscriber.gave_up"}
+    {"delivery.dead_lettered", "child.died", "child.killed", "heart.withheld", "subscriber.gave_up"}
 )
 """Events of the level ERROR that a killed child, a frozen process or a server that is away explains."""
 
@@ -56,7 +54,8 @@ class Findings:
         found = _EVENT.match(line)
         if found:
             self.events[found[2]] += 1
-            if found[1] == "CRITICAL" or (found[1] == "ERROR" and found[2] not in EXPECTED_ERRORS):
+            waited = found[2] == "group.failed" and codes == [LOCK_WAIT]
+            if found[1] == "CRITICAL" or (found[1] == "ERROR" and found[2] not in EXPECTED_ERRORS and not waited):
                 self.unexpected.append(f"{where}: {line[:300]}")
                 return
         strange = [code for code in codes if code not in LOST and code != LOCK_WAIT]

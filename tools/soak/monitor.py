@@ -33,10 +33,15 @@ class Monitor:
         self._hold = folder / HOLD
         self._began = time.monotonic()
         self._next_at = 0.0
+        self._fell_at = self._began
         self.samples: list[Sample] = []
         self.memory: dict[str, list[float]] = {slot.name: [] for slot in fleet.subscribers if slot.is_spared}
         """Megabytes of the subscribers that nobody kills."""
         self.progress: list[dict[tuple[str, str], tuple[int, int, int]]] = []
+
+    def stuck_for(self) -> float:
+        """Seconds since the lags were last seen to fall."""
+        return time.monotonic() - self._fell_at
 
     def turn(self) -> None:
         now = time.monotonic()
@@ -52,6 +57,8 @@ class Monitor:
         except Error:
             connection.close()
             return
+        if not self.samples or sum(sample.lags.values()) < sum(self.samples[-1].lags.values()):
+            self._fell_at = now
         self.samples.append(sample)
         self.progress.append(progress)
         lag = max(sample.lags.values())
