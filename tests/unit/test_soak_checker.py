@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
+sys.path.append(str(TOOLS))
 from soak import checker, logs, plan, records  # noqa: E402
 from soak.checker import Collected, DeadLetter, Entry, Evidence, Leftovers  # noqa: E402
 from soak.records import Step, Transaction  # noqa: E402

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,18 +129,25 @@ class Soak:
         monitor = Monitor(self.fleet, self.folder)
         began = time.monotonic()
         say = progress_line(monitor)
-        self._turn_until(lambda: time.monotonic() - began >= seconds, killer.turn, monitor.turn, say)
+
+        def is_over() -> bool:
+            """In time, but on a slow machine not before everything has been tried."""
+            lasted = time.monotonic() - began
+            return lasted >= seconds and (not self._untried(killer.counts) or lasted >= 2 * seconds)
+
+        self._turn_until(is_over, killer.turn, monitor.turn, say)
+        lasted = time.monotonic() - began
         killer.settle()
         connection.close()  # it may have been cut, too
         (self.folder / "stop-publishing").touch()
         unclean = self.fleet.stop(self.fleet.publishers)
         stopped = time.monotonic()
 
-        def is_over() -> bool:
+        def is_drained_or_stuck() -> bool:
             stuck = min(monitor.stuck_for(), time.monotonic() - stopped)
             return evidence.is_drained() or stuck > DRAIN_PATIENCE
 
-        self._turn_until(is_over, monitor.turn, say)
+        self._turn_until(is_drained_or_stuck, monitor.turn, say)
         took = time.monotonic() - stopped
         unclean += self.fleet.stop(self.fleet.subscribers)
         unclean += [f"{slot.name} {end}" for slot in self.fleet.slots for end in slot.ends]
@@ -164,7 +172,7 @@ class Soak:
             version=str(evidence.rows("SELECT VERSION()")[0][0]),
             machine=f"{os.cpu_count()} cores, Python {platform.python_version()}, Django {django.__version__}",
             seed=self.options.seed,
-            seconds=seconds,
+            seconds=round(lasted, 1),
             drained_after=round(took, 1),
             done_to_it={kind: killer.counts[kind] for kind in plan.ACTIONS},
             downtimes=[(round(since, 1), round(to, 1)) for since, to in killer.downtimes],
@@ -184,6 +192,8 @@ class Soak:
         return result.ok
 
     def _start_fleet(self) -> None:
+        from soak import evidence
+
         for name, more in SUBSCRIBERS.items():
             command = ("-m", "django", "runsubscriber", "--name", name, *more)
             self.fleet.add(name, *command, spared=name == SPARED)
@@ -198,6 +208,7 @@ class Soak:
             self.fleet.add(f"publisher-{number}", *publisher, *more, publisher=True)
         long = min(LONG, self.options.minutes * 60 / 4)
         self.fleet.add("publisher-long", *publisher, "long", seed, "--long", f"{long:g}", publisher=True, spared=True)
+        wait_for(lambda: evidence.committed() > 0)
 
     def _turn_until(self, done: Callable[[], bool], *turns: Callable[[], None]) -> None:
         while not done():
@@ -206,17 +217,19 @@ class Soak:
                 turn()
             time.sleep(0.1)
 
-    def _coverage(self, counts: dict[str, int], gathered: checker.Evidence) -> checker.Verdict:
+    def _untried(self, counts: Counter[str]) -> list[str]:
+        if self.options.minutes < COVERAGE_MINUTES:
+            return []
+        return [kind for kind in plan.ACTIONS if not counts[kind]]
+
+    def _coverage(self, counts: Counter[str], gathered: checker.Evidence) -> checker.Verdict:
         """A soak in which nothing happened proves nothing."""
-        missing = [kind for kind in plan.ACTIONS if not counts[kind]]
+        missing = self._untried(counts)
         if not gathered.ledger:
             missing.append("publishing")
-        wanted = self.options.minutes >= COVERAGE_MINUTES
-        return checker.verdict(
-            "everything was tried",
-            f"{len(plan.ACTIONS)} kinds of trouble" if wanted else "not asked of a run this short",
-            [f"{kind}: never" for kind in missing] if wanted else [],
-        )
+        asked = self.options.minutes >= COVERAGE_MINUTES
+        compared = f"{len(plan.ACTIONS)} kinds of trouble" if asked else "not asked of a run this short"
+        return checker.verdict("everything was tried", compared, [f"{kind}: never" for kind in missing])
 
     def _django(self, command: str, **options: object) -> None:
         from django.core.management import call_command
@@ -238,7 +251,7 @@ def progress_line(monitor: Monitor) -> Callable[[], None]:
     return say
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:

@@ -21,6 +21,8 @@ AIM_TIMEOUT = 6.0
 """Seconds to wait until a process walks into a trap."""
 CONNECTIONS = 6
 """How many are cut at once."""
+MISSES = 5
+"""How often an action that met nobody is tried again, a little later."""
 IMPATIENCE = 12.0
 SPACING = 1.0
 """Seconds between two actions at least, also after one that took long."""
@@ -51,6 +53,7 @@ class Killer:
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._frozen: set[int] = set()
         self._acted_at = 0.0
+        self.misses: Counter[str] = Counter()
         self.events: list[Event] = []
         self.downtimes: list[tuple[float, float]] = []
         """When the server was away: from and to, seconds since the beginning."""
@@ -69,6 +72,9 @@ class Killer:
             at = time.monotonic() - self._began
             what = self._act(action)
             self._acted_at = time.monotonic()
+            if what is None and self.misses[action.kind] < MISSES:
+                self.misses[action.kind] += 1
+                self._actions.insert(2, action)
             self.events.append(Event(round(at, 1), action.kind, what or "nobody was there", what is not None))
 
     def _may_act(self, now: float) -> bool:
