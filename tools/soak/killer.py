@@ -132,7 +132,10 @@ class Killer:
     def _kill(self, pid: int | None) -> str | None:
         if pid is None:
             return None
-        self._fleet.kill(pid)
+        try:
+            self._fleet.kill(pid)
+        except ProcessLookupError:
+            return None
         return f"process {pid}"
 
     def _freeze(self, pid: int | None, action: Action) -> str | None:
@@ -140,7 +143,10 @@ class Killer:
         if pid is None or pid in self._frozen:
             return None
         seconds = plan.LEASE + 1 + 4 * action.draw
-        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            return None
         self._frozen.add(pid)
         self._undo.append((time.monotonic() + seconds, lambda: self._thaw(pid)))
         return f"process {pid} for {seconds:.1f} s"
@@ -168,12 +174,10 @@ class Killer:
         pid = int(caught.suffix[1:])
         spared = {slot.pid for slot in self._fleet.subscribers if slot.is_spared}
         try:
-            # The one whose memory is watched is only ever frozen.
-            if action.kind.startswith("SIGKILL") and pid not in spared:
-                return self._kill(pid)
-            return self._freeze(pid, action)
-        except ProcessLookupError:
-            return None
+            if not action.kind.startswith("SIGKILL"):
+                return self._freeze(pid, action)
+            # Not the one whose memory is watched.
+            return None if pid in spared else self._kill(pid)
         finally:
             caught.unlink(missing_ok=True)
 
