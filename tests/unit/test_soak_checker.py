@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -379,3 +380,40 @@ def test_transactions_with_a_note_of_several_lines(tmp_path):
     records.write(records.publishers_file(tmp_path), [one])
     (read,) = records.transactions(records.publishers_file(tmp_path))
     assert read == dataclasses.replace(one, note="an error of | two lines")
+
+
+# -- the report ---------------------------------------------------------------
+
+
+def test_the_report_names_what_was_broken(evidence, tmp_path):
+    from soak import report
+    from soak.monitor import Sample
+
+    broken = checker.verdict("skip: first starts in order", "10 first starts", ["p:7 started too early"])
+    lags = {"outbox": 1, **dict.fromkeys(GROUPS, 5)}
+    sound = report.Report(
+        command="make soak",
+        engine="mariadb",
+        version="10.11",
+        machine="2 cores",
+        seed=1,
+        seconds=60.0,
+        drained_after=3.0,
+        done_to_it=dict.fromkeys(plan.ACTIONS, 1),
+        downtimes=[(1.0, 3.0)],
+        restarts={"steady": 0},
+        traffic=report.traffic(evidence),
+        groups=report.groups(evidence),
+        samples=[Sample(5.0, 10, lags, held_back=True)],
+        memory={"steady": [40.0, 50.0], "none": []},
+        log_events={"poller.failed": 2},
+        database_errors={2006: 2},
+        verdicts=[checker.verdict("one", "two", [])],
+    )
+    assert sound.ok
+    failed = dataclasses.replace(sound, verdicts=[*sound.verdicts, broken])
+    text, data = (path.read_text() for path in reversed(failed.write(tmp_path)))
+    assert text.startswith("# Soak: mariadb 10.11, 1.0 minutes: FAILED\n")
+    assert "- p:7 started too early\n" in text
+    assert json.loads(data)["ok"] is False
+    assert json.loads(data)["traffic"]["messages committed"] == TOTAL

@@ -23,6 +23,8 @@ class Sample:
     """Seconds since the beginning."""
     committed: int
     lags: dict[str, int]
+    held_back: bool
+    """Publishers wait for the subscribers."""
 
 
 class Monitor:
@@ -52,7 +54,7 @@ class Monitor:
             if slot.is_spared and slot.pid is not None and (resident := resident_mb(slot.pid)) is not None:
                 self.memory[slot.name].append(resident)
         try:
-            sample = Sample(round(now - self._began, 1), evidence.committed(), evidence.lags())
+            sample = Sample(round(now - self._began, 1), evidence.committed(), evidence.lags(), self._hold.exists())
             progress = evidence.progress()
         except Error:
             connection.close()

@@ -55,6 +55,7 @@ class Report:
             f"`{self.command}` on {self.machine}. {self.traffic['messages committed']} messages committed "
             f"({rate:.0f} a second), each for {len(GROUPS)} groups; drained {self.drained_after:.0f} s after the last."
         )
+        held = f"Publishers held back in {sum(one.held_back for one in self.samples)} of {len(self.samples)} samples."
         away = sum(to - since for since, to in self.downtimes)
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.database_errors.items())) or "none"
         parts = [
@@ -68,6 +69,7 @@ class Report:
             "## Groups",
             table(tuple(self.groups[0]), (tuple(group.values()) for group in self.groups)),
             "## Lag over time, messages",
+            held,
             self._lags(),
             "## Memory, MB",
             table(("process", "at first", "highest", "at last"), (_span(*item) for item in self.memory.items())),
