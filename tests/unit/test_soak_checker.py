@@ -328,7 +328,7 @@ STRANGE = [
     "AssertionError",
 ]
 DEADLOCKED = [
-    "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (1213, 'Deadlock found')\"",
+    "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (1213, 'in another language')\"",
     "django.db.utils.OperationalError: (1213, 'Deadlock found when trying to get lock; try restarting transaction')",
 ]
 
