@@ -1,5 +1,6 @@
 # make demo    runs the example end to end (embedded SQLite; DATABASE_URL=… for a server, EVENTS=… for less)
 # make test    runs the whole test suite, servers included
+# make soak    breaks everything for MINUTES=n while it works, and proves that nothing is lost (ENGINE=mariadb|mysql SEED=n)
 # make serve   serves the example project's site with the admin
 # make lint    ruff and mypy
 # make docs    builds the documentation into .test/docs
@@ -12,10 +13,14 @@ BIN := $(VENV)/bin
 EVENTS ?=
 DATABASE_URL ?=
 PORT ?= 8000
+MINUTES ?= 10
+ENGINE ?= mariadb
+SEED ?=
+REPORT ?= .test/soak
 
 export DATABASE_URL
 
-.PHONY: help demo serve test lint docs wheel check-python clean
+.PHONY: help demo serve test soak lint docs wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -53,6 +58,9 @@ serve: $(INSTALLED)
 
 test: check-python
 	$(PYTHON) tools/run_tests.py
+
+soak: check-python
+	$(PYTHON) tools/run_soak.py --minutes $(MINUTES) --engine $(ENGINE) --report $(REPORT) $(if $(SEED),--seed $(SEED))
 
 lint: check-python
 	$(PYTHON) tools/run_tests.py --only lint

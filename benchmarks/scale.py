@@ -426,7 +426,7 @@ class Case:
         wants = [Want(key, look_at=each) for key in self.keys]
         messages = [Message("x" * PAYLOAD, key=self.keys[number % len(self.keys)]) for number in range(BATCH)]
         self.timed("publish", lambda: publish_many(self.topic, messages, using=self.alias))
-        self.timed("look", lambda: sequencing.look(self.session))
+        self.timed("look", lambda: news.look(self.session))
         self.timed("sequence", lambda: sequencing.sequence(self.alias))
         self.tail = self.timed("news", lambda: news.since(self.session, self.tail, limit=2000)).tail
         max_due = 0

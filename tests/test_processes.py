@@ -229,6 +229,23 @@ def test_a_hung_handler_does_not_take_healthy_ones_with_it(start, tmp_path):
     assert lag("atomic", "p.plain") == 0
 
 
+@pytest.mark.servers_only
+def test_a_hung_handler_that_returns_in_the_end_is_no_clean_end(start, tmp_path):
+    """The process waited for another one meanwhile; whoever started it must know that it did not end as it should."""
+    files = {name: (tmp_path / f"started-{name}", tmp_path / f"go-{name}") for name in ("p.action", "p.plain")}
+    for topic, (started, go) in files.items():
+        publish(topic, {"n": 0, "do": "wait", "started": str(started), "go": str(go)}, key="k")
+    worker = start("--group", "action", "--group", "atomic", "--drain")
+    wait_for(lambda: "subscriber.stopping" in worker.output, worker)
+    assert "handler.hung" in worker.output
+    assert all(started.exists() for started, _ in files.values())
+    files["p.action"][1].touch()
+    wait_for(drained("action", "p.action"), worker)
+    files["p.plain"][1].touch()
+    assert worker.wait(20) == 1
+    assert "subscriber.left_running" not in worker.output
+
+
 def test_a_group_of_another_mode_is_refused(db, tmp_path):
     groups.register(USING, GroupRef("plain", "p.plain"), mode="shared", start="earliest")
     worker = Worker(tmp_path, "--group", "plain")

@@ -15,7 +15,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.service import heartbeats, scheduling, settling
+from django_mysqlqueue.service import heartbeats, scheduling, settling, transactions
 from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry
@@ -155,14 +155,56 @@ def test_a_connection_to_a_demoted_primary_is_not_sound(db, code):
     connection.ensure_connection()
     unknown = CommitOutcomeUnknown("COMMIT failed")
     unknown.__cause__ = OperationalError(code, "text")
-    assert not sessions.is_sound(connection, OperationalError(code, "text"))
-    assert not sessions.is_sound(connection, unknown)
+    before = connection.connection
+    assert not sessions.is_sound(connection, OperationalError(code, "text"), before=before)
+    assert not sessions.is_sound(connection, unknown, before=before)
 
 
 @pytest.mark.parametrize("error", [OperationalError(1213, "deadlock"), OperationalError(1205, ""), Retry(), Error()])
 def test_errors_that_say_nothing_of_the_server(db, error):
     connection.ensure_connection()
-    assert sessions.is_sound(connection, error)
+    assert sessions.is_sound(connection, error, before=connection.connection)
+
+
+def cut_inside_a_transaction():
+    """The server ends this thread's connection between two statements; Django opens another one before it says so."""
+
+    def operation(session):
+        ((own,),) = session.rows("SELECT CONNECTION_ID()")
+        in_thread(lambda: transactions.Session(USING).execute(f"KILL CONNECTION {own}"))
+        session.row("SELECT 1")
+
+    transactions.run(USING, operation)
+
+
+@pytest.mark.servers_only
+def test_a_connection_cut_inside_a_groups_turn_starts_everything_anew(db):
+    """It is no trouble of the group's own: what the other groups remember is of the server that is gone."""
+    sub = Sub(handler())
+    sub.step()
+    (work,) = sub.poller.works
+    work.turn = cut_inside_a_transaction
+    with pytest.raises(OperationalError):
+        sub.poller._turn(work)
+    assert work.failures == 0
+    assert connection.is_usable()
+
+
+@pytest.mark.servers_only
+def test_a_connection_cut_inside_a_beat_makes_the_others_leave(db, monkeypatch):
+    monkeypatch.setattr(sessions, "_distrusted", {})
+    beating = heart()
+
+    def check():
+        assert beating._beat()
+        with monkeypatch.context() as patch:
+            patch.setattr(heartbeats, "beat", lambda *args: cut_inside_a_transaction())
+            assert not beating._beat()
+        assert not sessions._distrusted
+        assert beating._beat()
+        assert list(sessions._distrusted) == [USING]
+
+    in_thread(check)
 
 
 @pytest.mark.servers_only

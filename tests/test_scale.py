@@ -105,7 +105,7 @@ class Recorder:
 
     def __call__(self, execute, sql, params, many, context):
         function = None if self._inside else _sender()
-        if function is None or not re.match(r"SELECT|INSERT|UPDATE|DELETE", sql):
+        if function is None or not re.match(r"\(?SELECT|INSERT|UPDATE|DELETE", sql):
             return execute(sql, params, many, context)
         plan, before = [], 0
         self._inside = True
@@ -447,7 +447,7 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, mode, settings):
             found[name] = recorder.reads()
             return result
 
-        cost("look", lambda: sequencing.look(session))
+        cost("look", lambda: news.look(session))
         cost("sequence", lambda: sequencing.sequence(USING))
         cost("news", lambda: news.since(session, sub.poller._tail, limit=2000))
         cost("next due", lambda: news.next_due(session, [ref], Subset.parse(["k1*"])))

@@ -103,6 +103,8 @@ class Heart:
                 why = "the poller makes no progress"
                 event(logging.ERROR, "heart.withheld", reason=why, seconds=round(stuck_for, 1))
             return False
+        connection = connections[self._using]
+        before = connection.connection
         sent = time.monotonic()
         try:
             heartbeats.beat(self._using, self._subscriber, self._refs, self._info)
@@ -110,8 +112,8 @@ class Heart:
             self._failures += 1
             if is_worth_a_line(self._failures):
                 event(logging.WARNING, "heart.failed", error=error, failures=self._failures)
-            self._moved = self._moved or not sessions.is_sound(connections[self._using], error)
-            sessions.drop(connections[self._using])
+            self._moved = self._moved or not sessions.is_sound(connection, error, before=before)
+            sessions.drop(connection)
             return False
         with self._lock:
             # Also when it was sent in time and took long: in between others saw no beat.

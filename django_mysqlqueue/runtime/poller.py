@@ -195,10 +195,12 @@ class Poller:
 
     def _turn(self, work: GroupWork) -> None:
         """A group whose turn fails must not keep the others from theirs, unless the connection is gone or read-only."""
+        connection = connections[self.using]
+        before = connection.connection
         try:
             work.turn()
         except Error as error:
-            if not sessions.is_sound(connections[self.using], error):
+            if not sessions.is_sound(connection, error, before=before):
                 raise
             work.failures += 1
             event(

@@ -320,6 +320,8 @@ class Subscriber:
                 seconds=round(time.monotonic() - hung.started_at, 1),
             )
             self._stops_because = "a handler hangs"
+            # Also if it returns in the end: with 0 a supervisor would take it for a wish, or for drained.
+            self.exit_code = EXIT_UNCLEAN
             return True
         if self.executor.is_broken():
             self._stops_because = "the event loop has died"

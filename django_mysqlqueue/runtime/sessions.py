@@ -91,9 +91,13 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
     return execute(sql, params, many, context)
 
 
-def is_sound(connection: Any, error: BaseException) -> bool:
-    """Whether after an error the connection is still there, and leads to a server that takes writes."""
-    if connection.connection is None or is_read_only(connection, error):
+def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
+    """Whether after an error the connection is still there, and leads to a server that takes writes.
+
+    ``before`` is the driver's connection as it was: at the end of a transaction
+    that cannot be rolled back Django opens another one, unasked.
+    """
+    if connection.connection is None or connection.connection is not before or is_read_only(connection, error):
         return False
     return bool(connection.is_usable())
 

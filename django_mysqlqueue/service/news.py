@@ -50,14 +50,13 @@ def look(session: Session, ordered: Sequence[GroupRef] = ()) -> Look:
             "ON s.leased_by = '' AND s.consumer_group = v.g AND s.topic = v.t)"
         )
     row = session.row(
-        f"SELECT {now_ms}, EXISTS(SELECT 1 FROM {OUTBOX} WHERE deliver_at <= 0), "
+        f"SELECT {now_ms}, (SELECT MIN(deliver_at) FROM {OUTBOX}), "
         f"(SELECT MIN(deliver_at) FROM {OUTBOX} WHERE deliver_at > 0), {free}",
         flat(ordered),
     )
     assert row is not None  # noqa: S101  # a SELECT without FROM has one row
-    now, immediate, scheduled, free_leases = row
-    due = bool(immediate) or (scheduled is not None and scheduled <= now)
-    return Look(int(now), due, scheduled, bool(free_leases))
+    now, earliest, scheduled, free_leases = row
+    return Look(int(now), earliest is not None and earliest <= now, scheduled, bool(free_leases))
 
 
 def head(session: Session) -> int:

@@ -1,0 +1,419 @@
+"""The soak's checks find what they are there for: a sound run passes, and each way of breaking a promise is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+sys.path.append(str(TOOLS))
+from soak import checker, logs, plan, records  # noqa: E402
+from soak.checker import Collected, DeadLetter, Entry, Evidence, Leftovers  # noqa: E402
+from soak.records import Step, Transaction  # noqa: E402
+
+GROUPS = {group.name: group for group in plan.GROUPS}
+KEYS = ("a", "b", "c")
+TOTAL = 1500
+"""Enough that every group has messages of every fate."""
+
+
+def name(number):
+    return f"p:{number}"
+
+
+def run_of(group):
+    """The steps of a run without trouble, the effects and the dead letters."""
+    steps, effects, dead = [], Counter(), []
+    for number in range(TOTAL):
+        message_id, key, offset = name(number), KEYS[number % 3], number + 1
+        what = plan.fate(group.name, message_id)
+        attempts = {plan.POISON: plan.MAX_ATTEMPTS, plan.FLAKY: 2, plan.PUT_OFF: 2}.get(what, 1)
+        for attempt in range(1, attempts + 1):
+            failed = what == plan.POISON or attempt < attempts
+            end = records.FAILED if failed else records.REJECTED if what == plan.REJECT else records.DONE
+            steps += [Step(verb, message_id, key, offset, attempt) for verb in (records.STARTED, end)]
+        if plan.is_for_the_dlq(group.name, message_id):
+            dead.append(DeadLetter(message_id, group.name, attempts, "Planned: no"))
+        if what != plan.POISON and group.atomic:
+            effects[message_id] = 1
+    return steps, effects, dead
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    runs = {group.name: run_of(group) for group in plan.GROUPS}
+    return Evidence(
+        ledger=[Entry(name(n), "p", n, KEYS[n % 3], scheduled=False, at=1000.0 + n) for n in range(TOTAL)],
+        transactions=[
+            Transaction(records.COMMITTED, "p", 0, TOTAL),
+            Transaction(records.ROLLED_BACK, "p", TOTAL, TOTAL + 3),
+            Transaction(records.UNKNOWN, "p", TOTAL + 3, TOTAL + 4, "OperationalError: (2006, '')"),
+        ],
+        steps={group: steps for group, (steps, _, _) in runs.items()},
+        effects={group: effects for group, (_, effects, _) in runs.items() if GROUPS[group].atomic},
+        dead=[letter for _, _, dead in runs.values() for letter in dead],
+    )
+
+
+def violations(evidence):
+    return {one.name: one.violations for one in checker.check(evidence, plan.GROUPS) if not one.ok}
+
+
+def with_steps(evidence, group, change):
+    steps = list(evidence.steps[group])
+    return dataclasses.replace(evidence, steps={**evidence.steps, group: change(steps)})
+
+
+def a_message(group, fate=plan.FINE, after=0):
+    return next(n for n in range(after, TOTAL) if plan.fate(group, name(n)) == fate)
+
+
+def place(steps, number, verb=records.STARTED):
+    return next(n for n, step in enumerate(steps) if step.message_id == name(number) and step.verb == verb)
+
+
+def test_a_sound_run_passes(evidence):
+    assert violations(evidence) == {}
+    for group in plan.GROUPS:
+        for fate in (plan.POISON, plan.REJECT, plan.FLAKY, plan.PUT_OFF, plan.FINE):
+            a_message(group.name, fate)
+
+
+@pytest.mark.parametrize("group", ["skip", "strict", "shared"])
+def test_a_lost_message(evidence, group):
+    lost = name(a_message(group))
+    broken = with_steps(evidence, group, lambda steps: [step for step in steps if step.message_id != lost])
+    assert violations(broken) == {
+        f"{group}: what was committed was handled": (
+            f"{lost} (partition {KEYS[int(lost[2:]) % 3]}) was committed and never handled",
+        )
+    }
+
+
+@pytest.mark.parametrize("group", ["atomic", "batch"])
+@pytest.mark.parametrize(("count", "check"), [(0, "what was committed was handled"), (2, "effects exactly once")])
+def test_an_effect_that_is_missing_or_there_twice(evidence, group, count, check):
+    effects = evidence.effects[group].copy()
+    effects[name(a_message(group))] = count
+    if not count:
+        effects = +effects
+    broken = dataclasses.replace(evidence, effects={**evidence.effects, group: effects})
+    assert list(violations(broken)) == [f"{group}: {check}"]
+
+
+def test_an_effect_of_a_poisoned_message(evidence):
+    """Its attempts were all rolled back, or they were not atomic."""
+    effects = evidence.effects["atomic"] + Counter([name(a_message("atomic", plan.POISON))])
+    broken = dataclasses.replace(evidence, effects={**evidence.effects, "atomic": effects})
+    assert list(violations(broken)) == ["atomic: what was committed was handled"]
+
+
+def test_a_rolled_back_message_that_is_handled(evidence):
+    number = TOTAL + 1
+    more = [Step(verb, name(number), "a", 9999, 1) for verb in (records.STARTED, records.DONE)]
+    broken = with_steps(evidence, "shared", lambda steps: steps + more)
+    assert violations(broken) == {
+        "shared: what was committed was handled": (
+            f"{name(number)} was handled and never committed",
+            f"{name(number)} was started and never committed",
+        )
+    }
+
+
+@pytest.mark.parametrize("group", ["skip", "strict", "atomic", "batch"])
+def test_a_message_that_starts_before_the_one_before_it(evidence, group):
+    first = a_message(group)
+
+    def swap(steps):
+        # The next of its partition starts, and ends, before it.
+        here = place(steps, first)
+        later = [step for step in steps if step.message_id == name(first + 3)]
+        return steps[:here] + later + [step for step in steps[here:] if step.message_id != name(first + 3)]
+
+    found = violations(with_steps(evidence, group, swap))
+    assert f"{group}: first starts in order" in found
+
+
+def test_shared_groups_have_no_order(evidence):
+    assert violations(with_steps(evidence, "shared", lambda steps: steps[::-1])) == {}
+
+
+def test_a_repeated_start_after_a_take_over_is_no_violation(evidence):
+    """A take-over goes back to the first unsettled message, and starts it and those behind it once more."""
+
+    def again(steps):
+        here = place(steps, a_message("skip", after=30), records.DONE) + 1
+        return steps[:here] + steps[here - 8 : here] + steps[here:]
+
+    assert violations(with_steps(evidence, "skip", again)) == {}
+
+
+def test_strict_order_waits_for_the_end_of_what_failed(evidence):
+    flaky = a_message("strict", plan.FLAKY)
+
+    def pass_it(steps):
+        # The next message of the partition is handled between its two attempts.
+        behind = [step for step in steps if step.message_id == name(flaky + 3)]
+        rest = [step for step in steps if step.message_id != name(flaky + 3)]
+        here = place(rest, flaky, records.FAILED) + 1
+        return rest[:here] + behind + rest[here:]
+
+    broken = with_steps(evidence, "strict", pass_it)
+    assert list(violations(broken)) == ["strict: nothing starts before what is before it has ended"]
+    assert violations(with_steps(evidence, "skip", lambda steps: steps)) == {}
+
+
+def test_strict_order_lets_what_used_up_its_attempts_go(evidence):
+    """Also where the last attempt was lost and no end is on record."""
+    poison = name(a_message("strict", plan.POISON))
+
+    def lose_the_end(steps):
+        return [
+            step
+            for step in steps
+            if not (step.message_id == poison and step.verb == records.FAILED and step.attempt == plan.MAX_ATTEMPTS)
+        ]
+
+    assert violations(with_steps(evidence, "strict", lose_the_end)) == {}
+
+
+def _without(letter):
+    return []
+
+
+def _twice(letter):
+    return [letter, letter]
+
+
+def _too_early(letter):
+    return [dataclasses.replace(letter, attempts=2)]
+
+
+def _another(letter):
+    return [letter, dataclasses.replace(letter, message_id=name(a_message(letter.group)))]
+
+
+@pytest.mark.parametrize("change", [_without, _twice, _too_early, _another])
+def test_dead_letters_that_are_wrong(evidence, change):
+    letter = next(letter for letter in evidence.dead if letter.group == "skip" and letter.attempts == plan.MAX_ATTEMPTS)
+    dead = [one for one in evidence.dead if one is not letter] + change(letter)
+    found = violations(dataclasses.replace(evidence, dead=dead))
+    assert list(found) == ["skip: the DLQ holds what failed for good"]
+    assert len(found["skip: the DLQ holds what failed for good"]) == 1
+
+
+def test_a_commit_that_the_server_lost(evidence):
+    more = [*evidence.transactions, Transaction(records.COMMITTED, "p", TOTAL + 3, TOTAL + 4)]
+    found = violations(dataclasses.replace(evidence, transactions=more))
+    assert list(found) == ["the server kept what it had committed"]
+
+
+def test_a_rollback_that_was_none(evidence):
+    more = [*evidence.transactions, Transaction(records.ROLLED_BACK, "p", TOTAL - 1, TOTAL)]
+    found = violations(dataclasses.replace(evidence, transactions=more))
+    assert list(found) == ["the server kept what it had committed"]
+
+
+def test_a_repeat_that_was_not_dropped(evidence):
+    again = [Step(verb, name(5), KEYS[5 % 3], 9999, 1) for verb in (records.STARTED, records.DONE)]
+    found = violations(with_steps(evidence, "skip", lambda steps: steps + again))
+    assert found == {"one place in the log for each message": (f"{name(5)} is at the offsets [6, 9999]",)}
+
+
+def test_offsets_out_of_publishing_order(evidence):
+    """Two messages of one publisher in different partitions, where no group's order shows it."""
+    swapped = {name(10): 12, name(11): 11}
+
+    def swap(steps):
+        return [
+            dataclasses.replace(step, offset=swapped[step.message_id]) if step.message_id in swapped else step
+            for step in steps
+        ]
+
+    broken = dataclasses.replace(evidence, steps={group: swap(steps) for group, steps in evidence.steps.items()})
+    assert list(violations(broken)) == ["offsets in the order of publishing"]
+    scheduled = [dataclasses.replace(entry, scheduled=entry.message_id in swapped) for entry in evidence.ledger]
+    assert violations(dataclasses.replace(broken, ledger=scheduled)) == {}
+
+
+# -- what is left -------------------------------------------------------------
+
+DRAINED = Leftovers(
+    counts={"queue_outbox": 0, "queue_delivery_state": 0, "queue_partition_leases": 0},
+    lags=dict.fromkeys(GROUPS, 0),
+    ends={"a": 10, "b": 7},
+    watermarks={(group, key): (end, end) for group in GROUPS for key, end in (("a", 10), ("b", 7))},
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"counts": {"queue_delivery_state": 3}},
+        {"lags": {"skip": 1}},
+        {"watermarks": {**DRAINED.watermarks, ("skip", "a"): (9, 10)}},
+        {"watermarks": {place: at for place, at in DRAINED.watermarks.items() if place != ("batch", "b")}},
+        {"watermarks": {**DRAINED.watermarks, ("skip", "a"): (11, 10)}},
+    ],
+)
+def test_what_is_left_behind(change):
+    found = checker.check_leftovers(dataclasses.replace(DRAINED, **change), plan.GROUPS)
+    assert found.count == bool(change), found.violations
+
+
+def test_watermarks_that_go_back():
+    place = ("skip", "a")
+    assert checker.check_progress([{place: (5, 6, 1)}, {place: (5, 9, 1)}, {place: (9, 9, 1)}]).ok
+    assert not checker.check_progress([{place: (5, 6, 1)}, {place: (4, 6, 1)}]).ok
+    assert not checker.check_progress([{place: (5, 6, 1)}, {}, {place: (5, 5, 1)}]).ok
+    # All of it was collected, the row as well: the next message begins anew.
+    assert checker.check_progress([{place: (5, 6, 1)}, {}, {place: (0, 0, 8)}]).ok
+
+
+def test_retention():
+    entries = [Entry(name(n), "p", n, "a", scheduled=False, at=1000.0 * n) for n in range(100)]
+    times = {entry.message_id: entry.at for entry in entries}
+    kept = {message_id: at for message_id, at in times.items() if at > 40_000}
+    sound = Collected(now=100_000.0, before=times, after=kept)
+    assert checker.check_retention(entries, sound, 60_000).ok
+    gone = {message_id: at for message_id, at in times.items() if message_id != name(50)}
+    too_early = dataclasses.replace(sound, before=gone, after={key: at for key, at in kept.items() if key in gone})
+    assert checker.check_retention(entries, too_early, 60_000).count == 1
+    too_much = dataclasses.replace(sound, after={key: at for key, at in kept.items() if key != name(99)})
+    assert checker.check_retention(entries, too_much, 60_000).count == 1
+    too_little = dataclasses.replace(sound, after=times)
+    assert checker.check_retention(entries, too_little, 60_000).count == 41
+
+
+def test_memory():
+    flat = [20.0, 40.0, *[50.0, 52.0, 49.0] * 10]
+    assert checker.check_memory({"steady": flat}).ok
+    assert not checker.check_memory({"steady": [*flat, *(52.0 + 2 * n for n in range(20))]}).ok
+    assert not checker.check_memory({"steady": []}).ok
+
+
+# -- logs ---------------------------------------------------------------------
+
+EXPECTED = """\
+2026-01-01 10:00:00,000 WARNING poller.failed error="OperationalError: (2006, 'Server has gone away')" failures=1
+2026-01-01 10:00:00,000 ERROR [1] group.failed group=g error="OperationalError: (1205, 'Lock wait timeout')" failures=1
+2026-01-01 10:00:00,000 ERROR [2] delivery.dead_lettered group=g error='soak.app.subscribers.Planned: poison'
+Traceback (most recent call last):
+  File "handling.py", line 1, in handle
+soak.app.subscribers.Planned: poison
+MySQLdb.OperationalError: (2013, 'Lost connection to server during query')
+django.db.utils.OperationalError: (1927, 'Connection was killed')
+CommandError: The database 'default' does not answer: (2002, "Can't connect to local server")
+django_mysqlqueue.exceptions.CommitOutcomeUnknown: COMMIT on 'default' failed: (2006, '')
+"""
+STRANGE = [
+    "2026-01-01 10:00:00,000 ERROR handler.thread_failed group=g topic=t",
+    "2026-01-01 10:00:00,000 CRITICAL [1] poller.died",
+    "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1146, 'no such table')\" failures=1",
+    "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (2006, 'gone')\"",
+    "CommandError: There are no tables",
+    "ValueError: too many values to unpack",
+    "KeyError: 5",
+    "django.db.transaction.TransactionManagementError: An error occurred in the current transaction.",
+    'django.db.utils.IntegrityError: (1062, "Duplicate entry")',
+    "AssertionError",
+]
+DEADLOCKED = [
+    "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (1213, 'in another language')\"",
+    "django.db.utils.OperationalError: (1213, 'Deadlock found when trying to get lock; try restarting transaction')",
+]
+
+
+def test_logs_with_nothing_unexpected():
+    assert [one.violations for one in logs.read_all({"a.log": EXPECTED.splitlines()}).verdicts()] == [(), ()]
+
+
+@pytest.mark.parametrize("line", STRANGE)
+def test_logs_with_something_unexpected(line):
+    findings = logs.read_all({"a.log": [*EXPECTED.splitlines(), line]})
+    assert findings.unexpected == [f"a.log:11: {line}"]
+    assert not findings.deadlocks
+
+
+@pytest.mark.parametrize("line", DEADLOCKED)
+def test_logs_with_a_deadlock(line):
+    findings = logs.read_all({"a.log": [*EXPECTED.splitlines(), line]})
+    assert findings.deadlocks == [f"a.log:11: {line}"]
+
+
+# -- the plan and the records -------------------------------------------------
+
+
+def test_a_seed_gives_the_same_plan_and_a_short_run_has_everything():
+    first, again, other = plan.actions(5, 180), plan.actions(5, 180), plan.actions(6, 180)
+    assert first == again != other
+    assert {action.kind for action in first} == set(plan.ACTIONS)
+    assert all(0 < later.at - action.at <= plan.LONGEST + 0.02 for action, later in pairwise(first))
+
+
+def test_steps_of_many_processes_stand_whole_in_one_file(tmp_path):
+    path = records.group_file(tmp_path, "skip")
+    code = (
+        "import sys; from pathlib import Path; from soak import records\n"
+        "for n in range(300): records.write(Path(sys.argv[1]), "
+        "[records.Step('S', f'{sys.argv[2]}:{n}', 'a key/with#signs', n, 1)] * 3)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(TOOLS)}
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(path), str(n)], env=env) for n in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+    steps = records.steps(path)
+    assert Counter(step.message_id for step in steps) == {f"{p}:{n}": 3 for p in range(4) for n in range(300)}
+    assert {step.key for step in steps} == {"a key/with#signs"}
+
+
+def test_transactions_with_a_note_of_several_lines(tmp_path):
+    one = Transaction(records.UNKNOWN, "p", 3, 4, "an error\nof | two lines")
+    records.write(records.publishers_file(tmp_path), [one])
+    (read,) = records.transactions(records.publishers_file(tmp_path))
+    assert read == dataclasses.replace(one, note="an error of | two lines")
+
+
+# -- the report ---------------------------------------------------------------
+
+
+def test_the_report_names_what_was_broken(evidence, tmp_path):
+    from soak import report
+    from soak.monitor import Sample
+
+    broken = checker.verdict("skip: first starts in order", "10 first starts", ["p:7 started too early"])
+    lags = {"outbox": 1, **dict.fromkeys(GROUPS, 5)}
+    sound = report.Report(
+        command="make soak",
+        engine="mariadb",
+        version="10.11",
+        machine="2 cores",
+        seed=1,
+        seconds=60.0,
+        drained_after=3.0,
+        done_to_it=dict.fromkeys(plan.ACTIONS, 1),
+        downtimes=[(1.0, 3.0)],
+        restarts={"steady": 0},
+        traffic=report.traffic(evidence),
+        groups=report.groups(evidence),
+        samples=[Sample(5.0, 10, lags, held_back=True)],
+        memory={"steady": [40.0, 50.0], "none": []},
+        log_events={"poller.failed": 2},
+        database_errors={2006: 2},
+        verdicts=[checker.verdict("one", "two", [])],
+    )
+    assert sound.ok
+    failed = dataclasses.replace(sound, verdicts=[*sound.verdicts, broken])
+    text, data = (path.read_text() for path in reversed(failed.write(tmp_path)))
+    assert text.startswith("# Soak: mariadb 10.11, 1.0 minutes: FAILED\n")
+    assert "- p:7 started too early\n" in text
+    assert json.loads(data)["ok"] is False
+    assert json.loads(data)["traffic"]["messages committed"] == TOTAL

@@ -1,0 +1,264 @@
+"""Runs the soak: a private server, publishers, subscribers, a killer, and the checks at the end.
+
+What is promised and proved stands in checker.py, what is done in plan.py. The
+exit status is 1 where a promise was broken; then the folder with the logs, the
+steps of the handlers and the server's data is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import django
+import servers
+
+from soak import checker, logs, plan
+from soak.fleet import Fleet
+
+if TYPE_CHECKING:
+    from soak.monitor import Monitor
+
+DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
+ENGINE_OPTIONS = {
+    "mariadb": (*DURABLE, "--innodb-snapshot-isolation=ON"),
+    "mysql": (*DURABLE, "--sync-binlog=1"),
+}
+PUBLISHERS, THREADS = 8, 4
+"""Processes and their threads: 32, of which one, in a process of its own, keeps its transactions open for long."""
+LONG = 60.0
+SUBSCRIBERS: dict[str, tuple[str, ...]] = {
+    "supervised": ("--processes", "2", "--threads", "2"),
+    "steady": ("--threads", "3"),
+    "second": ("--threads", "3"),
+    "atomic-only": ("--group", "atomic", "--group", "batch", "--threads", "2"),
+    "small-batches": (*(f"--group={name}" for name in ("skip", "strict", "shared")), "--batch-size", "10"),
+}
+SPARED = "steady"
+DRAIN_PATIENCE = 150.0
+"""Seconds without progress after which a queue counts as stuck; the last settled rows may wait for the housekeeping."""
+COVERAGE_MINUTES = 3.0
+"""A run as long as this must have done everything that can be done at least once."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--engine", choices=servers.ENGINES, default="mariadb")
+    parser.add_argument("--rate", type=float, default=80.0, help="messages published a second")
+    parser.add_argument("--seed", type=int, default=None, help="of the killer's plan (default: another one each time)")
+    parser.add_argument("--report", type=Path, default=Path(".test/soak"), help="folder for the report")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    options.seed = options.seed if options.seed is not None else random.randrange(10**6)
+    servers.end_servers_on_sigterm()
+    folder = Path(tempfile.mkdtemp(prefix="mysqlqueue-soak-"))
+    (folder / "traps").mkdir()
+    print(f"soak: {options.engine}, {options.minutes:g} minutes, seed {options.seed}, in {folder}", flush=True)
+    ok = False
+    try:
+        servers.install(options.engine)
+        with servers.running(options.engine, extra=ENGINE_OPTIONS[options.engine]) as server:
+            try:
+                ok = Soak(options, folder, server).run()
+            finally:
+                if not ok:
+                    server.stop()
+                    shutil.copytree(server.folder / "data", folder / "data")
+                    shutil.copy(server.folder / "server.log", folder)
+                    print(f"The logs, the handlers' steps and the server's data are kept in {folder}.")
+    except servers.NotAvailable as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
+    if ok:
+        shutil.rmtree(folder)
+    return 0 if ok else 1
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, server: servers.Server) -> None:
+        self.options = options
+        self.folder = folder
+        self.server = server
+        os.environ |= {
+            "DJANGO_SETTINGS_MODULE": "soak.settings",
+            "SOAK_FOLDER": str(folder),
+            "SOAK_SOCKET": str(server.socket),
+        }
+        django.setup()
+        self.fleet = Fleet(folder, os.environ)
+
+    def run(self) -> bool:
+        from soak import evidence
+
+        self._django("migrate", verbosity=0)
+        evidence.create_tables()
+        try:
+            return self._run()
+        finally:
+            self.fleet.close()
+
+    def _run(self) -> bool:
+        from django.db import connection
+
+        from soak import evidence, report
+        from soak.killer import Killer
+        from soak.monitor import Monitor
+
+        seconds = self.options.minutes * 60
+        self._start_fleet()
+        killer = Killer(plan.actions(self.options.seed, seconds), self.fleet, self.server, self.folder)
+        monitor = Monitor(self.fleet, self.folder)
+        began = time.monotonic()
+        say = progress_line(monitor)
+
+        def is_over() -> bool:
+            """In time, but on a slow machine not before everything has been tried."""
+            lasted = time.monotonic() - began
+            return lasted >= seconds and (not self._untried(killer.counts) or lasted >= 2 * seconds)
+
+        self._turn_until(is_over, killer.turn, monitor.turn, say)
+        lasted = time.monotonic() - began
+        killer.settle()
+        connection.close()  # it may have been cut, too
+        (self.folder / "stop-publishing").touch()
+        unclean = self.fleet.stop(self.fleet.publishers)
+        stopped = time.monotonic()
+
+        def is_drained_or_stuck() -> bool:
+            stuck = min(monitor.stuck_for(), time.monotonic() - stopped)
+            return evidence.is_drained() or stuck > DRAIN_PATIENCE
+
+        self._turn_until(is_drained_or_stuck, monitor.turn, say)
+        took = time.monotonic() - stopped
+        unclean += self.fleet.stop(self.fleet.subscribers)
+        unclean += [f"{slot.name} {end}" for slot in self.fleet.slots for end in slot.ends]
+        findings = logs.read_all(
+            {path.name: path.read_text(errors="replace").splitlines() for path in sorted(self.folder.glob("*.log"))}
+        )
+        gathered = evidence.gather(self.folder)
+        left = evidence.leftovers()
+        verdicts = [
+            *checker.check(gathered, plan.GROUPS),
+            checker.check_leftovers(left, plan.GROUPS),
+            checker.check_progress(monitor.progress),
+            checker.check_retention(gathered.ledger, evidence.collect_garbage(), plan.RETENTION * 1000),
+            checker.check_memory(monitor.memory),
+            *findings.verdicts(),
+            checker.verdict("every process ended as it was told", f"{len(self.fleet.slots)} places", unclean),
+            self._coverage(killer.counts, gathered),
+        ]
+        result = report.Report(
+            command=f"make soak MINUTES={self.options.minutes:g} ENGINE={self.options.engine} SEED={self.options.seed}",
+            engine=self.options.engine,
+            version=str(evidence.rows("SELECT VERSION()")[0][0]),
+            machine=f"{os.cpu_count()} cores, Python {platform.python_version()}, Django {django.__version__}",
+            seed=self.options.seed,
+            seconds=round(lasted, 1),
+            drained_after=round(took, 1),
+            done_to_it={kind: killer.counts[kind] for kind in plan.ACTIONS},
+            downtimes=[(round(since, 1), round(to, 1)) for since, to in killer.downtimes],
+            restarts={slot.name: slot.starts - 1 for slot in self.fleet.slots},
+            traffic=report.traffic(gathered),
+            groups=report.groups(gathered),
+            samples=monitor.samples,
+            memory=monitor.memory,
+            log_events=dict(findings.events),
+            database_errors=dict(findings.codes),
+            verdicts=verdicts,
+        )
+        (self.folder / "killer.log").write_text("".join(f"{event}\n" for event in killer.events))
+        print(f"\n{result.as_markdown()}")
+        for path in result.write(self.options.report):
+            print(f"Written: {path}")
+        return result.ok
+
+    def _start_fleet(self) -> None:
+        from soak import evidence
+
+        for name, more in SUBSCRIBERS.items():
+            command = ("-m", "django", "runsubscriber", "--name", name, *more)
+            self.fleet.add(name, *command, spared=name == SPARED)
+        for slot in self.fleet.slots:
+            wait_for(lambda slot=slot: self.fleet.has_started(slot))  # type: ignore[misc]
+        publisher = ("-m", "soak.publisher")
+        seed = str(self.options.seed)
+        for number in range(PUBLISHERS):
+            threads = THREADS - (number == 0)
+            rate = f"{self.options.rate / (PUBLISHERS * THREADS - 1) * threads:.2f}"
+            more = (f"p{number}", seed, "--threads", str(threads), "--rate", rate)
+            self.fleet.add(f"publisher-{number}", *publisher, *more, publisher=True)
+        long = min(LONG, self.options.minutes * 60 / 4)
+        self.fleet.add("publisher-long", *publisher, "long", seed, "--long", f"{long:g}", publisher=True, spared=True)
+        wait_for(lambda: evidence.committed() > 0)
+
+    def _turn_until(self, done: Callable[[], bool], *turns: Callable[[], None]) -> None:
+        while not done():
+            self.fleet.tend()
+            for turn in turns:
+                turn()
+            time.sleep(0.1)
+
+    def _untried(self, counts: Counter[str]) -> list[str]:
+        if self.options.minutes < COVERAGE_MINUTES:
+            return []
+        return [kind for kind in plan.ACTIONS if not counts[kind]]
+
+    def _coverage(self, counts: Counter[str], gathered: checker.Evidence) -> checker.Verdict:
+        """A soak in which nothing happened proves nothing."""
+        missing = self._untried(counts)
+        if not gathered.ledger:
+            missing.append("publishing")
+        asked = self.options.minutes >= COVERAGE_MINUTES
+        compared = f"{len(plan.ACTIONS)} kinds of trouble" if asked else "not asked of a run this short"
+        return checker.verdict("everything was tried", compared, [f"{kind}: never" for kind in missing])
+
+    def _django(self, command: str, **options: object) -> None:
+        from django.core.management import call_command
+
+        call_command(command, **options)
+
+
+def progress_line(monitor: Monitor) -> Callable[[], None]:
+    """Prints a sample now and then."""
+    said = 0
+
+    def say() -> None:
+        nonlocal said
+        if len(monitor.samples) >= said + 4:
+            said = len(monitor.samples)
+            sample = monitor.samples[-1]
+            print(f"{sample.at:6.0f} s  {sample.committed:7} committed, lag {sample.lags}", flush=True)
+
+    return say
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError("a process of the soak did not start; see its log")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main())

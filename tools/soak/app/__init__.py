@@ -1,0 +1,1 @@
+"""The application whose handlers the soak runs."""

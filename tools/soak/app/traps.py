@@ -1,0 +1,66 @@
+"""Places where the killer waits for a process.
+
+It arms a trap by creating a file. The first process that comes by takes it,
+by renaming it to one with its pid, and waits there until the killer, which by
+then has stopped or killed it, removes that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from django.db.backends.signals import connection_created
+
+from django_mysqlqueue.models import DeliveryState, OutboxMessage
+
+LONGEST = 5.0
+"""Seconds that a process waits, if the killer has been killed itself."""
+
+Execute = Callable[[str, Any, bool, dict[str, Any]], Any]
+
+
+def folder() -> Path:
+    return Path(os.environ["SOAK_FOLDER"]) / "traps"
+
+
+def come_by(name: str) -> None:
+    """Walks into the trap of that name, if it is armed."""
+    caught = folder() / f"{name}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        (folder() / name).rename(caught)
+        until = time.monotonic() + LONGEST
+        while caught.exists() and time.monotonic() < until:
+            time.sleep(0.002)
+
+
+def watch_statements() -> None:
+    """The library's own transactions are caught by their statements, on whatever connection."""
+    connection_created.connect(_wrap, dispatch_uid="soak.traps")
+
+
+def _wrap(*, connection: Any, **kwargs: Any) -> None:
+    if _watch not in connection.execute_wrappers:
+        connection.execute_wrappers.append(_watch)
+
+
+def _watch(execute: Execute, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:  # noqa: FBT001
+    place = _place(sql)
+    if place is not None:
+        come_by(place)
+    return execute(sql, params, many, context)
+
+
+def _place(sql: str) -> str | None:
+    """Which part of the protocol a statement is in the middle of, locks held and half of it written."""
+    if sql.startswith("DELETE s") and OutboxMessage._meta.db_table in sql:
+        return "sequencer"
+    if sql.startswith(f"INSERT INTO {DeliveryState._meta.db_table} "):
+        return "claim"
+    if sql.startswith("DELETE s") and DeliveryState._meta.db_table in sql:
+        return "watermark"  # it has been stored when its rows go
+    return None

@@ -1,0 +1,134 @@
+"""Reads from the database what the checks need. Runs in the soak's own process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+
+from django_mysqlqueue.models import (
+    ConsumerOffset,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+)
+from django_mysqlqueue.service import retention, stats
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session
+from soak import plan, records
+from soak.checker import Collected, DeadLetter, Entry, Evidence, Leftovers
+
+TABLES = (
+    """
+    CREATE TABLE soak_ledger (
+        message_id VARCHAR(100) CHARACTER SET ascii PRIMARY KEY, publisher VARCHAR(60) NOT NULL,
+        number BIGINT NOT NULL, partition_key VARCHAR(200) NOT NULL, scheduled BOOLEAN NOT NULL, at DOUBLE NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE soak_effects (
+        id BIGINT AUTO_INCREMENT PRIMARY KEY, consumer_group VARCHAR(60) NOT NULL,
+        message_id VARCHAR(100) CHARACTER SET ascii NOT NULL
+    )
+    """,
+)
+MUST_BE_EMPTY = (OutboxMessage, DeliveryState, PartitionLease)
+OFFSETS = ConsumerOffset._meta.db_table
+LOG = QueueMessage._meta.db_table
+
+
+def rows(sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return list(cursor.fetchall())
+
+
+def create_tables() -> None:
+    with connection.cursor() as cursor:
+        for statement in TABLES:
+            cursor.execute(statement)
+
+
+def lags() -> dict[str, int]:
+    """What each group has not settled, and what waits in the outbox."""
+    session = Session("default")
+    found = {group.name: stats.unsettled(session, GroupRef(group.name, plan.TOPIC))[0] for group in plan.GROUPS}
+    return found | {"outbox": OutboxMessage.objects.count()}
+
+
+def committed() -> int:
+    return int(rows("SELECT COUNT(*) FROM soak_ledger")[0][0])
+
+
+def is_drained() -> bool:
+    return not any(model.objects.exists() for model in MUST_BE_EMPTY) and not any(lags().values())
+
+
+def progress() -> dict[tuple[str, str], tuple[int, int, int]]:
+    """As ``check_progress`` wants it, in one snapshot."""
+    return {
+        (group, key): (int(watermark), int(cursor), int(lowest or 0))
+        for group, key, watermark, cursor, lowest in rows(
+            f"SELECT o.consumer_group, o.partition_key, o.offset_acked, o.offset_claimed, (SELECT MIN(m.`offset`) "
+            f"FROM {LOG} m WHERE m.topic = o.topic AND m.partition_key = o.partition_key) FROM {OFFSETS} o "
+            "WHERE o.topic = %s",
+            (plan.TOPIC,),
+        )
+    }
+
+
+def gather(folder: Path) -> Evidence:
+    effects: dict[str, Counter[str]] = {group.name: Counter() for group in plan.GROUPS if group.atomic}
+    for group, message_id, count in rows(
+        "SELECT consumer_group, message_id, COUNT(*) FROM soak_effects GROUP BY consumer_group, message_id"
+    ):
+        effects[group][message_id] = int(count)
+    return Evidence(
+        ledger=[
+            Entry(message_id, publisher, int(number), key, bool(scheduled), float(at))
+            for message_id, publisher, number, key, scheduled, at in rows(
+                "SELECT message_id, publisher, number, partition_key, scheduled, at FROM soak_ledger"
+            )
+        ],
+        transactions=records.transactions(records.publishers_file(folder)),
+        steps={group.name: records.steps(records.group_file(folder, group.name)) for group in plan.GROUPS},
+        effects=effects,
+        dead=[
+            DeadLetter(*row)
+            for row in QueueMessage.objects.filter(topic=plan.DLQ).values_list(
+                "original_id", "failed_group", "failure_count", "last_error"
+            )
+        ],
+    )
+
+
+def leftovers() -> Leftovers:
+    return Leftovers(
+        counts={model._meta.db_table: model.objects.count() for model in MUST_BE_EMPTY},
+        lags=lags(),
+        ends={
+            key: int(end)
+            for key, end in rows(
+                f"SELECT partition_key, MAX(`offset`) FROM {LOG} WHERE topic = %s GROUP BY partition_key", (plan.TOPIC,)
+            )
+        },
+        watermarks={place: (watermark, cursor) for place, (watermark, cursor, _) in progress().items()},
+    )
+
+
+def collect_garbage() -> Collected:
+    """Runs GC over a queue at rest; returns the log before and after it."""
+    now = float(rows("SELECT UNIX_TIMESTAMP(NOW(3)) * 1000")[0][0])
+    before = _log()
+    retention.collect("default")
+    return Collected(now, before, _log())
+
+
+def _log() -> dict[str, float]:
+    return {
+        message_id: float(at)
+        for message_id, at in rows(f"SELECT id, published_at FROM {LOG} WHERE topic = %s", (plan.TOPIC,))
+    }

@@ -1,0 +1,219 @@
+"""Does to the processes and to the server what the plan says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import servers
+
+from soak import plan
+from soak.fleet import Fleet, Slot, children_of
+from soak.plan import Action
+
+AIM_TIMEOUT = 6.0
+"""Seconds to wait until a process walks into a trap."""
+CONNECTIONS = 6
+"""How many are cut at once."""
+MISSES = 5
+"""How often an action that met nobody is tried again, a little later."""
+IMPATIENCE = 12.0
+SPACING = 1.0
+"""Seconds between two actions at least, also after one that took long."""
+PATIENCE = 15.0
+"""Seconds to wait at most until most subscribers are at work again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that was done, for the report."""
+
+    at: float
+    """Seconds since the beginning."""
+    kind: str
+    what: str
+    hit: bool
+
+
+class Killer:
+    """Works off the plan in its turns; what must be undone later it remembers."""
+
+    def __init__(self, actions: list[Action], fleet: Fleet, server: servers.Server, folder: Path) -> None:
+        self._actions = actions
+        self._fleet = fleet
+        self._server = server
+        self._traps = folder / "traps"
+        self._began = time.monotonic()
+        self._undo: list[tuple[float, Callable[[], None]]] = []
+        self._frozen: set[int] = set()
+        self._acted_at = 0.0
+        self.misses: Counter[str] = Counter()
+        self.events: list[Event] = []
+        self.downtimes: list[tuple[float, float]] = []
+        """When the server was away: from and to, seconds since the beginning."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(event.kind for event in self.events if event.hit)
+
+    def turn(self) -> None:
+        now = time.monotonic()
+        for due, undo in [one for one in self._undo if one[0] <= now]:
+            self._undo.remove((due, undo))
+            undo()
+        if self._actions and now - self._began >= self._actions[0].at and self._may_act(now):
+            action = self._actions.pop(0)
+            at = time.monotonic() - self._began
+            what = self._act(action)
+            self._acted_at = time.monotonic()
+            if what is None and self.misses[action.kind] < MISSES:
+                self.misses[action.kind] += 1
+                self._actions.insert(2, action)
+            self.events.append(Event(round(at, 1), action.kind, what or "nobody was there", what is not None))
+
+    def _may_act(self, now: float) -> bool:
+        """On a slow machine it waits until most have come back: where nobody works nothing is proved."""
+        since = now - self._acted_at
+        return since >= SPACING and (since >= PATIENCE or self._fleet.is_at_work())
+
+    def settle(self) -> None:
+        """Undoes what is still to be undone: from here on nothing happens to anybody."""
+        for _, undo in self._undo:
+            undo()
+        self._undo.clear()
+        for trap in self._traps.iterdir():
+            trap.unlink(missing_ok=True)
+
+    def _act(self, action: Action) -> str | None:
+        """Does it; returns to whom it was done, or None if there was nobody."""
+        match action.kind:
+            case plan.KILL_SUBSCRIBER:
+                alone = [slot.pid for slot in self._subscribers() if "--processes" not in slot.command]
+                return self._kill(_choose([pid for pid in alone if pid is not None], action))
+            case plan.KILL_CHILD:
+                return self._kill(_choose([pid for one in self._supervisors() for pid in children_of(one)], action))
+            case plan.KILL_SUPERVISOR:
+                return self._kill(_choose(self._supervisors(), action))
+            case plan.KILL_PUBLISHER:
+                return self._kill(_choose(self._publishers(), action))
+            case plan.FREEZE_SUBSCRIBER:
+                return self._freeze(_choose(self._fleet.workers(spared=True), action), action)
+            case plan.FREEZE_PUBLISHER:
+                return self._freeze(_choose(self._publishers(), action), action)
+            case plan.CUT:
+                return self._cut(action)
+            case plan.IMPATIENT:
+                return self._make_impatient()
+            case plan.RESTART | plan.CRASH:
+                return self._restart(crash=action.kind == plan.CRASH)
+            case _:
+                return self._aim(action)
+
+    # -- whom -----------------------------------------------------------------
+
+    def _subscribers(self) -> list[Slot]:
+        return [slot for slot in self._fleet.subscribers if not slot.is_spared and slot.pid is not None]
+
+    def _supervisors(self) -> list[int]:
+        return [slot.pid for slot in self._subscribers() if "--processes" in slot.command and slot.pid is not None]
+
+    def _publishers(self) -> list[int]:
+        slots = [slot for slot in self._fleet.publishers if not slot.is_spared]
+        return [slot.pid for slot in slots if slot.pid is not None]
+
+    # -- processes ------------------------------------------------------------
+
+    def _kill(self, pid: int | None) -> str | None:
+        if pid is None:
+            return None
+        try:
+            self._fleet.kill(pid)
+        except ProcessLookupError:
+            return None
+        return f"process {pid}"
+
+    def _freeze(self, pid: int | None, action: Action) -> str | None:
+        """Stops it for longer than its lease, and lets it go on later."""
+        if pid is None or pid in self._frozen:
+            return None
+        seconds = plan.LEASE + 1 + 4 * action.draw
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            return None
+        self._frozen.add(pid)
+        self._undo.append((time.monotonic() + seconds, lambda: self._thaw(pid)))
+        return f"process {pid} for {seconds:.1f} s"
+
+    def _thaw(self, pid: int) -> None:
+        self._frozen.discard(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    def _aim(self, action: Action) -> str | None:
+        """Arms a trap and hits whoever walks into it."""
+        name = plan.TRAPS[action.kind]
+        armed = self._traps / name
+        armed.touch()
+        until = time.monotonic() + AIM_TIMEOUT
+        caught: Path | None = None
+        while caught is None and time.monotonic() < until:
+            time.sleep(0.002)
+            caught = next(self._traps.glob(f"{name}.*"), None)
+        armed.unlink(missing_ok=True)
+        # It may have been sprung at the last moment.
+        caught = caught or next(self._traps.glob(f"{name}.*"), None)
+        if caught is None:
+            return None
+        pid = int(caught.suffix[1:])
+        spared = {slot.pid for slot in self._fleet.subscribers if slot.is_spared}
+        try:
+            if not action.kind.startswith("SIGKILL"):
+                return self._freeze(pid, action)
+            # Not the one whose memory is watched.
+            return None if pid in spared else self._kill(pid)
+        finally:
+            caught.unlink(missing_ok=True)
+
+    # -- the server -----------------------------------------------------------
+
+    def _cut(self, action: Action) -> str | None:
+        rows = self._server.execute(
+            "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db IS NOT NULL ORDER BY id"
+        ).split()[1:]
+        if not rows:
+            return None
+        start = int(action.draw * len(rows))
+        victims = [(rows + rows)[start + step * 7 % len(rows)] for step in range(min(CONNECTIONS, len(rows)))]
+        for identity in dict.fromkeys(victims):
+            with contextlib.suppress(RuntimeError):  # it may have ended by itself
+                self._server.execute(f"KILL CONNECTION {identity}")
+        return f"{len(set(victims))} of {len(rows)} connections"
+
+    def _make_impatient(self) -> str:
+        self._server.execute("SET GLOBAL wait_timeout = 2")
+        self._undo.append((time.monotonic() + IMPATIENCE, self._make_patient))
+        return f"for {IMPATIENCE:g} s"
+
+    def _make_patient(self) -> None:
+        self._server.execute("SET GLOBAL wait_timeout = 28800")
+
+    def _restart(self, *, crash: bool) -> str:
+        began = time.monotonic()
+        if crash:
+            self._server.kill()
+        else:
+            self._server.stop()
+        self._server.start()
+        self.downtimes.append((began - self._began, time.monotonic() - self._began))
+        return f"away for {time.monotonic() - began:.1f} s"
+
+
+def _choose(pids: list[int], action: Action) -> int | None:
+    return pids[int(action.draw * len(pids))] if pids else None

@@ -1,0 +1,70 @@
+"""Samples taken while the soak runs: lags, memory, watermarks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.db import Error, connection
+
+from soak import evidence
+from soak.fleet import Fleet, resident_mb
+from soak.publisher import HOLD
+
+EVERY = 5.0
+MOST = 2000
+"""Messages that a group may lag by: beyond that publishers hold back, until it is half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at: float
+    """Seconds since the beginning."""
+    committed: int
+    lags: dict[str, int]
+    held_back: bool
+    """Publishers wait for the subscribers."""
+
+
+class Monitor:
+    """Its connection is its own and may be cut like any other: then a sample is missing."""
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self._fleet = fleet
+        self._hold = folder / HOLD
+        self._began = time.monotonic()
+        self._next_at = 0.0
+        self._fell_at = self._began
+        self.samples: list[Sample] = []
+        self.memory: dict[str, list[float]] = {slot.name: [] for slot in fleet.subscribers if slot.is_spared}
+        """Megabytes of the subscribers that nobody kills."""
+        self.progress: list[dict[tuple[str, str], tuple[int, int, int]]] = []
+
+    def stuck_for(self) -> float:
+        """Seconds since the lags were last seen to fall."""
+        return time.monotonic() - self._fell_at
+
+    def turn(self) -> None:
+        now = time.monotonic()
+        if now < self._next_at:
+            return
+        self._next_at = now + EVERY
+        for slot in self._fleet.subscribers:
+            if slot.is_spared and slot.pid is not None and (resident := resident_mb(slot.pid)) is not None:
+                self.memory[slot.name].append(resident)
+        try:
+            sample = Sample(round(now - self._began, 1), evidence.committed(), evidence.lags(), self._hold.exists())
+            progress = evidence.progress()
+        except Error:
+            connection.close()
+            return
+        if not self.samples or sum(sample.lags.values()) < sum(self.samples[-1].lags.values()):
+            self._fell_at = now
+        self.samples.append(sample)
+        self.progress.append(progress)
+        lag = max(sample.lags.values())
+        if lag > MOST:
+            self._hold.touch()
+        elif lag < MOST / 2:
+            self._hold.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""A process of publishers, one to a thread, that publish as long as they are let.
+
+    python -m soak.publisher NAME SEED --threads 4 --rate 20
+    python -m soak.publisher NAME SEED --long 60
+
+A transaction publishes some messages and writes a row for each into the
+ledger: what stands there was committed, also when the answer to the COMMIT was
+lost. A number is never used for a second message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import django
+
+from soak import plan, records
+
+ROLLBACKS = 0.05
+LATER = 0.02
+"""Share of the messages that are scheduled."""
+REPEATS = 0.03
+"""Share of the transactions after which a message is published once more."""
+HOLD = "hold-back"
+"""While this file is there only the long transactions publish: the subscribers are too far behind."""
+HELD_BACK = 0.5
+INSERT_LEDGER = "INSERT INTO soak_ledger (message_id, publisher, number, partition_key, scheduled, at) VALUES "
+LEDGER_ROW = "(%s, %s, %s, %s, %s, UNIX_TIMESTAMP(NOW(3)) * 1000)"
+EVENTS = Path(__file__).parents[2] / "example_project" / "data" / "commit_events.jsonl.gz"
+
+
+class _RollBack(Exception):
+    """A transaction that thinks better of it."""
+
+
+def read_events() -> list[str]:
+    """Real commit events as lines of JSON: their repositories, each in a few parts, make partitions of a real skew."""
+    with gzip.open(EVENTS, "rt") as lines:
+        return list(lines)
+
+
+def key_of(event: dict[str, object]) -> str:
+    """One of 200: 40 repositories of 5 parts each."""
+    return f"{event['repository']}#{int(str(event['sha'])[:6], 16) % (plan.PARTITIONS // 40)}"
+
+
+class Publisher:
+    """One of the publishers; its transactions come one after another."""
+
+    def __init__(self, name: str, seed: int, events: list[str], stop: threading.Event) -> None:
+        self.name = f"{name}-{secrets.token_hex(3)}"
+        self._rng = random.Random(f"{seed} {name}")
+        self._events = events
+        self._stop = stop
+        self._number = 0
+        self._hold = Path(os.environ["SOAK_FOLDER"]) / HOLD
+        self._path = records.publishers_file(Path(os.environ["SOAK_FOLDER"]))
+
+    def run(self, rate: float) -> None:
+        """Transactions of 0 to 200 ms, so many messages a second."""
+        due = time.monotonic() + self._rng.random()
+        while not self._stop.wait(max(0.0, due - time.monotonic())):
+            if self._hold.exists():
+                due = time.monotonic() + HELD_BACK
+                continue
+            count = self._rng.choice([1, 1, 1, 2, 3, 4, 8])
+            self._transaction(count, self._rng.uniform(0, 0.2))
+            # After an outage nobody makes up for what was not published meanwhile.
+            due = max(due, time.monotonic() - 1) + self._rng.expovariate(rate / count)
+
+    def run_long(self, seconds: float) -> None:
+        """One transaction after another, each open for so long."""
+        while not self._stop.is_set():
+            self._transaction(4, seconds)
+
+    def _transaction(self, count: int, seconds: float) -> None:
+        from django.db import DatabaseError, Error, connection, transaction
+
+        first, last = self._number, self._number + count
+        self._number = last
+        rolls_back = self._rng.random() < ROLLBACKS
+        try:
+            with transaction.atomic():
+                ids = self._publish(range(first, last), seconds)
+                if rolls_back:
+                    raise _RollBack
+        except _RollBack:
+            self._note(records.ROLLED_BACK, first, last)
+        except (Error, DatabaseError) as error:
+            self._note(records.UNKNOWN, first, last, f"{type(error).__name__}: {error}")
+            connection.close()
+            time.sleep(0.2)
+        else:
+            self._note(records.COMMITTED, first, last)
+            if self._rng.random() < REPEATS:
+                self._repeat(*self._rng.choice(ids))
+
+    def _publish(self, numbers: range, seconds: float) -> list[tuple[str, str]]:
+        """Publishes in parts with pauses between them; returns (id, key) of each message."""
+        from django.db import connection
+
+        from django_mysqlqueue import Message, publish, publish_many
+
+        sent = []
+        rows: list[str | int] = []
+        at_once = self._rng.random() < 0.5
+        batch = []
+        for number in numbers:
+            event = json.loads(self._rng.choice(self._events))
+            key, message_id = key_of(event), f"{self.name}:{number}"
+            delay = self._rng.uniform(0, 3) if self._rng.random() < LATER else None
+            message = Message(event, key=key, id=message_id, delay=delay)
+            batch.append(message)
+            sent.append((message_id, key))
+            rows += [message_id, self.name, number, key, delay is not None]
+            if not at_once:
+                publish(plan.TOPIC, event, key=key, id=message_id, delay=delay)
+                self._pause(seconds / len(numbers))
+        if at_once:
+            publish_many(plan.TOPIC, batch)
+            self._pause(seconds)
+        with connection.cursor() as cursor:
+            cursor.execute(INSERT_LEDGER + ", ".join([LEDGER_ROW] * len(sent)), rows)
+        return sent
+
+    def _pause(self, seconds: float) -> None:
+        """Says something now and then: a server may end connections that are silent for two seconds."""
+        from django.db import connection
+
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not (seconds > 1 and self._stop.is_set()):
+            time.sleep(min(0.5, left))
+            if left > 0.5:
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+
+    def _repeat(self, message_id: str, key: str) -> None:
+        """The same id once more: it must not reach a handler twice."""
+        from django.db import Error, connection
+
+        from django_mysqlqueue import publish
+
+        try:
+            publish(plan.TOPIC, {"a repeat of": message_id}, key=key, id=message_id)
+        except Error:
+            connection.close()
+        else:
+            self._note(records.REPEATED, 0, 0, message_id)
+
+    def _note(self, verb: str, first: int, last: int, note: str = "") -> None:
+        records.write(self._path, [records.Transaction(verb, self.name, first, last, note)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=1.0, help="messages a second, of all threads together")
+    parser.add_argument("--long", type=float, default=0.0, help="seconds that each transaction stays open")
+    options = parser.parse_args()
+    django.setup()
+    stop = threading.Event()
+    events = read_events()
+    publishers = [Publisher(f"{options.name}.{n}", options.seed, events, stop) for n in range(options.threads)]
+    threads = [
+        threading.Thread(
+            target=publisher.run_long if options.long else publisher.run,
+            args=(options.long or options.rate / options.threads,),
+        )
+        for publisher in publishers
+    ]
+    for thread in threads:
+        thread.start()
+    stop_file = Path(os.environ["SOAK_FOLDER"]) / "stop-publishing"
+    for _ in _every(0.2):
+        if stop_file.exists() or not any(thread.is_alive() for thread in threads):
+            break
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def _every(seconds: float) -> Iterator[int]:
+    for number in itertools.count():
+        yield number
+        time.sleep(seconds)
+
+
+if __name__ == "__main__":
+    main()

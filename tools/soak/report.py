@@ -1,0 +1,150 @@
+"""The report: what was done, what came of it, a verdict for each check; as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from soak.checker import Evidence, Verdict
+from soak.monitor import Sample
+from soak.plan import GROUPS
+from soak.records import COMMITTED, REPEATED, ROLLED_BACK, STARTED, UNKNOWN
+
+ROWS = 12
+"""Lines of the table of lags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that is worth keeping of a run."""
+
+    command: str
+    engine: str
+    version: str
+    machine: str
+    seed: int
+    seconds: float
+    drained_after: float
+    """Seconds from the last publish until nothing was left."""
+    done_to_it: Mapping[str, int]
+    downtimes: Sequence[tuple[float, float]]
+    restarts: Mapping[str, int]
+    traffic: Mapping[str, int]
+    groups: Sequence[Mapping[str, object]]
+    samples: Sequence[Sample]
+    memory: Mapping[str, Sequence[float]]
+    log_events: Mapping[str, int]
+    database_errors: Mapping[int, int]
+    verdicts: Sequence[Verdict]
+
+    @property
+    def ok(self) -> bool:
+        return all(one.ok for one in self.verdicts)
+
+    def as_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "ok": self.ok}, indent=1)
+
+    def as_markdown(self) -> str:
+        rate = self.traffic["messages committed"] / self.seconds
+        result = "passed" if self.ok else "FAILED"
+        said = (
+            f"`{self.command}` on {self.machine}. {self.traffic['messages committed']} messages committed "
+            f"({rate:.0f} a second), each for {len(GROUPS)} groups; drained {self.drained_after:.0f} s after the last."
+        )
+        held = f"Publishers held back in {sum(one.held_back for one in self.samples)} of {len(self.samples)} samples."
+        away = sum(to - since for since, to in self.downtimes)
+        codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.database_errors.items())) or "none"
+        parts = [
+            f"# Soak: {self.engine} {self.version}, {self.seconds / 60:.1f} minutes: {result}",
+            said,
+            "## What was done to it",
+            table(("", "times"), self.done_to_it.items()),
+            f"The server was away {len(self.downtimes)} times, for {away:.0f} s in all.",
+            "## Traffic",
+            table(("", "count"), self.traffic.items()),
+            "## Groups",
+            table(tuple(self.groups[0]), (tuple(group.values()) for group in self.groups)),
+            "## Lag over time, messages",
+            held,
+            self._lags(),
+            "## Memory, MB",
+            table(("process", "at first", "highest", "at last"), (_span(*item) for item in self.memory.items())),
+            "## In the logs",
+            table(("event", "times"), sorted(self.log_events.items())),
+            f"Database errors by code: {codes}.",
+            "## Checks",
+            table(("check", "compared", "verdict"), ((v.name, v.compared, _said(v)) for v in self.verdicts)),
+        ]
+        for one in self.verdicts:
+            if not one.ok:
+                parts += [f"### {one.name}: {one.count} violations", "\n".join(f"- {line}" for line in one.violations)]
+        return "\n\n".join(parts) + "\n"
+
+    def _lags(self) -> str:
+        step = max(1, len(self.samples) // ROWS)
+        names = ("outbox", *(group.name for group in GROUPS))
+        return table(
+            ("second", "committed", *names),
+            ((f"{one.at:.0f}", one.committed, *(one.lags[name] for name in names)) for one in self.samples[::step]),
+        )
+
+    def write(self, folder: Path) -> list[Path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"soak-{self.engine}.{suffix}" for suffix in ("json", "md")]
+        for path, text in zip(paths, (self.as_json() + "\n", self.as_markdown()), strict=True):
+            path.write_text(text)
+        return paths
+
+
+def table(header: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
+    body = [[str(cell) for cell in line] for line in (header, *lines)]
+    widths = [max(len(line[column]) for line in body) for column in range(len(header))]
+    shown = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in body]
+    return "\n".join([shown[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *shown[1:]])
+
+
+def _said(one: Verdict) -> str:
+    return "ok" if one.ok else f"{one.count} VIOLATIONS"
+
+
+def _span(name: str, values: Sequence[float]) -> tuple[object, ...]:
+    if not values:
+        return (name, "", "", "")
+    return (name, *(f"{value:.0f}" for value in (values[0], max(values), values[-1])))
+
+
+def traffic(evidence: Evidence) -> dict[str, int]:
+    verbs = Counter(one.verb for one in evidence.transactions)
+    longs = Counter(one.verb for one in evidence.transactions if one.publisher.startswith("long"))
+    return {
+        "messages committed": len(evidence.ledger),
+        "of those scheduled": sum(entry.scheduled for entry in evidence.ledger),
+        "partitions": len({entry.key for entry in evidence.ledger}),
+        "in the largest partition": max(Counter(entry.key for entry in evidence.ledger).values(), default=0),
+        "transactions committed": verbs[COMMITTED],
+        "rolled back": verbs[ROLLED_BACK],
+        "that met an error": verbs[UNKNOWN],
+        "long ones committed": longs[COMMITTED],
+        "long ones that met an error": longs[UNKNOWN],
+        "ids published once more": verbs[REPEATED],
+    }
+
+
+def groups(evidence: Evidence) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for group in GROUPS:
+        starts = [step.message_id for step in evidence.steps[group.name] if step.verb == STARTED]
+        found.append(
+            {
+                "group": group.name,
+                "messages started": len(set(starts)),
+                "starts": len(starts),
+                "more than one start": sum(count > 1 for count in Counter(starts).values()),
+                "dead letters": sum(letter.group == group.name for letter in evidence.dead),
+            }
+        )
+    return found

@@ -1,0 +1,31 @@
+"""Settings of the soak's processes. SOAK_FOLDER and SOAK_SOCKET say where they are."""
+
+import os
+
+from soak import plan
+
+SECRET_KEY = "soak"  # noqa: S105
+INSTALLED_APPS = ["django_mysqlqueue", "soak.app"]
+USE_TZ = True
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": "mysqlqueue",
+        "USER": "root",
+        "OPTIONS": {"unix_socket": os.environ["SOAK_SOCKET"], "charset": "utf8mb4"},
+    }
+}
+SILENCED_SYSTEM_CHECKS: list[str] = []
+# Shorter than the defaults, so that minutes show what takes hours otherwise.
+MYSQLQUEUE = {
+    "LEASE_DURATION": plan.LEASE,
+    "LEASE_RENEWAL_INTERVAL": plan.LEASE / 3,
+    "VISIBILITY_TIMEOUT": 8,
+    "MAX_PROCESSING_TIME": 40,
+    "SHUTDOWN_TIMEOUT": 10,
+    "MAX_ATTEMPTS": plan.MAX_ATTEMPTS,
+    "BACKOFF": {"initial": 0.1, "maximum": 2},
+    "MAX_POLL_INTERVAL": 0.5,
+    "BATCH_SIZE": 50,
+    "RETENTION": plan.RETENTION,
+}
