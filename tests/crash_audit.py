@@ -1,4 +1,4 @@
-"""What the tables of the queue say at one moment: read whole, so that two moments can be compared."""
+"""What the tables of the queue say at one moment, read whole, so that two moments can be compared."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import connection, transaction
+
 from django_mysqlqueue import models
 from django_mysqlqueue.service.transactions import Session
 from tests.app.models import Effect
+from tests.conftest import QUEUE_MODELS
 from tests.crashes import DLQ, TOPIC
 from tests.harness import USING
+
+OLD_MS = 1_800_000
+"""A heartbeat of half an hour ago is not one of this run."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +28,32 @@ class Picture:
     """Every row, with messages by their names, and times and tokens by what they say: comparable between runs."""
     messages: Counter[str]
     """How often a message of the topic is in outbox and log."""
-    letters: Counter[tuple[str, str]]
+    letters: Counter[tuple[str, ...]]
     """(group, message) → its dead letters in outbox and log."""
     settled: frozenset[tuple[str, str]]
     """(group, message): acked or dead-lettered."""
     failures: dict[tuple[str, str], int]
-    """(group, message) → attempts that count, of what is not settled."""
+    """(group, message) → attempts that count, of what has a state row."""
     offsets: dict[tuple[str, str], tuple[int, int]]
     """(group, partition key) → watermark and cursor."""
     broken: list[str]
     """What holds at no moment."""
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Rows as they are, of the topic alone where they have one."""
+
+    log: dict[int, tuple[str, str, str]]
+    """Offset → topic, partition key, name."""
+    groups: list[tuple[Any, ...]]
+    offsets: dict[tuple[str, str], tuple[int, int]]
+    state: dict[tuple[str, str, int], tuple[Any, ...]]
+    """(group, partition key, offset) → acked, retry count, by whom, token, invisible until, error."""
+
+
 class Observer:
-    """Reads the tables; remembers the names of messages that GC has deleted meanwhile."""
+    """Reads the tables; remembers the messages that GC has deleted meanwhile."""
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[str, str, str]] = {}
@@ -46,148 +64,166 @@ class Observer:
         now = Session(USING).now()
         outbox = [
             (topic, key, _name(message_id, group, original), _when(at, now), count, error)
-            for topic, key, message_id, group, original, at, count, error in models.OutboxMessage.objects.order_by(
-                "outbox_id"
-            ).values_list(
-                "topic",
-                "partition_key",
-                "message_id",
-                "failed_group",
-                "original_id",
-                "deliver_at",
-                "failure_count",
-                "last_error",
+            for topic, key, message_id, group, original, at, count, error in _rows(
+                models.OutboxMessage.objects.order_by("outbox_id"),
+                "topic partition_key message_id failed_group original_id deliver_at failure_count last_error",
             )
         ]
-        rows = list(
-            models.QueueMessage.objects.order_by("offset").values_list(
-                "offset", "topic", "partition_key", "message_id", "failed_group", "original_id", "failure_count"
-            )
+        rows = self._read_rows()
+        settled, broken = self._judge_messages(rows)
+        everything = [(topic, name) for topic, _, name in rows.log.values()] + [(row[0], row[2]) for row in outbox]
+        return Picture(
+            tables={"outbox": outbox, **self._tables(rows, now)},
+            messages=Counter(name for topic, name in everything if topic == TOPIC),
+            letters=Counter(tuple(name.split(":", 1)) for topic, name in everything if topic == DLQ),
+            settled=settled,
+            failures={(group, self._at(offset)): row[1] for (group, _, offset), row in rows.state.items()},
+            offsets=rows.offsets,
+            broken=broken + self._judge_state(rows),
         )
+
+    def _read_rows(self) -> _Rows:
         log = {
             offset: (topic, key, _name(message_id, group, original))
-            for offset, topic, key, message_id, group, original, _ in rows
-        }
-        self._places |= log
-        groups = list(
-            models.ConsumerGroup.objects.order_by("topic", "consumer_group").values_list(
-                "topic", "consumer_group", "mode", "start_offset", "paused"
+            for offset, topic, key, message_id, group, original in _rows(
+                models.QueueMessage.objects.order_by("offset"),
+                "offset topic partition_key message_id failed_group original_id",
             )
+        }
+        self._places = self._places | log
+        state = _rows(
+            models.DeliveryState.objects.filter(topic=TOPIC),
+            "consumer_group partition_key message_offset acked retry_count delivered_by delivery_token "
+            "invisible_until last_error",
         )
-        offsets = {
-            (group, key): (acked, claimed)
-            for group, key, acked, claimed in models.ConsumerOffset.objects.filter(topic=TOPIC).values_list(
-                "consumer_group", "partition_key", "offset_acked", "offset_claimed"
-            )
-        }
-        state = {
-            (group, key, offset): rest
-            for group, key, offset, *rest in models.DeliveryState.objects.filter(topic=TOPIC).values_list(
-                "consumer_group",
-                "partition_key",
-                "message_offset",
-                "acked",
-                "retry_count",
-                "delivered_by",
-                "delivery_token",
-                "invisible_until",
-                "last_error",
-            )
-        }
-        settled, failures, broken = self._judge(log, offsets, state, {group for _, group, *_ in groups})
-        everything = [(topic, name) for topic, _, name in log.values()] + [(row[0], row[2]) for row in outbox]
-        letters = Counter(tuple(name.split(":", 1)) for topic, name in everything if topic == DLQ)
-        tables = {
-            "outbox": outbox,
-            "log": [(*log[offset], count) for offset, *_, count in rows],
-            "groups": [(*group, mode, self._at(start), paused) for *group, mode, start, paused in groups],
-            "offsets": {place: tuple(map(self._at, both)) for place, both in offsets.items()},
+        groups = _rows(
+            models.ConsumerGroup.objects.order_by("topic", "consumer_group"),
+            "consumer_group topic mode start_offset paused",
+        )
+        return _Rows(
+            log,
+            list(groups),
+            offsets(),
+            {(group, key, offset): tuple(row) for group, key, offset, *row in state},
+        )
+
+    def _tables(self, rows: _Rows, now: int) -> dict[str, Any]:
+        return {
+            "log": list(rows.log.values()),
+            "groups": rows.groups,
+            "offsets": {
+                (group, key): (self._passed(key, watermark), self._passed(key, cursor))
+                for (group, key), (watermark, cursor) in rows.offsets.items()
+            },
             "state": {
-                (group, key, self._at(offset)): (acked, count, by, bool(token), _when(until, now), error)
-                for (group, key, offset), (acked, count, by, token, until, error) in state.items()
+                (group, key, self._at(offset)): (acked, count, _who(by), bool(token), _when(until, now), error)
+                for (group, key, offset), (acked, count, by, token, until, error) in rows.state.items()
             },
-            "leases": dict(_pairs(models.PartitionLease, "consumer_group", "partition_key", "leased_by")),
+            "leases": {
+                (group, key): _who(by)
+                for group, key, by in _rows(models.PartitionLease.objects, "consumer_group partition_key leased_by")
+            },
             "heartbeats": {
-                place: (_when(at, now - 3_600_000), bool(gone))
-                for *place, at, gone in models.SubscriberHeartbeat.objects.values_list(
-                    "consumer_group", "subscriber_name", "heartbeat_at", "deregistered_at"
+                (group, _who(name), topic): (at > now - OLD_MS, bool(gone))
+                for group, name, topic, at, gone in _rows(
+                    models.SubscriberHeartbeat.objects,
+                    "consumer_group subscriber_name topic heartbeat_at deregistered_at",
                 )
-                for place in [tuple(place)]
             },
-            "sequencer": [self._at(last) for last in models.Sequencer.objects.values_list("last_offset", flat=True)],
-            "effects": sorted(Effect.objects.values_list("name", flat=True)),
+            "sequencer": [self._at(last) for (last,) in _rows(models.Sequencer.objects, "last_offset")],
+            "effects": sorted(name for (name,) in _rows(Effect.objects, "name")),
         }
-        return Picture(
-            tables=tables,
-            messages=Counter(name for topic, name in everything if topic == TOPIC),
-            letters=letters,
-            settled=settled,
-            failures=failures,
-            offsets=offsets,
-            broken=broken,
-        )
 
     def _at(self, offset: int) -> str:
-        return self._places[offset][2] if offset in self._places else f"?{bool(offset)}"
+        return self._places[offset][2] if offset in self._places else "" if offset == 0 else "?"
 
-    def _judge(
-        self,
-        log: dict[int, tuple[str, str, str]],
-        offsets: dict[tuple[str, str], tuple[int, int]],
-        state: dict[tuple[str, str, int], list[Any]],
-        groups: set[str],
-    ) -> tuple[frozenset[tuple[str, str]], dict[tuple[str, str], int], list[str]]:
+    def _passed(self, key: str, offset: int) -> int:
+        """How many messages of a partition are at or below an offset."""
+        return sum(at <= offset and place[:2] == (TOPIC, key) for at, place in self._places.items())
+
+    def _judge_messages(self, rows: _Rows) -> tuple[frozenset[tuple[str, str]], list[str]]:
+        """What each group has settled, and where a message is neither that nor going to be delivered."""
         settled: set[tuple[str, str]] = set()
         broken: list[str] = []
-        for offset, (topic, key, name) in self._places.items():
-            if topic != TOPIC:
+        places = [(offset, key, name) for offset, (topic, key, name) in self._places.items() if topic == TOPIC]
+        for group, topic, _, _, paused in rows.groups:
+            if topic != TOPIC or paused:  # a drop that died leaves a paused group: it is run again
                 continue
-            for group in groups:
-                watermark, cursor = offsets.get((group, key), (0, 0))
-                row = state.get((group, key, offset))
-                if offset not in log:
+            for offset, key, name in places:
+                watermark, cursor = rows.offsets.get((group, key), (0, 0))
+                row = rows.state.get((group, key, offset))
+                if offset not in rows.log:
                     if (group, name) in self._settled:
                         settled.add((group, name))
                     else:
-                        broken.append(f"{name} was deleted from the log and {group} had not passed it")
+                        broken.append(f"{name} was deleted from the log and {group} had not settled it")
                 elif offset <= watermark or (row is not None and row[0]):
                     settled.add((group, name))
                 elif offset <= cursor and row is None:
                     broken.append(f"{name} is between watermark and cursor of {group} and has no state row")
-        failures: dict[tuple[str, str], int] = {}
-        for (group, key, offset), (acked, count, *_) in state.items():
+        self._settled = frozenset(settled)
+        return self._settled, broken
+
+    def _judge_state(self, rows: _Rows) -> list[str]:
+        broken = [
+            f"the watermark of {place} is above the cursor"
+            for place, (watermark, cursor) in rows.offsets.items()
+            if watermark > cursor
+        ]
+        for (group, key, offset), (acked, *_) in rows.state.items():
             name = self._at(offset)
-            failures[group, name] = count
-            watermark, cursor = offsets.get((group, key), (-1, -1))
+            watermark, cursor = rows.offsets.get((group, key), (-1, -1))
             if not acked and offset <= watermark:
                 broken.append(f"the watermark of {group} has passed {name}, which is not settled")
             if offset > cursor:
                 broken.append(f"{name} has a state row of {group} above the cursor")
-        for place, (watermark, cursor) in offsets.items():
-            if watermark > cursor:
-                broken.append(f"the watermark of {place} is above the cursor")
-        self._settled = frozenset(settled)
-        return self._settled, failures, broken
+        return broken
+
+
+def offsets() -> dict[tuple[str, str], tuple[int, int]]:
+    """Watermark and cursor of each group and partition."""
+    return {
+        (group, key): (watermark, cursor)
+        for group, key, watermark, cursor in _rows(
+            models.ConsumerOffset.objects.filter(topic=TOPIC),
+            "consumer_group partition_key offset_acked offset_claimed",
+        )
+    }
+
+
+class Snapshot:
+    """All rows as they are, to be put back."""
+
+    def __init__(self) -> None:
+        self._tables: list[tuple[str, str, list[tuple[Any, ...]]]] = []
+        for model in (*QUEUE_MODELS, Effect):
+            fields = [field for field in model._meta.concrete_fields if not field.generated]
+            columns = ", ".join(connection.ops.quote_name(field.column) for field in fields)
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT {columns} FROM {model._meta.db_table}")
+                self._tables.append((model._meta.db_table, columns, list(cursor.fetchall())))
+
+    def restore(self) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            for table, columns, rows in self._tables:
+                cursor.execute(f"DELETE FROM {table}")
+                if rows:
+                    places = ", ".join(["%s"] * len(rows[0]))
+                    cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
+
+
+def _rows(query: Any, columns: str) -> Iterator[tuple[Any, ...]]:
+    return iter(query.values_list(*columns.split()))
 
 
 def _name(message_id: str, failed_group: str, original_id: str) -> str:
     return f"{failed_group}:{original_id}" if failed_group else message_id
 
 
+def _who(name: str) -> str:
+    """A subscriber without its incarnation."""
+    return name.split(":")[0]
+
+
 def _when(at: int, now: int) -> str:
     return "at once" if at == 0 else "later" if at > now else "now"
-
-
-def _pairs(model: Any, *columns: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    for *place, value in model.objects.values_list(*columns):
-        yield tuple(place), value
-
-
-def sample() -> dict[tuple[str, str, str], tuple[int, int]]:
-    """Watermark and cursor of each group and partition."""
-    return {
-        (group, topic, key): (acked, claimed)
-        for group, topic, key, acked, claimed in models.ConsumerOffset.objects.values_list(
-            "consumer_group", "topic", "partition_key", "offset_acked", "offset_claimed"
-        )
-    }
