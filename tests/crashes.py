@@ -38,8 +38,8 @@ LOST = "lost"
 """The k-th statement that commits something is carried out, and the connection ends before its answer is read."""
 MODES = (CUT, KILL, LOST) if os.environ.get("DATABASE_URL") else (KILL,)
 
-FROM_HERE = "DO 'from here'"
-"""From this statement on a connection's statements are counted."""
+FROM_HERE = "DO 'from here on by', "
+"""After this statement, with the number of its process, a connection's statements are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class CountingLink(Link):
     def __init__(self, client: socket.socket, target: Path, *, gate: Gate) -> None:
         self._gate = gate
         self._plan: Plan | None = None
-        self._session = 0
+        self._process = self._session = 0
         self._autocommit = True
         self._keeps_answer = False
         super().__init__(client, target, dark=False)
@@ -114,8 +114,9 @@ class CountingLink(Link):
         self.close()
 
     def _lets_through(self, sql: str) -> bool:
-        if sql == FROM_HERE:
+        if sql.startswith(FROM_HERE):
             self._plan = self._gate.plan
+            self._process = int(sql.removeprefix(FROM_HERE))
             self._plan.sessions.add(self._session)
             return True
         commits = self._commits(sql)
@@ -128,7 +129,7 @@ class CountingLink(Link):
             plan.stopped = True
             if plan.mode != LOST:
                 if plan.mode == KILL:
-                    os.kill(_peer(self._client), signal.SIGKILL)
+                    os.kill(self._process, signal.SIGKILL)
                 return False
             self._keeps_answer = True
         plan.sent.append(sql)
@@ -143,11 +144,6 @@ class CountingLink(Link):
             return False
         verb = sql.split(None, 1)[0].upper()
         return verb == "COMMIT" or (self._autocommit and verb in ("INSERT", "UPDATE", "DELETE", "REPLACE"))
-
-
-def _peer(client: socket.socket) -> int:
-    """The process at the other end of a Unix socket."""
-    return int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
 
 
 class ServerCrashes:
@@ -168,8 +164,7 @@ class ServerCrashes:
 
     @staticmethod
     def _count() -> None:
-        with connections[ALIAS].cursor() as cursor:
-            cursor.execute(FROM_HERE)
+        _execute(ALIAS, f"{FROM_HERE}{os.getpid()}")
 
     @staticmethod
     def _wait_until_gone(gone: set[int]) -> None:
@@ -202,12 +197,19 @@ class FileCrashes:
             sent.append(sql)
 
         def count() -> None:
-            connections[ALIAS].ensure_connection()
+            # What a process has written outlives it without a sync: nobody pulls the plug here.
+            _execute(ALIAS, "PRAGMA synchronous=OFF")
             connections[ALIAS].connection.set_trace_callback(statement)
 
         error = _in_child(operation, count)
+        _execute(USING, "PRAGMA synchronous=OFF")
         stopped = isinstance(error, _Killed)
         return Ended(stopped, None if stopped else error)
+
+
+def _execute(alias: str, statement: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement)
 
 
 class _Killed(Exception):
@@ -253,7 +255,10 @@ def _in_child(operation: Callable[[], object], count: Callable[[], None]) -> Bas
 
 @contextlib.contextmanager
 def crashes(folder: Path) -> Iterator[ServerCrashes | FileCrashes]:
-    """The alias ``fragile``, and what ends its connections."""
+    """The alias ``fragile``, and what ends its connections.
+
+    A server must be reached by its Unix socket.
+    """
     database = dict(connections[USING].settings_dict)
     gate = None
     if connection.vendor == "mysql":
@@ -269,3 +274,5 @@ def crashes(folder: Path) -> Iterator[ServerCrashes | FileCrashes]:
         del connections.settings[ALIAS]
         if gate is not None:
             gate.close()
+        else:
+            connections[USING].close()  # with its PRAGMA
