@@ -44,7 +44,7 @@ from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS, Clock
 from tests.crash_audit import Observer, Picture, Snapshot, offsets
 from tests.crashes import ALIAS, KILL, LOST, MODES, TOPIC, Ended, crashes
-from tests.harness import USING, Sub, handler, sequence
+from tests.harness import USING, Sub, handler, lag, sequence
 
 G = GroupRef("g", TOPIC)
 OTHER = GroupRef("other", TOPIC)
@@ -254,6 +254,8 @@ class Case:
     """1: what has happened is all of it or nothing. None: it is several transactions."""
     dead: tuple[str, ...]
     """Messages that it dead-letters."""
+    fails: tuple[str, ...]
+    """Messages that lose an attempt."""
     unsure: bool
     """The transaction is the caller's: an error does not say whether it has committed."""
     atomic: bool
@@ -276,6 +278,7 @@ def case(
     again: Any = SAME,
     commits: int | None = 1,
     dead: tuple[str, ...] = (),
+    fails: tuple[str, ...] = (),
     unsure: bool = False,
     atomic: bool = False,
     rerun: bool = False,
@@ -287,7 +290,9 @@ def case(
     def add(operation: Callable[[World], object]) -> Callable[[World], object]:
         then = operation if again is SAME else again
         assert name not in CASES
-        CASES[name] = Case(name, setup, operation, then, commits, dead, unsure, atomic, rerun, forgets, check)
+        CASES[name] = Case(
+            name, setup, operation, then, commits, dead, (*dead, *fails), unsure, atomic, rerun, forgets, check
+        )
         return operation
 
     return add
@@ -444,7 +449,7 @@ def _(world: World) -> None:
     take(world, Want("a", look_at=2), Want("b", look_at=10))
 
 
-@case("claim and flush", drained, again=undo)
+@case("claim and flush", drained, again=undo, fails=("b2",))
 def _(world: World) -> None:
     take(world, Want("a", look_at=2), outcomes=world.ends(Kind.ACK, "b1") + world.ends(Kind.NACK, "b2", error="no"))
 
@@ -480,8 +485,9 @@ def _(world: World) -> None:
 
 def flush_case(name: str, setup: Callable[[], World], *ends: tuple[Any, ...], dead: tuple[str, ...] = ()) -> None:
     """``ends``: what becomes of which messages, and how."""
+    fails = tuple(name for kind, names, _ in ends if kind is Kind.NACK for name in names)
 
-    @case(name, setup, dead=dead)
+    @case(name, setup, dead=dead, fails=fails)
     def _(world: World) -> None:
         outcomes = [one for kind, names, options in ends for one in world.ends(kind, *names, **options)]
         settling.flush(ALIAS, G, outcomes, max_attempts=5, shared=world.mode == "shared", also="ab")
@@ -518,7 +524,7 @@ def _(world: World) -> None:
     watermarks.sweep(ALIAS, G, "ab")
 
 
-@case("put a start on record", claimed)
+@case("put a start on record", claimed, fails=("a1",))
 def _(world: World) -> None:
     settling.record_start(ALIAS, world.held["a1"])
 
@@ -566,12 +572,20 @@ def handle(world: World) -> None:
     world.sub.flush()
 
 
-def carry_on(world: World) -> None:
+def resume(world: World) -> None:
     """What the poller does after a database error."""
     assert world.sub is not None
     world.sub.poller.start_anew()
+    for work in world.sub.poller.works:
+        work.rests_until = 0.0  # after a turn that failed
     world.sub.heart.beat()
     world.sub.settle()
+
+
+def carry_on(world: World) -> None:
+    """A process that lives on needs nobody else, and no time-out to run out."""
+    resume(world)
+    assert lag() == 0
 
 
 for _mode in ("ordered", "shared"):
@@ -582,6 +596,7 @@ for _mode in ("ordered", "shared"):
         again=carry_on,
         commits=None,
         dead=("b1",),
+        fails=("a2",),
         atomic=True,
     )
     def _(world: World) -> None:
@@ -593,6 +608,7 @@ for _mode in ("ordered", "shared"):
         again=carry_on,
         commits=None,
         dead=("b1",),
+        fails=("a2",),
         atomic=True,
     )
     def _(world: World) -> None:
@@ -600,7 +616,7 @@ for _mode in ("ordered", "shared"):
         world.sub.step()
 
 
-@case("a subscriber leaves", handed_out, again=carry_on, commits=None, dead=("b1",), atomic=True)
+@case("a subscriber leaves", handed_out, again=resume, commits=None, dead=("b1",), fails=("a2",), atomic=True)
 def _(world: World) -> None:
     assert world.sub is not None
     world.sub.work(1)
@@ -674,7 +690,7 @@ def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: P
         return ended
     try:
         there = observer.read()
-        check_step(one, first, there)
+        check_step(one, mode, first, there)
         check_outcome(one, ended, there, first, after)
         then = one.again if mode != KILL else one.operation if one.rerun else None
         here = there
@@ -682,7 +698,7 @@ def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: P
             then(world)
             sessions.drop(connections[ALIAS])
             here = observer.read()
-            check_step(one, there, here)
+            check_step(one, mode, there, here)
         if then is one.operation and one.commits == 1:
             assert here.tables == after.tables, "run again it has not come to the same"
         if one.check is not None:
@@ -699,7 +715,7 @@ def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: P
     return ended
 
 
-def check_step(one: Case, earlier: Picture, later: Picture) -> None:
+def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
     """What holds after anything at all."""
     assert not later.broken
     if not one.forgets:
@@ -710,10 +726,15 @@ def check_step(one: Case, earlier: Picture, later: Picture) -> None:
         assert (group, name) in later.settled, f"{name} is dead-lettered and still live for {group}"
         assert group == "g"
         assert name in one.dead
+    # An atomic handler whose connection ends has failed.
+    if mode == KILL or not one.atomic:
+        for (group, name), count in later.failures.items():
+            lost = count - earlier.failures.get((group, name), 0)
+            assert lost <= 0 or (group == "g" and name in one.fails), f"{name} has lost an attempt"
     for group, name in later.settled - earlier.settled:
         assert name not in one.dead or group != "g" or later.letters[group, name], f"{name} is neither live nor dead"
-    lost = earlier.messages.keys() - later.messages.keys()
-    assert all((group, name) in earlier.settled for name in lost for group in ("g", "other"))
+    deleted = earlier.messages.keys() - later.messages.keys()
+    assert all((group, name) in earlier.settled for name in deleted for group in ("g", "other"))
     if one.name != "collect":
         assert theirs(earlier) == theirs(later), "it has touched another group"
 
