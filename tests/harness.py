@@ -67,7 +67,7 @@ class ManualHeart:
 
     def beat(self) -> None:
         info = {"host": "tests", "subset": self._sub.poller.subset.as_json()}
-        heartbeats.beat(USING, self._sub.name, list(self._sub.handlers), info)
+        heartbeats.beat(self._sub.using, self._sub.name, list(self._sub.handlers), info)
         self.beat_at = time.monotonic()
 
 
@@ -82,17 +82,19 @@ class Sub:
         prefetch: int = 200,
         subset: Subset = EVERYTHING,
         threads: int = 1,
+        using: str = USING,
         **settings: Any,
     ) -> None:
+        self.using = using
         self.name = f"{name}:{next(_numbers)}"
         self.handlers = {one.ref: one for one in handlers}
         self.settings = dataclasses.replace(get_settings(), prefetch=prefetch, **settings)
         for one in handlers:
-            groups.register(USING, one.ref, mode=one.mode, start=one.start)
+            groups.register(using, one.ref, mode=one.mode, start=one.start)
         self.heart = ManualHeart(self)
         self.inbox = Inbox(self.handlers, leases_good=self.heart.good)
         self.poller = Poller(
-            USING,
+            using,
             self.name,
             self.handlers,
             self.settings,
@@ -133,7 +135,7 @@ class Sub:
     def run(self, held: Held) -> int:
         """Runs the handler of what was started with ``held`` and records the outcomes; returns how many."""
         batch = self._batches.pop(id(held))
-        self.inbox.finish(batch, handling.handle(batch.items, USING))
+        self.inbox.finish(batch, handling.handle(batch.items, self.using))
         self.inbox.leave(batch)
         return len(batch.items)
 
@@ -175,7 +177,7 @@ class Sub:
             keys = [key for key, one in work.partitions.items() if one.owned and not one.in_hand]
             if keys:
                 work.release(keys)
-        heartbeats.deregister(USING, self.name, list(self.handlers))
+        heartbeats.deregister(self.using, self.name, list(self.handlers))
 
 
 def sequence() -> None:

@@ -33,8 +33,10 @@ class Proxy:
             except OSError:
                 return
             with self._lock:
-                link = Link(client, self._target, dark=self._dark)
-                self._links.append(link)
+                self._links.append(self._link(client, self._target, dark=self._dark))
+
+    def _link(self, client: socket.socket, target: Path, *, dark: bool) -> Link:
+        return Link(client, target, dark=dark)
 
     def _open(self) -> list[Link]:
         with self._lock:

@@ -1,0 +1,278 @@
+"""Ends an operation at every statement that it sends, and says what must hold afterwards.
+
+A statement is what the server gets (on SQLite: what the library begins): SET,
+COMMIT, ROLLBACK and SAVEPOINT count, as Django sends them. How many an
+operation has is found by running it until it ends without having been stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from django.db import connection, connections
+
+from django_mysqlqueue import names
+from django_mysqlqueue.runtime import sessions
+from tests.harness import USING
+from tests.proxy import COM_QUERY, Link, Proxy
+
+ALIAS = "fragile"
+"""The database of the tests by another alias: operations run on it, and their connections end."""
+TOPIC = "t"
+DLQ = names.dlq_topic(TOPIC)
+
+CUT = "cut"
+"""The connection ends when statement k is sent: it never reaches the server, and the process lives on."""
+KILL = "kill"
+"""SIGKILL to the process when it sends statement k, which never reaches the server; at last after all of them."""
+LOST = "lost"
+"""The k-th statement that commits something is carried out, and the connection ends before its answer is read."""
+MODES = (CUT, KILL, LOST) if os.environ.get("DATABASE_URL") else (KILL,)
+
+FROM_HERE = "DO 'from here on by', "
+"""After this statement, with the number of its process, a connection's statements are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run of an operation ended."""
+
+    stopped: bool
+    """It was stopped, instead of running to its end."""
+    error: BaseException | None = None
+    """What it raised; a killed process raises nothing."""
+    committed: bool | None = None
+    """Something that it sent has been committed; None: nobody saw it (SQLite)."""
+    sent: tuple[str, ...] = ()
+
+
+# -- on the wire --------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """What is to happen to the next connection that counts."""
+
+    mode: str = ""
+    number: int = 0
+    stopped: bool = False
+    committed: bool = False
+    sent: list[str] = field(default_factory=list)
+    sessions: set[int] = field(default_factory=set)
+
+
+class Gate(Proxy):
+    """A proxy that counts statements and ends the connection, or the process behind it, at one of them."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self.plan = Plan()
+        super().__init__(path, target)
+
+    def _link(self, client: socket.socket, target: Path, *, dark: bool) -> Link:
+        return CountingLink(client, target, gate=self)
+
+
+class CountingLink(Link):
+    """A connection whose statements are counted once it has sent ``FROM_HERE``."""
+
+    def __init__(self, client: socket.socket, target: Path, *, gate: Gate) -> None:
+        self._gate = gate
+        self._plan: Plan | None = None
+        self._process = self._session = 0
+        self._autocommit = True
+        self._keeps_answer = False
+        super().__init__(client, target, dark=False)
+
+    def _forward(self) -> None:
+        with contextlib.suppress(OSError), self._client.makefile("rb") as stream:
+            while header := stream.read(4):
+                body = stream.read(int.from_bytes(header[:3], "little"))
+                if body[:1] == bytes([COM_QUERY]) and not self._lets_through(body[1:].decode(errors="replace")):
+                    break
+                self._server.sendall(header + body)
+        self.close()
+
+    def _answer(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._server.recv(65536):
+                if not self._session:
+                    # The greeting: a header, the protocol's version, the server's, the session's number.
+                    place = data.index(b"\0", 5) + 1
+                    self._session = int.from_bytes(data[place : place + 4], "little")
+                if self._keeps_answer:  # what is answered has been done
+                    break
+                self._client.sendall(data)
+        self.close()
+
+    def _lets_through(self, sql: str) -> bool:
+        if sql.startswith(FROM_HERE):
+            self._plan = self._gate.plan
+            self._process = int(sql.removeprefix(FROM_HERE))
+            self._plan.sessions.add(self._session)
+            return True
+        commits = self._commits(sql)
+        plan = self._plan
+        if plan is None:
+            return True
+        counts = commits if plan.mode == LOST else True
+        plan.number -= counts
+        if counts and plan.number == 0:
+            plan.stopped = True
+            if plan.mode != LOST:
+                if plan.mode == KILL:
+                    os.kill(self._process, signal.SIGKILL)
+                return False
+            self._keeps_answer = True
+        plan.sent.append(sql)
+        plan.committed = plan.committed or commits
+        return True
+
+    def _commits(self, sql: str) -> bool:
+        """Whether the statement ends a transaction with changes in it, or is one by itself."""
+        switch = re.match(r"SET autocommit\s*=\s*([01])", sql, re.IGNORECASE)
+        if switch:
+            self._autocommit = switch[1] == "1"
+            return False
+        verb = sql.split(None, 1)[0].upper()
+        return verb == "COMMIT" or (self._autocommit and verb in ("INSERT", "UPDATE", "DELETE", "REPLACE"))
+
+
+class ServerCrashes:
+    """MySQL and MariaDB: operations run behind a gate before the server."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def run(self, mode: str, number: int, operation: Callable[[], object]) -> Ended:
+        plan = self._gate.plan = Plan(mode, number)
+        connections[ALIAS].close()
+        error = (_in_child if mode == KILL else _here)(operation, self._count)
+        self._wait_until_gone(plan.sessions)
+        if mode == KILL:
+            assert isinstance(error, _Killed) == plan.stopped
+            error = None
+        return Ended(plan.stopped, error, plan.committed, tuple(plan.sent))
+
+    @staticmethod
+    def _count() -> None:
+        _execute(ALIAS, f"{FROM_HERE}{os.getpid()}")
+
+    @staticmethod
+    def _wait_until_gone(gone: set[int]) -> None:
+        """Until the server has rolled back what the session had not committed."""
+        deadline = time.monotonic() + 30
+        while True:
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW PROCESSLIST")
+                if not gone & {row[0] for row in cursor.fetchall()}:
+                    return
+            assert time.monotonic() < deadline, "the server keeps the session of a connection that has ended"
+            time.sleep(0.001)
+
+
+class FileCrashes:
+    """SQLite: there is no connection to cut, and the process that dies counts its statements itself."""
+
+    def run(self, mode: str, number: int, operation: Callable[[], object]) -> Ended:
+        assert mode == KILL
+        # SQLite keeps its locks in the process's memory: a fork must not find any there.
+        for alias in (USING, ALIAS, "queue"):
+            connections[alias].close()
+        sent: list[str] = []
+
+        def statement(sql: str) -> None:
+            if sql.startswith("--"):
+                return  # a statement within a statement
+            if len(sent) + 1 == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            sent.append(sql)
+
+        def count() -> None:
+            # What a process has written outlives it without a sync: nobody pulls the plug here.
+            _execute(ALIAS, "PRAGMA synchronous=OFF")
+            connections[ALIAS].connection.set_trace_callback(statement)
+
+        error = _in_child(operation, count)
+        _execute(USING, "PRAGMA synchronous=OFF")
+        stopped = isinstance(error, _Killed)
+        return Ended(stopped, None if stopped else error)
+
+
+def _execute(alias: str, statement: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement)
+
+
+class _Killed(Exception):
+    """The process was killed before the operation had ended."""
+
+
+def _here(operation: Callable[[], object], count: Callable[[], None]) -> BaseException | None:
+    error = None
+    count()
+    try:
+        operation()
+    except Exception as raised:
+        error = raised
+    sessions.drop(connections[ALIAS])
+    return error
+
+
+def _in_child(operation: Callable[[], object], count: Callable[[], None]) -> BaseException | None:
+    """Runs it in a forked process, which is killed even if nobody stops it: right after its end."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        # The gate's threads are the parent's; the child touches nothing of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            count()
+            operation()
+            os.write(write, b"done")
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode()[:4000])
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    if said and said != "done":
+        raise AssertionError(f"the operation failed in its process: {said}")
+    return None if said else _Killed()
+
+
+@contextlib.contextmanager
+def crashes(folder: Path) -> Iterator[ServerCrashes | FileCrashes]:
+    """The alias ``fragile``, and what ends its connections.
+
+    A server must be reached by its Unix socket.
+    """
+    database = dict(connections[USING].settings_dict)
+    gate = None
+    if connection.vendor == "mysql":
+        target = Path(database["OPTIONS"]["unix_socket"])
+        gate = Gate(folder / "gate", target)
+        database["OPTIONS"] = {**database["OPTIONS"], "unix_socket": str(gate.path)}
+    connections.settings[ALIAS] = database
+    try:
+        yield ServerCrashes(gate) if gate is not None else FileCrashes()
+    finally:
+        connections[ALIAS].close()
+        del connections[ALIAS]
+        del connections.settings[ALIAS]
+        if gate is not None:
+            gate.close()
+        else:
+            connections[USING].close()  # with its PRAGMA
