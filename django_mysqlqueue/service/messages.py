@@ -6,7 +6,7 @@ import datetime
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.serializers.json import DjangoJSONEncoder
@@ -45,8 +45,7 @@ class Message:
     deliver_at: datetime.datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
+class OutboxRow(NamedTuple):
     """A valid message as the outbox stores it."""
 
     topic: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
@@ -210,13 +211,21 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
         _insert_chunk(session, list(rows))
         _wake_on_commit(session)
         return 1
+    limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 4)
+    chunks = _chunks(rows, limit)
+    first, is_last = next(chunks, ([], True))
+    if is_last:
+        # One statement is all or nothing by itself.
+        if first:
+            _insert_chunk(session, first)
+            _wake_on_commit(session)
+        return len(first)
     published = 0
     if not session.connection.in_atomic_block and not session.connection.get_autocommit():
         session.dialect.begin_manual(session.connection)
     # A savepoint inside a caller's transaction: all or nothing also for one who catches the error.
     with transaction.atomic(alias):
-        limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 4)
-        for chunk in _chunks(rows, limit):
+        for chunk in chain((first,), (chunk for chunk, _ in chunks)):
             _insert_chunk(session, chunk)
             published += len(chunk)
     _wake_on_commit(session)
@@ -249,18 +258,19 @@ def _deliver_on_commit(session: Session) -> None:
         transaction.on_commit(lambda: deliver(using), using=using)
 
 
-def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[list[OutboxRow]]:
+def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[tuple[list[OutboxRow], bool]]:
+    """Pieces that one statement takes, and whether it is the last."""
     chunk: list[OutboxRow] = []
     size = 0
     for row in rows:
         length = len(row.payload) + len(row.metadata)
         if chunk and (len(chunk) >= CHUNK_ROWS or size + length > limit):
-            yield chunk
+            yield chunk, False
             chunk, size = [], 0
         chunk.append(row)
         size += length
     if chunk:
-        yield chunk
+        yield chunk, True
 
 
 def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
