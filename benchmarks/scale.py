@@ -354,8 +354,20 @@ def _await_rest(processes: int, leases: int) -> bool:
         ]
         fair = sum(owned) == leases and (not leases or max(owned) <= -(-leases // processes))
         if beating == processes and fair:
-            time.sleep(3)  # what polls less and less often has come to its longest interval
+            return _await_steady_rate(deadline)
+    return False
+
+
+def _await_steady_rate(deadline: float) -> bool:
+    """Until the scans of the start are over and who polls less and less often has come to its longest interval."""
+    rate = float("inf")
+    while time.monotonic() < deadline:
+        before = _counters()["questions"]
+        time.sleep(3)
+        now = _counters()["questions"] - before
+        if now > 0.9 * rate:
             return True
+        rate = now
     return False
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from django.db import DatabaseError, Error, OperationalError, connection, connections
+from django.db import DatabaseError, Error, OperationalError, connection, connections, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, SubscriberError
-from django_mysqlqueue.models import DeliveryState, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
@@ -71,6 +71,46 @@ def test_a_failed_beat_is_no_beat(db, monkeypatch):
 
 
 @pytest.mark.servers_only
+@pytest.mark.servers_only
+def test_a_transaction_of_a_subscribers_thread_begins_in_one_statement(db):
+    """Rolled back and committed as any other, and nested as any other."""
+
+    @transaction.atomic
+    def fail(number):
+        publish("t", number)
+        raise ZeroDivisionError
+
+    def work():
+        sessions.adopt(USING, sessions.Timeouts(idle=60, lock_wait=5, network=5, read=60))
+        mine = connections[USING]
+        mine.ensure_connection()
+
+        def questions():
+            with mine.cursor() as cursor:
+                cursor.execute("SHOW SESSION STATUS LIKE 'Com_%'")
+                return {
+                    name: int(count) for name, count in cursor.fetchall() if name in ("Com_begin", "Com_set_option")
+                }
+
+        before = questions()
+        with pytest.raises(ZeroDivisionError):
+            fail(1)
+        with transaction.atomic():
+            publish("t", 2)
+            assert not mine.get_autocommit()
+            with pytest.raises(ZeroDivisionError):
+                fail(3)
+        assert mine.get_autocommit()
+        publish("t", 4)
+        after = questions()
+        mine.connection.close()
+        sessions.drop(mine)
+        return {name: after[name] - before[name] for name in after}
+
+    assert in_thread(work) == {"Com_begin": 2, "Com_set_option": 0}
+    assert sorted(OutboxMessage.objects.values_list("payload", flat=True)) == [b"2", b"4"]
+
+
 def test_sessions_have_the_time_outs_of_their_thread(db):
     def read():
         sessions.adopt(USING, sessions.Timeouts(idle=7, lock_wait=3, network=5, read=9))

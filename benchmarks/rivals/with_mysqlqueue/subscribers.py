@@ -21,6 +21,6 @@ def update(delivery: Delivery) -> None:
     Account.objects.filter(pk=delivery.payload["n"] + 1).update(balance=F("balance") + 1)
 
 
-@subscriber("batch", group="bench", atomic=True, batch=True)
+@subscriber("batch", group="bench", atomic=True, batch=True, batch_size=500)
 def batch(deliveries: list[Delivery]) -> None:
     pass
