@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+from benchmarks import common
 
 
 def main() -> None:
@@ -26,12 +25,9 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--batch-size", type=int, default=500)
     parser.add_argument("--mode", choices=("ordered", "shared"), default="ordered")
+    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-
-    import django
-
-    django.setup()
-    from django.core.management import call_command
+    common.set_up()
     from django.db import connection
     from django.test import override_settings
 
@@ -46,7 +42,7 @@ def main() -> None:
     from django_mysqlqueue.service.sequencing import sequence
     from django_mysqlqueue.sql import dialect_of
 
-    call_command("migrate", verbosity=0, run_syncdb=True)
+    environment = common.environment()
     seconds: dict[str, float] = {}
     peaks = {"resident_mb": 0.0, "leases": 0, "state_rows": 0}
     handled = 0
@@ -97,8 +93,9 @@ def main() -> None:
         model._meta.db_table: model.objects.count()
         for model in (OutboxMessage, QueueMessage, PartitionLease, DeliveryState, ConsumerOffset)
     }
-    result = {
+    result: dict[str, Any] = {
         "engine": dialect_of(connection).name,
+        "environment": environment,
         "keys": options.keys,
         "mode": options.mode,
         "seconds": seconds,
@@ -109,7 +106,9 @@ def main() -> None:
         "partitions_in_memory_afterwards": held,
         "rows_left": left,
     }
-    print(json.dumps(result, indent=2))
+    table = [["", f"{options.keys:,} keys"], *([name, f"{took} s"] for name, took in seconds.items())]
+    table += [[f"resident MB, {when}", str(value)] for when, value in result["resident_mb"].items()]
+    common.report("many_keys", result, table, options.json)
     assert not held, held
     assert not any(left.values()), left
 

@@ -217,8 +217,9 @@ def session():
     with connection.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE scratch (id INTEGER)")
         cursor.execute("DROP TEMPORARY TABLE scratch")
+        prefix = "tx" if connection.mysql_is_mariadb else "transaction"
         cursor.execute(
-            "SELECT @@sql_mode, @@time_zone, @@transaction_isolation, @@transaction_read_only, @@autocommit, "
+            f"SELECT @@sql_mode, @@time_zone, @@{prefix}_isolation, @@{prefix}_read_only, @@autocommit, "
             "@@character_set_client, DATABASE()"
         )
         return cursor.fetchone()
