@@ -36,17 +36,17 @@ def connect() -> Any:
 
 def row(topic: str, number: int, partitions: int, payload: dict[str, Any]) -> tuple[Any, ...]:
     body = json.dumps({"n": number, **payload}, separators=(",", ":")).encode()
-    return (topic, f"k{number % partitions}", f"id-{number:030}", body, '{"content_type": "application/json"}', 0)
+    return (topic, f"k{number % partitions}", f"id-{number:030}", body, '{"content_type": "application/json"}')
 
 
-COLUMNS = "topic, partition_key, id, payload, metadata, deliver_at"
+COLUMNS = "topic, partition_key, id, payload, metadata"
 
 
 def publish_one_by_one(connection: Any, rows: list[tuple[Any, ...]], *, transactions: bool) -> None:
     """Each row in a transaction: BEGIN, INSERT, COMMIT; or one autocommitted statement."""
     connection.autocommit(not transactions)
     cursor = connection.cursor()
-    sql = f"INSERT INTO queue_outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s)"
+    sql = f"INSERT INTO queue_outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s)"
     for values in rows:
         if transactions:
             cursor.execute("BEGIN")
@@ -57,12 +57,14 @@ def publish_one_by_one(connection: Any, rows: list[tuple[Any, ...]], *, transact
 
 
 def publish_many(connection: Any, rows: list[tuple[Any, ...]], size: int) -> None:
+    """Each statement commits by itself."""
+    connection.autocommit(True)
     cursor = connection.cursor()
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        sql = f"INSERT INTO queue_outbox ({COLUMNS}) VALUES " + ",".join(["(%s,%s,%s,%s,%s,%s)"] * len(part))
+        sql = f"INSERT INTO queue_outbox ({COLUMNS}) VALUES " + ",".join(["(%s,%s,%s,%s,%s)"] * len(part))
         cursor.execute(sql, [value for values in part for value in values])
-        connection.commit()
+    connection.autocommit(False)
 
 
 COPIED = (
@@ -109,18 +111,20 @@ def create_offsets(connection: Any, group: str, topic: str, partitions: int) -> 
 class Consumer:
     """Claims from its partitions by turns and acks with the next claim, as one subscriber does."""
 
-    def __init__(self, connection: Any, group: str, topic: str, partitions: int, batch: int) -> None:
+    def __init__(self, connection: Any, group: str, topic: str, partitions: int, batch: int, *, depth: int = 1) -> None:
         self.connection = connection
         self.group = group
         self.topic = topic
         self.keys = [f"k{number}" for number in range(partitions)]
         self.batch = batch
+        self.depth = depth
+        """How many messages to take from a partition at least, where there are that many."""
         self.held: dict[str, list[int]] = {}
         self._turn = 0
 
     def step(self) -> int:
         """One transaction: settles what the last step claimed, claims the next batch; returns how many."""
-        count = min(len(self.keys), self.batch, 100)
+        count = min(len(self.keys), self.batch // self.depth, 100)
         keys = [self.keys[(self._turn + place) % len(self.keys)] for place in range(count)]
         self._turn += count
         each = max(1, self.batch // count)
@@ -135,14 +139,13 @@ class Consumer:
         cursors = dict(cursor.fetchall())
         if self.held:
             rows = [(key, offset) for key in sorted(self.held) for offset in self.held[key]]
-            self._set("offset_acked", {key: offsets[-1] for key, offsets in self.held.items()})
             values = " UNION ALL SELECT ".join(["%s,%s"] * len(rows)).replace("%s,%s", "%s AS k,%s AS o", 1)
             cursor.execute(
                 f"DELETE s FROM (SELECT {values}) v STRAIGHT_JOIN queue_delivery_state s ON s.consumer_group = %s "
                 "AND s.topic = %s AND s.partition_key = v.k AND s.message_offset = v.o",
                 [value for pair in rows for value in pair] + [self.group, self.topic],
             )
-            self.held = {}
+        acked, self.held = self.held, {}
         one = (
             "(SELECT partition_key, `offset` FROM queue_messages FORCE INDEX (queue_messages_partition) "
             "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s)"
@@ -153,19 +156,16 @@ class Consumer:
         )
         found = cursor.fetchall()
         if found:
+            values = " UNION ALL SELECT ".join(["%s,%s"] * len(found)).replace("%s,%s", "%s AS k,%s AS o", 1)
             cursor.execute(
                 "INSERT INTO queue_delivery_state (consumer_group, topic, partition_key, message_offset, "
-                "delivery_token, delivered_by, delivered_at, invisible_until) VALUES "
-                + ",".join(["(%s,%s,%s,%s,%s,%s,%s,%s)"] * len(found)),
-                [
-                    value
-                    for key, offset in found
-                    for value in (self.group, self.topic, key, offset, 123456789, "ceiling", 1, 1)
-                ],
+                "delivery_token, delivered_by, delivered_at, invisible_until) "
+                f"SELECT %s, %s, v.k, v.o, 123456789, 'ceiling', 1, 1 FROM (SELECT {values}) v",
+                [self.group, self.topic, *(value for pair in found for value in pair)],
             )
             for key, offset in found:
                 self.held.setdefault(key, []).append(offset)
-            self._set("offset_claimed", {key: offsets[-1] for key, offsets in self.held.items()})
+        self._store(cursors, acked)
         self.connection.commit()
         if found:
             offsets = ",".join(str(offset) for _, offset in found)
@@ -174,10 +174,19 @@ class Consumer:
             self.connection.commit()
         return len(found)
 
-    def _set(self, column: str, places: dict[str, int]) -> None:
-        values = " UNION ALL SELECT ".join(["%s,%s"] * len(places)).replace("%s,%s", "%s AS k,%s AS o", 1)
+    def _store(self, cursors: dict[str, int], acked: dict[str, list[int]]) -> None:
+        """Watermarks and cursors by one UPDATE."""
+        places = []
+        for key in sorted({*acked, *self.held}):
+            claimed = self.held[key][-1] if key in self.held else cursors[key]
+            # What this step does not ack, the one before has: there is nothing in between.
+            places += [key, acked[key][-1] if key in acked else cursors[key], claimed]
+        if not places:
+            return
+        terms = " UNION ALL SELECT ".join(["%s,%s,%s"] * (len(places) // 3))
         self.connection.cursor().execute(
-            f"UPDATE (SELECT {values}) v STRAIGHT_JOIN queue_offsets s ON s.consumer_group = %s AND s.topic = %s "
-            f"AND s.partition_key = v.k SET s.{column} = v.o, s.updated_at = {NOW}",
-            [value for pair in sorted(places.items()) for value in pair] + [self.group, self.topic],
+            f"UPDATE (SELECT {terms.replace('%s,%s,%s', '%s AS k,%s AS a,%s AS c', 1)}) v "
+            "STRAIGHT_JOIN queue_offsets s ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k "
+            f"SET s.offset_acked = v.a, s.offset_claimed = v.c, s.updated_at = {NOW}",
+            [*places, self.group, self.topic],
         )

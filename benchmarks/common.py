@@ -56,6 +56,7 @@ def reset() -> None:
             for model in apps.get_app_config(label).get_models():
                 table = model._meta.db_table
                 cursor.execute(f"DELETE FROM {table}" if connection.vendor == "sqlite" else f"TRUNCATE TABLE {table}")
+        cursor.execute("INSERT INTO queue_sequencer (id) VALUES (1)")  # the mutex
 
 
 def environment() -> dict[str, Any]:

@@ -133,7 +133,7 @@ class Cases:
         self.fill_log("noop", partitions)
         with self.bare() as connection:
             ceiling.create_offsets(connection, "g1", "noop", partitions)
-            consumer = ceiling.Consumer(connection, "g1", "noop", partitions, batch)
+            consumer = ceiling.Consumer(connection, "g1", "noop", partitions, batch, depth=min(10, batch))
 
             def run() -> None:
                 left = self.messages
@@ -258,6 +258,10 @@ def cases(do: Cases) -> dict[str, tuple[Callable[[], float], Callable[[], float]
                 partial(do.everything, "noop", partitions=partitions, batch=batch),
                 partial(do.ceiling_everything, partitions=partitions, batch=batch),
             )
+    found["everything by 500, 10 partitions, 2 processes"] = (
+        partial(do.everything, "noop", partitions=10, batch=500, processes=2),
+        None,
+    )
     found["everything by 100, 10 partitions, 3 groups"] = (
         partial(do.everything, "noop", partitions=10, batch=100, groups=3),
         None,

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import (
@@ -784,3 +784,39 @@ def test_a_generator_behind_a_wrapper_fails_instead_of_being_acked(db):
     Sub(handler(function=lambda delivery: generator(delivery), max_attempts=1)).settle()
     sequence()
     assert "returned a generator" in QueueMessage.objects.get(topic="t_dlq").last_error
+
+
+@pytest.mark.servers_only
+def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
+    """A claim that is frozen holds as many offsets rows as the next one would ask for."""
+    publish_many("t", (Message(number, key=f"k{number % 40:02}") for number in range(40 * 300)))
+    sequence()
+    sub = Sub(handler(mode="shared"), batch_size=100, threads=4)
+    sub.settle(rounds=2)
+    locked, done = threading.Event(), threading.Event()
+    keys = list(sub.poller.works[0].todo)[:8]
+
+    def frozen():
+        with transaction.atomic():
+            rows = ConsumerOffset.objects.filter(partition_key__in=keys).select_for_update()
+            assert len(rows.values_list("partition_key")) == 8
+            locked.set()
+            assert done.wait(60)
+        connection.close()
+
+    thread = threading.Thread(target=frozen)
+    thread.start()
+    try:
+        assert locked.wait(10)
+        for _ in range(10):
+            handled = 0
+            for _ in range(3):  # those in a row that ask for locked ones only
+                time.sleep(0.02)
+                sub.poller.works[0]._depth = 100  # as it is learned with quick handlers: much of few partitions
+                sub.step()
+                handled += sub.work()
+                sub.flush()
+            assert handled
+    finally:
+        done.set()
+        thread.join()

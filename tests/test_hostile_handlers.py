@@ -16,7 +16,7 @@ import time
 
 import pytest
 from django.core.management import call_command
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
 
 from django_mysqlqueue import Message, StaleDelivery, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
@@ -24,7 +24,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.service.dead_letters import ERROR_LENGTH
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, lag, sequence
+from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=60)
 
@@ -262,6 +262,61 @@ def test_what_a_handler_does_to_its_session_stays_with_its_message(db, what):
     found = []
     Survival(lambda delivery: TO_THE_SESSION[what](), then=lambda: found.append(session())).check(dead=False)
     assert found == [session()]
+
+
+def lock_for_update(pk):
+    sql(f"SELECT id FROM {Effect._meta.db_table} WHERE id = {pk} FOR UPDATE")
+
+
+def wait_in_a_circle(mine, theirs, both_hold):
+    """A transaction that has written much, so that a deadlock is not its own to lose."""
+    with transaction.atomic():
+        Effect.objects.bulk_create(Effect(name="other") for _ in range(50))
+        lock_for_update(mine)
+        both_hold.wait(10)
+        lock_for_update(theirs)
+    connections.close_all()
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("end", ["raises", "returns"])
+def test_a_deadlock_that_an_atomic_handler_catches_fails_its_attempt(db, end):
+    """The server has rolled all back: what is written afterwards and the ack must not be committed without it."""
+    first, second = (Effect.objects.create(name=name).pk for name in ("first", "second"))
+    both_hold = threading.Barrier(2)
+    other = threading.Thread(target=wait_in_a_circle, args=(second, first, both_hold))
+    caught = []
+
+    def function(delivery):
+        if delivery.attempt > 1:
+            return
+        Effect.objects.create(name="before")
+        lock_for_update(first)
+        both_hold.wait(10)
+        try:
+            lock_for_update(second)
+        except OperationalError as error:
+            caught.append(error.args[0])
+        Effect.objects.create(name="after")
+        if end == "raises":
+            raise ValueError("on purpose")
+
+    def work():
+        sessions.adopt(USING, sessions.Timeouts(idle=60, lock_wait=5, network=10, read=30), watch=True)
+        sub = Sub(handler(function=function, atomic=True))
+        sub.step()
+        other.start()
+        sub.work(1)
+        sub.flush()
+        state = DeliveryState.objects.get()
+        sub.leave()
+        return state.retry_count, state.acked
+
+    publish_many("t", [Message(1, key="k")])
+    assert in_thread(work) == (1, False)
+    other.join(20)
+    assert caught == [1213]
+    assert not Effect.objects.filter(name__in=["before", "after"]).exists()
 
 
 # -- forks --------------------------------------------------------------------

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import groups, retention, settling, watermarks
+from django_mysqlqueue.service import claiming, groups, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.stats import status
@@ -341,3 +341,22 @@ def test_registering_twice_keeps_the_first_start(db):
     again = groups.register(USING, REF, mode="shared", start="earliest")
     assert first == again
     assert ConsumerGroup.objects.count() == 1
+
+
+def test_watermarks_of_many_partitions_with_more_rows_than_one_join_reads(db):
+    """A partition whose rows a LIMIT has cut off must not look settled."""
+    keys = [f"k{number:02}" for number in range(watermarks.FEW_PARTITIONS + 1)]
+    each = 1000 // len(keys) + 60
+    groups.register(USING, REF, mode="shared", start="earliest")
+    publish_many("t", [Message(number, key=key) for number in range(each) for key in keys])
+    sequence()
+    watermarks.create_missing(USING, REF, keys)
+    claimant = claiming.Claimant(REF, "s", 5, 60_000)
+    wants = [claiming.Want(key, look_at=each) for key in keys]
+    claim = claiming.claim(USING, claimant, wants, token=claiming.new_token())
+    assert len(claim.deliveries) == len(keys) * each
+    firsts = {one.key: one for one in reversed(claim.deliveries)}
+    settling.flush(USING, REF, [Outcome(one, Kind.ACK) for one in firsts.values()], max_attempts=5, shared=True)
+    for key, first in firsts.items():
+        assert ConsumerOffset.objects.get(partition_key=key).offset_acked < first.offset + len(keys), key
+    assert DeliveryState.objects.filter(acked=False).count() == len(keys) * (each - 1)

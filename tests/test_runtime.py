@@ -71,7 +71,6 @@ def test_a_failed_beat_is_no_beat(db, monkeypatch):
 
 
 @pytest.mark.servers_only
-@pytest.mark.servers_only
 def test_a_transaction_of_a_subscribers_thread_begins_in_one_statement(db):
     """Rolled back and committed as any other, and nested as any other."""
 
@@ -111,6 +110,7 @@ def test_a_transaction_of_a_subscribers_thread_begins_in_one_statement(db):
     assert sorted(OutboxMessage.objects.values_list("payload", flat=True)) == [b"2", b"4"]
 
 
+@pytest.mark.servers_only
 def test_sessions_have_the_time_outs_of_their_thread(db):
     def read():
         sessions.adopt(USING, sessions.Timeouts(idle=7, lock_wait=3, network=5, read=9))

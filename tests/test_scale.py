@@ -447,7 +447,7 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, mode, settings):
             found[name] = recorder.reads()
             return result
 
-        cost("look", lambda: news.look(session))
+        cost("look", lambda: news.look(session, [ref]))
         cost("sequence", lambda: sequencing.sequence(USING))
         cost("news", lambda: news.since(session, sub.poller._tail, limit=2000))
         cost("next due", lambda: news.next_due(session, [ref], Subset.parse(["k1*"])))

@@ -222,6 +222,7 @@ class Poller:
         now = time.monotonic()
         until = min(self._next_poll, self._next_tick, self.housekeeping.next_at, now + self.settings.max_poll_interval)
         until = min([until, *(max(work.wake_at(), work.rests_until) for work in self.works)])
+        until = min([until, *(work.rests_until for work in self.works if work.rests_until > now)])
         clock = self.clock.now()
         times = [work.next_at() for work in self.works if work.rests_until <= now and work.room() > 0]
         times.append(self.next_deliver_at)

@@ -16,7 +16,14 @@ from django.db import Error, connections
 from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.runtime import forks
-from django_mysqlqueue.sql import changes_session, client_timeouts, dialect_of, is_astray, is_read_only
+from django_mysqlqueue.sql import (
+    changes_session,
+    client_timeouts,
+    dialect_of,
+    ends_transaction,
+    is_astray,
+    is_read_only,
+)
 
 _role = threading.local()
 _distrusted: dict[str, float] = {}
@@ -44,7 +51,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     """
     forks.guard()
     _role.using, _role.timeouts = using, timeouts
-    if watch:
+    if watch:  # a handler's thread
         _role.changed = set()
         # Behind the receivers of the project, which may set up its sessions.
         connection_created.connect(_watch, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
@@ -56,15 +63,18 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
         "AUTOCOMMIT": True,
         "OPTIONS": {**client, **own.get("OPTIONS", {})},
     }
-    _begin_in_one_statement(connection)
+    if not watch:
+        _begin_in_one_statement(connection)
 
 
 def _begin_in_one_statement(connection: Any) -> None:
     """Lets ``atomic()`` begin by START TRANSACTION, not by turning autocommit off and afterwards on again.
 
-    One round trip less for each transaction: an eighth of all that an atomic
-    handler costs. The hook is Django's own, for backends
-    (``BaseDatabaseWrapper.set_autocommit``): SQLite's has it.
+    One round trip less for each transaction, an eighth of all that a claim
+    costs. The hook is Django's own, for backends
+    (``BaseDatabaseWrapper.set_autocommit``): SQLite's has it. Not for handlers:
+    after a statement that ends their transaction unasked (DDL) each further one
+    would commit by itself, and could not be rolled back.
     """
 
     def begin() -> None:
@@ -105,7 +115,13 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
     changed: set[str] | None = getattr(_role, "changed", None)  # None: another thread was lent the connection
     if changed is not None and changes_session(connection, str(sql)):
         changed.add(connection.alias)
-    return execute(sql, params, many, context)
+    try:
+        return execute(sql, params, many, context)
+    except Error as error:
+        # Whoever catches it must not go on: what they wrote before is gone, and the ack would be committed without it.
+        if connection.in_atomic_block and ends_transaction(connection, error):
+            connection.needs_rollback = True
+        raise
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:

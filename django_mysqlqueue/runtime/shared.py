@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from django_mysqlqueue.runtime.poller import Poller
 
 
+LOCKED_PAUSE = 0.01
+"""Seconds for which a group rests that found every partition locked that it wanted."""
+
+
 class SharedWork(GroupWork):
     """Competing subscribers: any partition, any message, no leases."""
 
@@ -63,6 +67,8 @@ class SharedWork(GroupWork):
     def _wants(self, room: int) -> list[Want]:
         each = self._each(room)
         keys = list(self.todo)[: min(room // each, MAX_PARTITIONS)]
+        for key in keys:
+            self.todo[key] = self.todo.pop(key)  # to the end, also what another has locked: others have their turn
         return [Want(key, look_at=each) for key in keys]
 
     def _held(self) -> set[tuple[str, int]]:
@@ -91,5 +97,6 @@ class SharedWork(GroupWork):
                 self.poller.poll_soon()
         for key in claim.drained:
             self.todo.pop(key, None)
-        for key in claim.looked_at & self.todo.keys():
-            self.todo[key] = self.todo.pop(key)  # to the end: others have their turn
+        if self.todo and not (claim.looked_at or claim.deliveries or claim.missing):
+            # All that it asked for was locked by others: they are done with it in a moment.
+            self.rests_until = time.monotonic() + LOCKED_PAUSE

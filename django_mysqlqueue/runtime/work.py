@@ -58,7 +58,7 @@ class GroupWork(ABC):
         self.todo: dict[str, None] = {}
         """Partitions to look at, in turn; one leaves when a claim that held its lock saw nothing more."""
         self._depth = 1
-        """How many messages a partition on that list had when it was last looked at, about."""
+        """How many messages to look for in a partition at least, where there are more partitions than that leaves."""
         self.unfinished: set[str] = set()
         """Partitions whose watermark has further to go."""
         self._skipped: set[str] = set()
@@ -154,6 +154,7 @@ class GroupWork(ABC):
         if not (wants or max_due or outcomes or self.unfinished):
             return
         also, self.unfinished = self.unfinished, set()
+        hungry = self.inbox.waiting(self.ref)[0] == 0
         try:
             if wants or max_due:
                 claim = self._claim(wants, outcomes, also, max_due)
@@ -166,7 +167,7 @@ class GroupWork(ABC):
             raise
         self._after_flush(outcomes, claim.flushed if claim is not None else flushed)
         if claim is not None:
-            self._after_claim(claim)
+            self._after_claim(claim, hungry=hungry)
 
     def flush_now(self) -> None:
         """At shutdown: writes every outcome there is, and moves watermarks some way."""
@@ -201,11 +202,16 @@ class GroupWork(ABC):
         partitions = min(room, MAX_PARTITIONS, len(self.todo)) or 1
         return max(1, room // partitions, min(self._depth, room // (2 * self.poller.threads)))
 
-    def _learn_depth(self, claim: Claim) -> None:
-        if claim.looked_at and not claim.looked_at & claim.drained:
-            self._depth = min(2 * self._depth, self.batch_size)
-        elif claim.looked_at:
+    def _learn_depth(self, claim: Claim, *, hungry: bool) -> None:
+        """Deeper only while handlers are faster than claims: else a partition's turn would come late for nothing."""
+        if not claim.looked_at:
+            return
+        if not hungry:
+            self._depth = max(1, self._depth // 2)
+        elif claim.looked_at & claim.drained:
             self._depth = max(1, len(claim.deliveries) // len(claim.looked_at))
+        else:
+            self._depth = min(2 * self._depth, self.batch_size)
 
     # -- writing --------------------------------------------------------------
 
@@ -272,14 +278,14 @@ class GroupWork(ABC):
             self._undo = token
             raise
 
-    def _after_claim(self, claim: Claim) -> None:
+    def _after_claim(self, claim: Claim, *, hungry: bool) -> None:
         self._log_dead(claim.dead)
         self.unfinished |= {delivery.key for delivery, _ in claim.dead}
         if claim.dropped or claim.paused:
             self._stop(dropped=claim.dropped)
             return
         self._claimed(claim)
-        self._learn_depth(claim)
+        self._learn_depth(claim, hungry=hungry)
         # First of all: what is claimed must be in the inbox, or given back, whatever fails from here on.
         self._hand_out(claim.deliveries)
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):

@@ -98,12 +98,13 @@ def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int]
     neither starves the other.
     """
     hint = session.dialect.force_index("queue_outbox_due")
+    # Below 0 is a time before 1970, which plain SQL may give: as good as at once.
     immediate = session.rows(
-        f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at = 0 ORDER BY outbox_id LIMIT %s", (max_rows,)
+        f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at <= 0 ORDER BY deliver_at, outbox_id LIMIT %s",
+        (max_rows,),
     )
     scheduled = session.rows(
-        # Below 0 is a time before 1970, which plain SQL may give: it has passed.
-        f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at <> 0 AND deliver_at <= {session.dialect.now_ms} "
+        f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
         "ORDER BY deliver_at, outbox_id LIMIT %s",
         (max_rows,),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
+    from django.db import Error
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_mysqlqueue.sql.base import Dialect
@@ -41,6 +42,15 @@ def changes_session(connection: BaseDatabaseWrapper, statement: str) -> bool:
     from django_mysqlqueue.sql import mysql
 
     return mysql.changes_session(statement)
+
+
+def ends_transaction(connection: BaseDatabaseWrapper, error: Error) -> bool:
+    """With this error the server has rolled back the whole transaction."""
+    if connection.vendor != "mysql":
+        return False
+    from django_mysqlqueue.sql import mysql
+
+    return mysql.ends_transaction(error)
 
 
 def is_astray(connection: BaseDatabaseWrapper) -> bool:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
+CHANGED_SINCE_SNAPSHOT = 1020
+"""MariaDB with innodb_snapshot_isolation."""
 READ_ONLY = frozenset({1290, 1792, 1836})
 """What a demoted primary answers to a write: it lives on, and so does the connection."""
 
@@ -32,6 +34,10 @@ _CHANGES_SESSION = re.compile(
 def changes_session(statement: str) -> bool:
     # SET TRANSACTION is for the next transaction alone. Django begins its own without any of these.
     return _CHANGES_SESSION.match(statement) is not None
+
+
+def ends_transaction(error: Error) -> bool:
+    return error.args[:1] in ((DEADLOCK,), (CHANGED_SINCE_SNAPSHOT,))
 
 
 def client_timeouts(*, read: float) -> dict[str, int]:
