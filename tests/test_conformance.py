@@ -821,3 +821,27 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.servers_only
+def test_a_shared_group_that_finds_everything_locked_rests_a_moment(db):
+    """It would ask thousands of times a second."""
+    publish("t", 1, key="k")
+    first = Sub(handler(mode="shared"))
+    first.settle()
+    publish("t", 2, key="k")
+    sequence()
+    claims = []
+    with transaction.atomic():
+        assert list(ConsumerOffset.objects.select_for_update().values_list("partition_key"))
+
+        def ask():
+            work = first.poller.works[0]
+            first.step()
+            claims.append(work.rests_until > time.monotonic() - 1)
+            return first.work()
+
+        assert in_thread(ask) == 0
+    assert claims == [True]
+    time.sleep(0.02)
+    assert first.settle() == 1
