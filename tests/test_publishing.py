@@ -9,7 +9,7 @@ import unittest
 import uuid
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.http import HttpResponse
 from django.test import Client, TestCase
 from django.test.utils import CaptureQueriesContext
@@ -185,6 +185,25 @@ def test_in_a_transaction_that_is_already_broken(db, send):
         with pytest.raises(transaction.TransactionManagementError):
             send("t", 1)
     assert committed() == []
+
+
+@one_or_many
+def test_a_caller_who_catches_a_database_error_commits_nothing_of_the_transaction(db, send):
+    """After a deadlock the server has rolled back what came before; the rest must not be committed alone."""
+
+    def deadlock(execute, sql, params, many, context):
+        if "INSERT INTO queue_outbox" in sql:
+            raise OperationalError(1213, "Deadlock found when trying to get lock; try restarting transaction")
+        return execute(sql, params, many, context)
+
+    with transaction.atomic():
+        Effect.objects.create(name="before")
+        with connection.execute_wrapper(deadlock), pytest.raises(OperationalError):
+            send("t", 1)
+        with pytest.raises(transaction.TransactionManagementError):
+            Effect.objects.create(name="after")
+    assert committed() == []
+    assert not Effect.objects.exists()
 
 
 # -- requests -----------------------------------------------------------------

@@ -290,7 +290,9 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
         values = ", ".join(
             "(%s, %s, %s, %s, %s, %s)" if row.delay_ms is None else f"(%s, %s, %s, %s, %s, {now} + %s)" for row in chunk
         )
-    session.execute(f"INSERT INTO {OUTBOX} ({columns}) VALUES {values}", flat(rows))
+    # As Model.save() does: a caller who catches a deadlock, which rolled everything back, must not commit the rest.
+    with transaction.mark_for_rollback_on_error(session.using):
+        session.execute(f"INSERT INTO {OUTBOX} ({columns}) VALUES {values}", flat(rows))
 
 
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
