@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import resource
 import signal
 import statistics
@@ -34,16 +33,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 DURABLE = ("--innodb-flush-log-at-trx-commit=1", "--sync-binlog=1")
-SETTINGS = (
-    "version",
-    "innodb_flush_log_at_trx_commit",
-    "sync_binlog",
-    "log_bin",
-    "innodb_doublewrite",
-    "innodb_buffer_pool_size",
-    "transaction_isolation",
-    "tx_isolation",
-)
 SMALL, LARGE = "default", "queue"
 """The databases of the small backlog and of the large one: each has its own tables on the one server."""
 GROUPS = {"ordered": "o", "shared": "s"}
@@ -63,6 +52,8 @@ def main() -> None:
         django.setup()
         from django.core.management import call_command
 
+        from benchmarks import common
+
         for alias in (SMALL, LARGE):
             _create_database(alias)
             call_command("migrate", verbosity=0, run_syncdb=True, database=alias)
@@ -70,8 +61,7 @@ def main() -> None:
         chosen = options.only or ("idle", "claims", "snapshot")
         result: dict[str, Any] = {
             "benchmark": "scale",
-            "machine": _machine(),
-            "server": _server_settings(),
+            "environment": common.environment(),
             "options": {name: value for name, value in vars(options).items() if name != "worker"},
         }
         for name, run in (("idle", idle), ("claims", claims), ("snapshot", snapshot)):
@@ -116,26 +106,6 @@ def _server(options: argparse.Namespace) -> Iterator[int | None]:
     with servers.running(options.engine, extra=extra) as server:
         os.environ["DATABASE_URL"] = server.url
         yield server.pid
-
-
-def _machine() -> dict[str, Any]:
-    import django
-    import MySQLdb
-
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "memory_mb": memory // 1_048_576,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "django": django.get_version(),
-        "mysqlclient": ".".join(map(str, MySQLdb.version_info[:3])),
-    }
-
-
-def _server_settings() -> dict[str, str]:
-    names = ", ".join(f"'{name}'" for name in SETTINGS)
-    return dict(_rows(SMALL, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))
 
 
 def _server_pid(pid: int | None) -> int | None:
