@@ -494,3 +494,29 @@ def test_a_locked_row_is_never_waited_for(db, clock, mode):
     assert len(got.deliveries) == 4
     if mode == "ordered":
         assert [delivery.payload for delivery in got.deliveries if delivery.key == "a"] == [0, 1]
+
+
+@pytest.mark.servers_only
+def test_news_does_not_overtake_what_waits_behind_a_locked_row(db, clock):
+    """Found by a soak: a handler's process froze between its ack and COMMIT, and the message behind, claimed with it and
+    never started, was overtaken by one that was published meanwhile."""
+    publish_many("t", (Message(number, key="a") for number in range(2)))
+    first = Sub(handler())
+    first.step()
+    clock.advance(61)
+    got = Recorder()
+    second = Sub(handler(function=got))
+    with transaction.atomic():
+        locked = list(DeliveryState.objects.select_for_update().order_by("message_offset")[:1])
+        assert len(locked) == 1
+
+        def news():
+            second.settle(rounds=2)
+            publish("t", 2, key="a")
+            second.settle(rounds=4)
+
+        in_thread(news)
+        assert got.deliveries == []
+    clock.advance(1)
+    second.settle()
+    assert [delivery.payload for delivery in got.deliveries] == [0, 1, 2]

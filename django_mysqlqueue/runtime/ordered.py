@@ -39,6 +39,8 @@ class Partition:
     """Unsettled offsets that are not in hand → when they are due, epoch milliseconds."""
     in_hand: dict[int, int] = field(default_factory=dict)
     """Offset → token of what this process has claimed and not yet written the end of."""
+    rests_until: int = 0
+    """Epoch milliseconds: somebody had locked a row that was due. News must not overtake what waits for it."""
     busy_at: float = field(default_factory=time.monotonic)
     """When there was last something to do."""
 
@@ -233,6 +235,7 @@ class OrderedWork(GroupWork):
         for key, offsets in pending.items():
             partition = self.partitions[key]
             partition.pending = {}
+            partition.rests_until = 0
             partition.fresh = True
             for offset, due in offsets.items():
                 self._wait_for(partition, offset, due)
@@ -323,6 +326,9 @@ class OrderedWork(GroupWork):
                 return None
             self.inbox.unblock(self.ref, key)
         now = self.poller.clock.now()
+        if now < partition.rests_until and partition.pending:
+            del self.todo[key]  # until the heap wakes it
+            return None
         offsets = sorted(partition.pending)
         if self.handler.on_failure == "block" and offsets:
             if partition.in_hand:
@@ -385,8 +391,9 @@ class OrderedWork(GroupWork):
             # An atomic handler of a vanished owner may keep its row for a while: look again a little later.
             partition = self.partitions[key]
             self.todo.pop(key, None)
+            partition.rests_until = now + LOCKED_PAUSE_MS
             for offset in [offset for offset, due in partition.pending.items() if due <= now]:
-                self._wait_for(partition, offset, now + LOCKED_PAUSE_MS)
+                self._wait_for(partition, offset, partition.rests_until)
         for delivery, _ in claim.dead:
             self.partitions[delivery.key].pending.pop(delivery.offset, None)
         for delivery in claim.deliveries:
