@@ -498,8 +498,8 @@ def test_a_locked_row_is_never_waited_for(db, clock, mode):
 
 @pytest.mark.servers_only
 def test_news_does_not_overtake_what_waits_behind_a_locked_row(db, clock):
-    """Found by a soak: a handler's process froze between its ack and COMMIT, and the message behind, claimed with it and
-    never started, was overtaken by one that was published meanwhile."""
+    """Found by a soak: a process froze between an atomic handler's ack and its COMMIT, and the message behind, claimed
+    with it and never started, was overtaken by one that was published meanwhile."""
     publish_many("t", (Message(number, key="a") for number in range(2)))
     first = Sub(handler())
     first.step()
