@@ -356,6 +356,7 @@ def test_a_frozen_sequencer_lets_the_mutex_go(db):
         # It says nothing more; nobody but the server can end it.
         in_thread(publish_one)
         began = time.monotonic()
+        assert in_thread(lambda: sequencing.sequence(USING)).busy
         while in_thread(lambda: sequencing.sequence(USING)).busy:
             assert time.monotonic() - began < 10, "the mutex is still held"
             time.sleep(0.1)

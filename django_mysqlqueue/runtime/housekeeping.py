@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.service import heartbeats, leasing, partitions, retention, watermarks
+from django_mysqlqueue.service import heartbeats, leasing, retention, watermarks
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.transactions import Session
 
@@ -83,17 +83,19 @@ class Housekeeping:
                     break
 
     def _sweep_watermarks(self) -> Iterator[None]:
-        """Settled rows of shared groups that a subscriber left behind when it vanished."""
+        """Watermarks of shared groups that a subscriber left behind when it vanished."""
         for work in list(self._poller.shared):
             work.look_after_clock_step = True
             after: str | None = None
-            session = Session(self._poller.using)
-            while keys := partitions.in_state(session, work.ref, after=after, limit=SLICE):
-                after = keys[-1]
+            while True:
+                keys, after = watermarks.behind(Session(self._poller.using), work.ref, after=after, limit=SLICE)
                 unfinished = set(keys)
                 while unfinished:
                     unfinished = watermarks.sweep(self._poller.using, work.ref, unfinished)
                     yield
+                yield
+                if after is None:
+                    break
 
     def _collect(self) -> Iterator[None]:
         place: Place | None = Place()

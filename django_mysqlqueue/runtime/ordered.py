@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from django_mysqlqueue.runtime.log import event
@@ -21,6 +22,13 @@ from django_mysqlqueue.service.transactions import Session
 if TYPE_CHECKING:
     from django_mysqlqueue.runtime.poller import Poller
 
+LOOKED_AT = 1000
+"""Partitions of the to-look list that one turn goes through."""
+TAKE_OVER = 1000
+"""Partitions that one transaction takes: 50,000 at once took 5 s, in which nothing else was done."""
+MAX_PENDING = 1000
+"""How many messages of a partition may wait for another attempt before no new ones are taken: an outage of what
+handlers need would bring the whole backlog into memory, 170 bytes a message."""
 LOCKED_PAUSE_MS = 200
 """How long a partition is left alone in which somebody has locked a row that is due."""
 
@@ -101,6 +109,9 @@ class OrderedWork(GroupWork):
 
     def is_idle(self) -> bool:
         return super().is_idle() and not self.waiting and not any(p.pending for p in self.partitions.values())
+
+    def wants_turn(self) -> bool:
+        return self._try_now or super().wants_turn()
 
     def turn(self) -> None:
         if self._reload:
@@ -188,9 +199,12 @@ class OrderedWork(GroupWork):
             wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
         if not wanted:
             return
+        more, wanted = len(wanted) > TAKE_OVER, wanted[:TAKE_OVER]
         taken = leasing.acquire(
             self.using, self.ref, self.poller.subscriber, wanted, lease_ms=self.poller.lease_ms, steal=steal
         )
+        # Short transactions, with the others' turns in between; what somebody has locked waits for the next tick.
+        self._try_now = more and bool(taken.held or taken.elsewhere)
         for key in taken.elsewhere:
             self._theirs.add(key)
             del self.waiting[key]
@@ -216,15 +230,21 @@ class OrderedWork(GroupWork):
 
     def _verify_and_load(self) -> None:
         self.verify()
-        self._load([key for key in self._reload if key in self.partitions and self.partitions[key].owned])
+        keys = [key for key in self._reload if key in self.partitions and self.partitions[key].owned]
+        for start in range(0, len(keys), TAKE_OVER):
+            self._load(keys[start : start + TAKE_OVER])
+            self.poller.progressed_at = time.monotonic()
 
     def verify(self) -> None:
         """Reads the leases again under lock; drops those lost, with what waits of them."""
         owned = self.owned()
-        held = leasing.mine(self.using, self.ref, self.poller.subscriber, owned) if owned else set()
-        for key in owned:
-            if key not in held:
-                self._lose(key, "in doubt")
+        for start in range(0, len(owned), TAKE_OVER):
+            chunk = owned[start : start + TAKE_OVER]
+            held = leasing.mine(self.using, self.ref, self.poller.subscriber, chunk)
+            for key in chunk:
+                if key not in held:
+                    self._lose(key, "in doubt")
+            self.poller.progressed_at = time.monotonic()
 
     def _load(self, keys: Collection[str]) -> None:
         """Reads the unsettled rows of partitions into memory; what this process holds is left out."""
@@ -306,7 +326,8 @@ class OrderedWork(GroupWork):
         left = room
         limit = min(room, MAX_PARTITIONS)
         each = self._each(room)
-        for key in list(self.todo):
+        # No more than are looked at: the list may be long, and each turn comes by here.
+        for key in list(islice(self.todo, LOOKED_AT)):
             if left <= 0 or len(wants) >= limit:
                 break
             want = self._want(self.partitions[key], min(each, left))
@@ -346,7 +367,7 @@ class OrderedWork(GroupWork):
         due = [offset for offset in offsets if partition.pending[offset] <= now]
         if due:
             return Want(key, due=tuple(due[:limit]))
-        if partition.fresh:
+        if partition.fresh and len(offsets) < MAX_PENDING:
             return Want(key, look_at=limit)
         del self.todo[key]
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from django_mysqlqueue.runtime.registry import Handler
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from django_mysqlqueue.runtime.poller import Poller
 
 
+MAX_WINDOW = 10_000
+"""Due rows that one claim looks at, at most."""
 LOCKED_PAUSE = 0.01
 """Seconds for which a group rests that found every partition locked that it wanted."""
 
@@ -28,6 +31,8 @@ class SharedWork(GroupWork):
         self.next_due: int | None = None
         self.look_after_clock_step = True
         self._extend_at = 0.0
+        self._window = 0
+        """How many due rows to look at: more and more while those in front are locked."""
         self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
 
     def _news(self, key: str) -> None:
@@ -66,7 +71,7 @@ class SharedWork(GroupWork):
 
     def _wants(self, room: int) -> list[Want]:
         each = self._each(room)
-        keys = list(self.todo)[: min(room // each, MAX_PARTITIONS)]
+        keys = list(islice(self.todo, min(room // each, MAX_PARTITIONS)))
         for key in keys:
             self.todo[key] = self.todo.pop(key)  # to the end, also what another has locked: others have their turn
         return [Want(key, look_at=each) for key in keys]
@@ -80,6 +85,9 @@ class SharedWork(GroupWork):
         is_due = self.next_due is not None and self.next_due <= self.poller.clock.now()
         return room if is_due or self.look_after_clock_step else 0
 
+    def _due_window(self, max_due: int) -> int:
+        return max(max_due, self._window)
+
     def _after_clock_step(self) -> bool:
         look, self.look_after_clock_step = self.look_after_clock_step, False
         return look
@@ -90,6 +98,7 @@ class SharedWork(GroupWork):
 
     def _claimed(self, claim: Claim) -> None:
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
+        self._window = min(max(2 * self._window, 2 * self.batch_size), MAX_WINDOW) if claim.locked else 0
         if self.next_due is not None and self.next_due <= self.poller.clock.now():
             # Taken, or seen to be locked by another: the next poll tells when more is due.
             self.next_due = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from django.db import Error
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 SHUTDOWN_FLUSHES = 10
 """Flushes of a group at shutdown; watermarks that have further to go are the next owner's."""
+MAX_FLUSHED = 1000
+"""Partitions whose watermarks one flush moves on, beside those that it has outcomes of."""
 MAX_PARTITIONS = 100
 """Partitions that one claim looks at."""
 WAITING_BYTES = 64 * 1_048_576
@@ -153,7 +156,7 @@ class GroupWork(ABC):
         max_due = self._max_due(room)
         if not (wants or max_due or outcomes or self.unfinished):
             return
-        also, self.unfinished = self.unfinished, set()
+        also = self._take_unfinished()
         hungry = self.inbox.waiting(self.ref)[0] == 0
         try:
             if wants or max_due:
@@ -177,13 +180,19 @@ class GroupWork(ABC):
             outcomes = self.inbox.take_outcomes(self.ref)
             if not (outcomes or self.unfinished):
                 return
-            also, self.unfinished = self.unfinished, set()
+            also = self._take_unfinished()
             try:
                 flushed = self._flush(outcomes, also)
             except (Error, CommitOutcomeUnknown, Retry):
                 self.inbox.put_back_outcomes(self.ref, outcomes)
                 raise
             self._after_flush(outcomes, flushed)
+
+    def _take_unfinished(self) -> set[str]:
+        """Partitions whose watermarks the next flush moves on; no more than a short transaction can take."""
+        taken = set(islice(self.unfinished, MAX_FLUSHED))
+        self.unfinished -= taken
+        return taken
 
     def _undo_unknown(self) -> None:
         if self._undo is not None:
@@ -270,6 +279,7 @@ class GroupWork(ABC):
                 outcomes=outcomes,
                 also=also,
                 max_due=max_due,
+                due_window=self._due_window(max_due),
                 exclude=self._held() if max_due else (),
                 max_bytes=self.max_bytes,
                 after_clock_step=self._after_clock_step(),
@@ -290,6 +300,10 @@ class GroupWork(ABC):
         self._hand_out(claim.deliveries)
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):
             self._stop(dropped=True)
+
+    def _due_window(self, max_due: int) -> int:
+        """How many due rows to look at for so many."""
+        return max_due
 
     def _after_clock_step(self) -> bool:
         return False

@@ -110,6 +110,7 @@ def claim(
     outcomes: Sequence[Outcome] = (),
     also: Collection[str] = (),
     max_due: int = 0,
+    due_window: int = 0,
     exclude: Collection[tuple[str, int]] = (),
     max_bytes: int = 2**62,
     after_clock_step: bool = False,
@@ -121,6 +122,7 @@ def claim(
         token: names these deliveries; from ``new_token``, never used before.
         outcomes, also: as in ``settling.flush``.
         max_due: redeliveries to take in shared mode, oldest first, of any partition.
+        due_window: redeliveries to look at for that, where locked ones are in front.
         exclude: (partition key, offset) of what the claimant holds already (shared mode).
         max_bytes: payload bytes to take at most (but at least one message).
         after_clock_step: in shared mode, also look for rows that a mended clock left far ahead.
@@ -138,6 +140,7 @@ def claim(
             outcomes,
             also,
             max_due=max_due,
+            due_window=due_window,
             exclude=exclude,
             max_bytes=max_bytes,
             after_clock_step=after_clock_step,
@@ -155,6 +158,7 @@ def _claim(
     also: Collection[str],
     *,
     max_due: int,
+    due_window: int,
     exclude: Collection[tuple[str, int]],
     max_bytes: int,
     after_clock_step: bool,
@@ -177,14 +181,19 @@ def _claim(
     taken: list[Claimed] = []
     open_wants = [want for want in wants if want.key not in lost]
     if shared:
-        found = _due_shared(session, claimant, max_due, fence.now, after_clock_step=after_clock_step)
+        # Those held here count for nothing: they must not use up the limit.
+        window = max(max_due, due_window) + len(exclude) if max_due else 0
+        found = _due_shared(session, claimant, window, fence.now, after_clock_step=after_clock_step)
         due = [row for row in found if row not in exclude]
     else:
         due = [(want.key, offset) for want in open_wants for offset in want.due]
     if due:
-        taken += _redeliver(session, claimant, due, token, fence.now, budget, result)
+        most = max_due if shared else len(due)
+        taken += _redeliver(session, claimant, due, token, fence.now, budget, result, most=most)
     fresh, cursors = _above_cursors(session, claimant, open_wants, offsets, token, budget, result)
     taken += fresh
+    # Where it has only passed rows for another group nothing will be settled that takes the watermark along.
+    flushed.unfinished |= cursors.keys() - {delivery.key for delivery in fresh}
     _insert_rows(session, claimant, fresh, token, fence.now)
     watermarks.store(session, ref, offsets, flushed.watermarks, cursors)
     result.deliveries = sorted(taken, key=lambda delivery: (delivery.key, delivery.offset))
@@ -244,6 +253,8 @@ def _redeliver(
     now: int,
     budget: _Budget,
     result: Claim,
+    *,
+    most: int,
 ) -> list[Claimed]:
     """Takes rows again, by primary key; a locked one is never waited for.
 
@@ -276,7 +287,7 @@ def _redeliver(
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
             letters.append((key, offset, retries, f"{error}\n{text}" if error else text))
             result.dead.append((claimed._replace(attempt=retries), text))
-        elif budget.takes(size):
+        elif len(taken) < most and budget.takes(size):
             taken.append(claimed)
     if letters:
         dead_letters.dead_letter(session, ref, letters)

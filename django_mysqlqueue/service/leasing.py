@@ -219,7 +219,7 @@ def drop_drained(using: str, ref: GroupRef, subscriber: str, keys: Collection[st
 
 
 def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
-    """The partitions that have rows above the cursor, or deliveries that the watermark has not passed."""
+    """The partitions that have rows above the cursor, or a watermark that has not come up to it."""
     busy: set[str] = set()
     start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"
     # Terms of constants, since both servers read only the end of an index for MAX there: asked for any row above the
@@ -234,6 +234,7 @@ def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
             for (key,) in session.rows(
                 f"SELECT v.k FROM ({' UNION ALL '.join([one] * len(chunk))}) v "
                 f"LEFT JOIN {OFFSETS} s ON {BY_KEY} WHERE v.top > COALESCE(s.offset_claimed, {start}) "
+                "OR s.offset_acked < s.offset_claimed "
                 f"OR EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
                 "WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
                 (*flat((key, ref.topic, key) for key in chunk), *ref, *ref, *ref),

@@ -211,7 +211,8 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
         _insert_chunk(session, list(rows))
         _wake_on_commit(session)
         return 1
-    limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 4)
+    # Escaping doubles a byte at worst, so half of max_allowed_packet always fits.
+    limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 2)
     chunks = _chunks(rows, limit)
     first, is_last = next(chunks, ([], True))
     if is_last:
@@ -263,7 +264,7 @@ def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[tuple[list[Outbox
     chunk: list[OutboxRow] = []
     size = 0
     for row in rows:
-        length = len(row.payload) + len(row.metadata)
+        length = _weight(row)
         if chunk and (len(chunk) >= CHUNK_ROWS or size + length > limit):
             yield chunk, False
             chunk, size = [], 0
@@ -271,6 +272,12 @@ def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[tuple[list[Outbox
         size += length
     if chunk:
         yield chunk, True
+
+
+def _weight(row: OutboxRow) -> int:
+    """Bytes that a row takes in a statement before its escaping, at most: four for a character."""
+    text = len(row.metadata) + len(row.topic) + len(row.partition_key) + len(row.message_id)
+    return len(row.payload) + 4 * text + 100
 
 
 def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
@@ -296,12 +303,9 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
 
 
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
-    """Refuses what the server would refuse by closing the connection.
-
-    Escaping doubles a byte at worst, so half of max_allowed_packet always fits.
-    """
-    size = sum(len(row.payload) + len(row.metadata.encode()) + 2000 for row in chunk)
-    if size < CHUNK_BYTES and size * 2 < 1_048_576:
+    """Refuses what the server would refuse by closing the connection: a single row that is too long."""
+    size = sum(map(_weight, chunk))
+    if size * 2 < 1_048_576:
         return
     limit = session.dialect.max_statement_bytes(session.connection)
     if size * 2 > limit:

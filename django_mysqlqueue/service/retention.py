@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from django_mysqlqueue.conf import get_settings
@@ -30,6 +29,8 @@ class Place:
     key: str = ""
     rest: tuple[tuple[str, int], ...] = ()
     """Partitions that have more to collect, and above which offset."""
+    group: GroupRef | None = None
+    """Last of all, group by group: whose offsets rows are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,16 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collecte
     One short transaction: whoever does the housekeeping has other things to do.
     """
     session = Session(using)
+    if place.group is not None:
+        return _forget_step(session, place, place.group)
     if place.rest:
         assert place.topic is not None  # noqa: S101  # it has been at these
         topic, above, last = place.topic, dict(place.rest), place.key
     else:
         found = _next_partitions(session, place)
         if found is None:
-            return Collected(0, _forget_offsets(using) if not dry_run else 0, None)
+            group = None if dry_run else _next_group(session, None)
+            return Collected(0, 0, None if group is None else Place(group=group))
         topic, keys = found
         above, last = dict.fromkeys(keys, 0), keys[-1]
     limit = max(1, CHUNK_ROWS // len(above))
@@ -141,36 +145,29 @@ def _collect_chunk(
     return {key: sorted(offsets) for key, offsets in doomed.items()}
 
 
-def _forget_offsets(using: str) -> int:
-    """Deletes offsets rows of partitions of which the log holds nothing any more."""
-    forgotten = 0
-    for group, topic in list(ConsumerGroup.objects.using(using).values_list("consumer_group", "topic")):
-        ref = GroupRef(group, topic)
-        for keys in _idle_partitions(Session(using), ref):
-            forgotten += run(using, lambda session, ref=ref, keys=keys: _forget_chunk(session, ref, keys))  # type: ignore[misc]
-    return forgotten
+def _next_group(session: Session, after: GroupRef | None) -> GroupRef | None:
+    refs = sorted(
+        GroupRef(*row) for row in ConsumerGroup.objects.using(session.using).values_list("consumer_group", "topic")
+    )
+    return next((ref for ref in refs if after is None or ref > after), None)
 
 
-def _idle_partitions(session: Session, ref: GroupRef) -> Iterator[list[str]]:
-    """The group's offsets rows without messages in the log, in chunks, by key."""
-    after: str | None = None
-    while True:
-        above = "" if after is None else "AND s.partition_key > %s "
-        keys = [
-            (key, bool(empty))
-            for key, empty in session.rows(
-                f"SELECT s.partition_key, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = s.topic "
-                f"AND m.partition_key = s.partition_key) FROM {OFFSETS} s "
-                f"WHERE s.consumer_group = %s AND s.topic = %s {above}ORDER BY s.partition_key LIMIT %s",
-                (*ref, *(() if after is None else (after,)), CHUNK_ROWS),
-            )
-        ]
-        idle = [key for key, empty in keys if empty]
-        if idle:
-            yield idle
-        if len(keys) < CHUNK_ROWS:
-            return
-        after = keys[-1][0]
+def _forget_step(session: Session, place: Place, ref: GroupRef) -> Collected:
+    """Deletes offsets rows of partitions of which the log holds nothing any more: those among the next ones."""
+    after = None if place.topic is None else place.key
+    above = "" if after is None else "AND s.partition_key > %s "
+    rows = session.rows(
+        f"SELECT s.partition_key, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = s.topic "
+        f"AND m.partition_key = s.partition_key) FROM {OFFSETS} s "
+        f"WHERE s.consumer_group = %s AND s.topic = %s {above}ORDER BY s.partition_key LIMIT %s",
+        (*ref, *(() if after is None else (after,)), CHUNK_ROWS),
+    )
+    idle = [key for key, is_empty in rows if is_empty]
+    forgotten = run(session.using, lambda session: _forget_chunk(session, ref, idle)) if idle else 0
+    if len(rows) == CHUNK_ROWS:
+        return Collected(0, forgotten, Place(ref.topic, rows[-1][0], group=ref))
+    group = _next_group(session, ref)
+    return Collected(0, forgotten, None if group is None else Place(group=group))
 
 
 def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:

@@ -15,7 +15,7 @@ from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.service import dead_letters, watermarks
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.transactions import Session, apart, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
 
 STATE = DeliveryState._meta.db_table
@@ -91,19 +91,27 @@ def record_start(using: str, delivery: Claimed) -> bool:
 def extend(using: str, delivery: Claimed, *, milliseconds: int, shared: bool) -> None:
     """Keeps a delivery for at least so much longer; in ordered mode only checks that it is held.
 
+    On a connection of its own: in the handler's transaction it would read an
+    old snapshot, and keep the row from those who extend it regularly.
+
     Raises:
         StaleDelivery: it has been handed out again or settled.
     """
 
     def store(session: Session) -> int:
-        if not shared:
-            return len(session.rows(f"SELECT 1 FROM {STATE} WHERE {ONE_ROW}", _one(delivery)))
-        until = f"{session.dialect.greatest}(invisible_until, {session.dialect.now_ms} + %s)"
-        return session.execute(
-            f"UPDATE {STATE} SET invisible_until = {until} WHERE {ONE_ROW}", (milliseconds, *_one(delivery))
-        )
+        held = len(session.rows(f"SELECT 1 FROM {STATE} WHERE {ONE_ROW}", _one(delivery)))
+        # A row that the handler's own transaction has locked (an early ack) nobody else can take.
+        if held and shared and session.rows(f"SELECT 1 FROM {STATE} WHERE {ONE_ROW}{skip_locked}", _one(delivery)):
+            until = f"{session.dialect.greatest}(invisible_until, {session.dialect.now_ms} + %s)"
+            session.execute(
+                f"UPDATE {STATE} SET invisible_until = {until} WHERE {ONE_ROW}", (milliseconds, *_one(delivery))
+            )
+        return held
 
-    if not run(using, store):
+    skip_locked = Session(using).dialect.skip_locked
+    with apart(using):
+        held = run(using, store)
+    if not held:
         raise StaleDelivery(_stale_text(delivery), delivery=delivery)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -87,6 +88,27 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block:
         return any(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
     return connection.connection is not None and not connection.get_autocommit()
+
+
+@contextlib.contextmanager
+def apart(using: str) -> Iterator[None]:
+    """A connection of its own where the project's code has a transaction open.
+
+    What is done inside commits by itself, sees what others have committed, and
+    holds no lock until that transaction ends. Without row locks (SQLite) that
+    transaction has the only write lock there is, and this joins it.
+    """
+    outer = connections[using]
+    if not in_transaction(outer) or not dialect_of(outer).has_row_locks:
+        yield
+        return
+    own = outer.copy(using)
+    connections[using] = own
+    try:
+        yield
+    finally:
+        connections[using] = outer
+        own.close()
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:

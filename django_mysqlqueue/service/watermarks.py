@@ -243,6 +243,21 @@ def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, in
             raise Retry
 
 
+def behind(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> tuple[list[str], str | None]:
+    """Partitions whose watermark has not come up to the cursor, among the next ``limit`` offsets rows of the group.
+
+    Returns:
+        Their keys, and the key to go on from (None: at the end).
+    """
+    above, parameters = ("", ()) if after is None else (" AND partition_key > %s", (after,))
+    rows = session.rows(
+        f"SELECT partition_key, offset_acked < offset_claimed FROM {OFFSETS} "
+        f"WHERE consumer_group = %s AND topic = %s{above} ORDER BY partition_key LIMIT %s",
+        (*ref, *parameters, limit),
+    )
+    return [key for key, is_behind in rows if is_behind], rows[-1][0] if len(rows) == limit else None
+
+
 def sweep(using: str, ref: GroupRef, keys: Collection[str]) -> set[str]:
     """Moves the watermarks of partitions that nobody works on; returns those with further to go."""
 
