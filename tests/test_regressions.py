@@ -103,7 +103,7 @@ def test_an_error_after_a_claim_loses_no_delivery(db, monkeypatch):
     sub = Sub(handler(function=got))
     sub.settle()
     QueueMessage.objects.filter(partition_key="b").delete()
-    retention._forget_offsets(USING)
+    retention.collect(USING)
     publish_many("t", [Message(2, key="a"), Message(2, key="b")])
     real = watermarks.create_missing
 

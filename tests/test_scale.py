@@ -54,7 +54,7 @@ MAY_WALK = {
     "stats._group": "counts what is unsettled, for people who look at the queue",
     "stats.unsettled": "counts what is unsettled, for people who look at the queue",
     "stats.status": "lists the groups, for people who look at the queue",
-    "retention._forget_offsets": "lists the groups, once in a round of GC",
+    "retention._next_group": "lists the groups, once in a round of GC",
     "heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
 }
 """Functions whose statements may read a whole table, and why."""
