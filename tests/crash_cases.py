@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.app.models import Effect
 from tests.crash_audit import Picture
 from tests.crash_worlds import (
     LEASE_MS,
+    REJECT,
     WHO,
     G,
     World,
@@ -37,6 +39,8 @@ from tests.crash_worlds import (
     claimed,
     collectable,
     drained,
+    finished,
+    flush,
     flushed_database,
     handed_out,
     inherited,
@@ -434,3 +438,174 @@ def _(world: World) -> None:
     assert world.sub is not None
     world.sub.work(1)
     world.sub.leave()
+
+
+# outcomes that a turn could not write
+
+
+def turn(world: World) -> None:
+    """Writes what is to be written and claims what there is room for."""
+    assert world.sub is not None
+    world.sub.poller.works[0].turn()
+
+
+def carry_on_and_forget_nothing(*starts: str) -> Callable[[World], None]:
+    """As ``carry_on``; in the end the handlers have been called with these, each so often."""
+
+    def carry(world: World) -> None:
+        carry_on(world)
+        assert Counter(world.starts) == Counter(starts), "an outcome was lost, or written twice"
+
+    return carry
+
+
+FIVE = ("a1", "a2", "a3", "b1", "b2")
+ALL_ENDS = {"a2": ("nack",), "b1": REJECT, "b2": ("snooze",)}
+CALLS = (*FIVE, "a2", "b2")
+
+
+KINDS: dict[str, Any] = {"dead": ("b1",), "fails": ("a2",)}
+
+for _mode in ("ordered", "shared"):
+    case(
+        f"a turn that writes, {_mode}",
+        lambda mode=_mode: finished(mode, ALL_ENDS, FIVE, atomic=False),
+        again=carry_on_and_forget_nothing(*CALLS),
+        **KINDS,
+    )(turn)
+    case(
+        f"a turn that writes and claims, {_mode}",
+        lambda mode=_mode: finished(mode, ALL_ENDS, FIVE, atomic=False, more=("a4", "b3")),
+        again=carry_on_and_forget_nothing(*CALLS, "a4", "b3"),
+        commits=None,
+        **KINDS,
+    )(turn)
+
+    @case(f"the last flush, {_mode}", lambda mode=_mode: finished(mode, ALL_ENDS, FIVE, atomic=False), **KINDS)
+    def _(world: World) -> None:
+        assert world.sub is not None
+        world.sub.flush()
+
+
+# batches
+
+BATCH = {"batch": True, "batch_size": 10}
+
+for _mode in ("ordered", "shared"):
+    case(
+        f"an atomic batch, {_mode}",
+        lambda mode=_mode: handed_out(mode, {"a2": ("nack",), "b1": REJECT}, FIVE, **BATCH),
+        again=carry_on,
+        commits=None,
+        dead=("b1",),
+        fails=("a2",),
+        atomic=True,
+    )(handle)
+
+
+case(
+    "a turn after an atomic batch",
+    lambda: finished("ordered", ALL_ENDS, FIVE, more=("a4", "b3"), **BATCH),
+    again=carry_on_and_forget_nothing(*CALLS, "a4", "b3"),
+    commits=None,
+    atomic=True,
+    **KINDS,
+)(turn)
+case(
+    "a turn that dead-letters a batch",
+    lambda: finished("ordered", {"a1": ("raise",)}, atomic=False, max_attempts=1, **BATCH),
+    again=carry_on_and_forget_nothing("a1"),
+    dead=("a1", "a2", "b1"),
+)(turn)
+
+
+# strict order
+
+
+def in_order(world: World, picture: Picture) -> None:
+    """Nothing has started before what is before it had ended."""
+    for key in "ab":
+        starts = [name for name in world.starts if name[0] == key]
+        assert starts == sorted(starts), "out of order"
+
+
+def took_effect_in_order(world: World, picture: Picture) -> None:
+    """A batch starts its messages together; what it has settled of a partition is a beginning of it."""
+    for key in "ab":
+        effects = Effect.objects.filter(name__startswith=key).order_by("id").values_list("name", flat=True)
+        assert list(effects) == sorted(effects), "out of order"
+
+
+def turns(world: World) -> None:
+    """One writes the failure and gives back what was claimed behind it, the next one claims what may come now."""
+    turn(world)
+    turn(world)
+
+
+FOUR = ("a1", "a2", "a3", "b1")
+
+
+def strict(ends: Mapping[str, Sequence[str]], **options: Any) -> Callable[[], World]:
+    """The head of partition a has failed."""
+    return lambda: finished("ordered", ends, FOUR, atomic=False, on_failure="block", **options)
+
+
+case(
+    "a strict head fails",
+    strict({"a1": ("raise", "raise")}, more=("a4",)),
+    again=carry_on_and_forget_nothing("a1", "a1", *FOUR, "a4"),
+    commits=None,
+    fails=("a1",),
+    check=in_order,
+)(turns)
+case(
+    "a strict head fails for good",
+    strict({"a1": ("raise",)}, more=("a4",), max_attempts=1),
+    again=carry_on_and_forget_nothing(*FOUR, "a4"),
+    commits=None,
+    dead=("a1",),
+    check=in_order,
+)(turns)
+case(
+    "a strict batch puts off its end",
+    lambda: handed_out("ordered", {"a2": ("nack",), "a3": ("snooze",)}, FOUR, on_failure="block", **BATCH),
+    again=carry_on,
+    commits=None,
+    fails=("a2",),
+    atomic=True,
+    check=took_effect_in_order,
+)(handle)
+
+
+def only_the_head(world: World, picture: Picture) -> None:
+    """The head's backoff is not over, so nothing else of its partition has started."""
+    assert [name for name in world.starts if name[0] == "a"] == ["a1"]
+
+
+case(
+    "a strict head waits",
+    strict({"a1": ("wait",)}, more=("a4", "b2")),
+    again=resume,
+    commits=None,
+    fails=("a1",),
+    check=only_the_head,
+)(turns)
+
+
+def put_off() -> World:
+    """The head of partition a waits out a backoff; what was claimed behind it was given back."""
+    world = claimed()
+    world.strict = True
+    flush(G, world.ends(Kind.NACK, "a1", delay_ms=600_000) + world.ends(Kind.GIVE_BACK, "a2", "a3", "a4", "b2"))
+    return world
+
+
+def behind_nothing(world: World, picture: Picture) -> None:
+    held = {name for (group, _, name), (_, _, who, *_) in picture.tables["state"].items() if group == "g" and who}
+    assert held <= {"b1", "b2"}
+
+
+@case("claim behind a head that waits", put_off, again=undo, check=behind_nothing)
+def _(world: World) -> None:
+    at = {name: one.offset for name, one in world.held.items()}
+    take(world, Want("a", due=tuple(at[name] for name in ("a1", "a2", "a3", "a4"))), Want("b", due=(at["b2"],)))

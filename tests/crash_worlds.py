@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,9 +43,13 @@ class World:
     """Message → its offset."""
     token: int = 0
     sub: Sub | None = None
+    strict: bool = False
+    """Nothing of a partition starts before what is before it has ended."""
+    starts: list[str] = field(default_factory=list)
+    """What the subscriber's handlers were called with, as far as this process knows."""
 
     def claimant(self, who: str = WHO) -> Claimant:
-        return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None)
+        return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None, strict=self.strict)
 
     def ends(self, kind: Kind, *names: str, **options: Any) -> list[Outcome]:
         return [Outcome(self.held[name], kind, **options) for name in names]
@@ -182,25 +187,65 @@ def flushed_database() -> World:
     return world
 
 
-def subscribed(mode: str = "ordered") -> World:
-    """A subscriber with an atomic handler that has not looked yet."""
-    world = registered(mode, ("a1", "a2", "b1"))
+REJECT = ("reject",) * 9
+ENDS = {"a2": ("raise",), "b1": REJECT}
+"""What becomes of a message when it is started for the first, the second, … time; then it is acked."""
+
+
+def subscribed(
+    mode: str = "ordered",
+    ends: Mapping[str, Sequence[str]] = ENDS,
+    names: tuple[str, ...] = ("a1", "a2", "b1"),
+    *,
+    atomic: bool = True,
+    **options: Any,
+) -> World:
+    """A subscriber that has not looked yet. An atomic handler writes what it has acked."""
+    world = registered(mode, names)
+    world.strict = options.get("on_failure") == "block"
 
     def act(delivery: Any) -> None:
-        if delivery.payload == "b1":
-            delivery.reject("no")
-            return
-        Effect.objects.using(ALIAS).create(name=delivery.payload)
-        if delivery.payload == "a2" and delivery.attempt == 1:
-            raise ValueError("the first attempt fails")
+        name = delivery.payload
+        end = ends.get(name, ())[world.starts.count(name) :][:1]
+        world.starts.append(name)
+        match end:
+            case ("nack",):
+                delivery.nack(reason="no")
+            case ("wait",):
+                delivery.nack(600, reason="not yet")
+            case ("snooze",):
+                delivery.snooze(0)
+            case ("reject",):
+                delivery.reject("no")
+            case _:
+                if atomic:
+                    Effect.objects.using(ALIAS).create(name=name)
+                if end:
+                    raise ValueError("no")
 
-    world.sub = Sub(handler(function=act, mode=mode, atomic=True), using=ALIAS, name=WHO)
+    def act_on_all(deliveries: Any) -> None:
+        for delivery in deliveries:
+            act(delivery)
+
+    function = act_on_all if options.get("batch") else act
+    world.sub = Sub(handler(function=function, mode=mode, atomic=atomic, **options), using=ALIAS, name=WHO)
     return world
 
 
-def handed_out(mode: str = "ordered") -> World:
+def handed_out(mode: str = "ordered", *args: Any, **options: Any) -> World:
     """As ``subscribed``, with everything in its inbox."""
-    world = subscribed(mode)
+    world = subscribed(mode, *args, **options)
     assert world.sub is not None
     world.sub.step()
+    return world
+
+
+def finished(mode: str = "ordered", *args: Any, more: tuple[str, ...] = (), **options: Any) -> World:
+    """As ``handed_out``, and the handlers have run: what came of it is to be written, and ``more`` to be claimed."""
+    world = handed_out(mode, *args, **options)
+    assert world.sub is not None
+    world.sub.work()
+    if more:
+        publish_many(TOPIC, messages(*more))
+        world.sub.poller._poll()
     return world

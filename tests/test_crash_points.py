@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue import service
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
@@ -87,6 +87,34 @@ def test_ended_at_every_statement(db, crasher, name, mode):
         if not ended.stopped:
             break
     assert number > 1 or mode == LOST
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("a turn that writes")])
+def test_a_turn_whose_statement_fails(db, crasher, name):
+    """Each in turn, on SQLite as well: what the turn took out of the inbox is written by a later one."""
+    one = CASES[name]
+    for number in itertools.count(1):
+        world = Start(one).world
+        sent: list[str] = []
+
+        def fail(execute, sql, params, many, context, number=number, sent=sent):
+            sent.append(sql)
+            if len(sent) == number:
+                raise OperationalError("no answer")
+            return execute(sql, params, many, context)
+
+        failed = False
+        with connections[ALIAS].execute_wrapper(fail):
+            try:
+                one.operation(world)
+            except OperationalError:
+                failed = True
+        assert failed == (number <= len(sent)), "the error was swallowed"
+        assert one.again is not None
+        one.again(world)
+        if not failed:
+            break
+    assert number > 5
 
 
 def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: Picture, drained: list[Any]) -> Ended:
@@ -190,7 +218,12 @@ def drain(one: Case, world: World) -> list[tuple[str, str, int]]:
 
     known = groups.find(USING, G)
     handlers = (
-        handler(function=note, mode=known.mode if known is not None else world.mode, atomic=one.atomic),
+        handler(
+            function=note,
+            mode=known.mode if known is not None else world.mode,
+            atomic=one.atomic,
+            on_failure="block" if world.strict else "skip",
+        ),
         handler(group="other", function=note),
     )
     clock = Clock()
