@@ -20,7 +20,7 @@ from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from tests.app.models import Effect
-from tests.crashes import ALIAS, TOPIC
+from tests.crashes import TOPIC
 from tests.harness import USING, Sub, handler, sequence
 
 G = GroupRef("g", TOPIC)
@@ -205,6 +205,7 @@ def subscribed(
     world.strict = options.get("on_failure") == "block"
 
     def act(delivery: Any) -> None:
+        assert world.sub is not None
         name = delivery.payload
         end = ends.get(name, ())[world.starts.count(name) :][:1]
         world.starts.append(name)
@@ -219,7 +220,7 @@ def subscribed(
                 delivery.reject("no")
             case _:
                 if atomic:
-                    Effect.objects.using(ALIAS).create(name=name)
+                    Effect.objects.using(world.sub.using).create(name=name)
                 if end:
                     raise ValueError("no")
 
@@ -228,7 +229,7 @@ def subscribed(
             act(delivery)
 
     function = act_on_all if options.get("batch") else act
-    world.sub = Sub(handler(function=function, mode=mode, atomic=atomic, **options), using=ALIAS, name=WHO)
+    world.sub = Sub(handler(function=function, mode=mode, atomic=atomic, **options), name=WHO)
     return world
 
 

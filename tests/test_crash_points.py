@@ -13,22 +13,24 @@ import copy
 import itertools
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue import service
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime import ordered, sessions
 from django_mysqlqueue.service import groups
 from tests.app.models import Effect
-from tests.conftest import QUEUE_MODELS, Clock
-from tests.crash_audit import Observer, Picture, Snapshot, offsets
-from tests.crash_cases import CASES, Case
+from tests.conftest import Clock
+from tests.crash_audit import Observer, Picture, Snapshot, empty, offsets
+from tests.crash_cases import CASES, Case, resume, undo
 from tests.crash_worlds import G, World
-from tests.crashes import ALIAS, KILL, LOST, MODES, Ended, crashes
+from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
 from tests.harness import USING, Sub, handler
 
 # -- running them -------------------------------------------------------------
@@ -53,9 +55,11 @@ class Start:
         self.picture = self._observer.read()
 
     def _run(self) -> World:
-        for model in (*QUEUE_MODELS, Effect):
-            model.objects.all().delete()
-        return self._setup()
+        empty()
+        world = self._setup()
+        if world.sub is not None:
+            world.sub.use(ALIAS)
+        return world
 
     def again(self) -> tuple[World, Observer, Picture]:
         if self.world.sub is None:
@@ -68,8 +72,9 @@ class Start:
         return world, observer, picture
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "mode"), [(name, mode) for name, one in CASES.items() for mode in MODES if mode != KILL or not one.lives]
+)
 def test_ended_at_every_statement(db, crasher, name, mode):
     one = CASES[name]
     start = Start(one)
@@ -89,12 +94,16 @@ def test_ended_at_every_statement(db, crasher, name, mode):
     assert number > 1 or mode == LOST
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("a turn that writes")])
-def test_a_turn_whose_statement_fails(db, crasher, name):
-    """Each in turn, on SQLite as well: what the turn took out of the inbox is written by a later one."""
+@pytest.mark.skipif(CUT in MODES, reason="there the connection is cut at every statement")
+@pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.lives])
+def test_a_process_outlives_every_failed_statement(db, crasher, name):
+    """Where there is no connection to cut: what it took out of the inbox and could not write is written later."""
     one = CASES[name]
+    start = Start(one)
+    one.operation(start.world)
+    after = Observer().read()
     for number in itertools.count(1):
-        world = Start(one).world
+        world, observer, _ = start.again()
         sent: list[str] = []
 
         def fail(execute, sql, params, many, context, number=number, sent=sent):
@@ -110,10 +119,18 @@ def test_a_turn_whose_statement_fails(db, crasher, name):
             except OperationalError:
                 failed = True
         assert failed == (number <= len(sent)), "the error was swallowed"
-        assert one.again is not None
-        one.again(world)
         if not failed:
             break
+        assert one.again is not None
+        one.again(world)
+        sessions.drop(connections[ALIAS])
+        here = observer.read()
+        if one.again is one.operation:
+            assert here.tables == after.tables, "run again it has not come to the same"
+        if one.check is not None:
+            one.check(world, here)
+        done = drain(one, world)
+        check_drained(one, world, here, observer.read(), done)
     assert number > 5
 
 
@@ -151,6 +168,94 @@ def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: P
     return ended
 
 
+OUTLIVED = (
+    "publish with a row",
+    "publish and once more with the same id",
+    "sequence",
+    "acquire by theft",
+    "claim",
+    "claim and flush",
+    "claim, shared",
+    "claim what a vanished subscriber held",
+    "flush all kinds",
+    "flush all kinds, shared",
+    "an atomic handler, ordered",
+    "an atomic handler, shared",
+    "a turn that writes and claims, shared",
+)
+"""What a process does again while its old session lives on."""
+ARRIVES = (*OUTLIVED, "a turn that writes and claims, ordered", "a turn that dead-letters a batch", "the last flush")
+"""Of which the COMMIT arrives late."""
+INHERITED = (
+    "publish with a row",
+    "sequence",
+    "claim and flush",
+    "claim, shared",
+    "flush all kinds, shared",
+    "an atomic handler, ordered",
+)
+"""Where others meet the locks of a host that is gone."""
+IN_NOBODYS_WAY = ("publish with a row", "publish and once more with the same id", "sequence")
+"""A long transaction delays only its own messages; who does not get the mutex goes on."""
+LINGERING = [(name, mode) for mode, names in ((STAYS, OUTLIVED), (LATE, ARRIVES), (GONE, INHERITED)) for name in names]
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize(("name", "mode"), LINGERING)
+def test_the_servers_session_lives_on(db, crasher, name, mode):
+    """The server has not noticed that the client is gone: what the session has locked is locked still.
+
+    Whoever waits for it ends it, as a time-out would.
+    """
+    one = CASES[name]
+    start = Start(one)
+    one.operation(start.world)
+    sessions.drop(connections[ALIAS])
+    after = Observer().read()
+    for number in itertools.count(1):
+        world, observer, first = start.again()
+        ended = crasher.run(mode, number, lambda world=world: one.operation(world))
+        if not ended.stopped:
+            break
+        try:
+            outlive(one, mode, ended, crasher, world, observer, first, after)
+        except BaseException as error:
+            error.add_note(f"{name}, {mode}, statement {number}: {ended.error!r}, sent: " + "\n  ".join(ended.sent))
+            raise
+        finally:
+            waited_for = crasher.release()
+        assert not (waited_for and name in IN_NOBODYS_WAY), f"somebody has waited ({mode}, statement {number})"
+    assert number > 1
+
+
+def outlive(
+    one: Case, mode: str, ended: Ended, crasher: Any, world: World, observer: Observer, first: Picture, after: Picture
+) -> None:
+    """What a process does while its old session lives on, and afterwards; if the process is gone, what others do."""
+    here = observer.read()
+    check_step(one, mode, first, here)
+    check_outcome(one, ended, here, first, after)
+    release = crasher.release
+    if one.again is not None and mode != GONE:
+        (one.again if one.again in (undo, one.operation) else resume)(world)
+        release()
+        if one.again is not undo:  # that has waited; the others may have passed over what was locked
+            one.again(world)
+        sessions.drop(connections[ALIAS])
+        there, here = here, observer.read()
+        check_step(one, mode, there, here)
+        if one.again is one.operation and one.commits == 1:
+            assert here.tables == after.tables, "run again it has not come to the same"
+        if one.check is not None:
+            one.check(world, here)
+        release = None
+    done = drain(one, world, release)
+    end = observer.read()
+    check_drained(one, world, here, end, done)
+    if one.again is None and mode == LATE:
+        assert end.messages == after.messages, "it has arrived and is not there"
+
+
 def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
     """What holds after anything at all."""
     assert not later.broken
@@ -163,7 +268,7 @@ def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
         assert group == "g"
         assert name in one.dead
     # An atomic handler whose connection ends has failed.
-    if mode == KILL or not one.atomic:
+    if mode in (KILL, GONE) or not one.atomic:
         for (group, name), count in later.failures.items():
             lost = count - earlier.failures.get((group, name), 0)
             assert lost <= 0 or (group == "g" and name in one.fails), f"{name} has lost an attempt"
@@ -207,8 +312,11 @@ def never_back(earlier: Places, later: Places) -> None:
         assert later[place][1] >= earlier[place][1], f"the cursor of {place} went back"
 
 
-def drain(one: Case, world: World) -> list[tuple[str, str, int]]:
-    """An hour later a healthy subscriber of both groups handles what there is; returns (group, message, attempt)."""
+def drain(one: Case, world: World, release: Callable[[], object] | None = None) -> list[tuple[str, str, int]]:
+    """An hour later a healthy subscriber of both groups handles what there is; returns (group, message, attempt).
+
+    ``release`` ends what has locked something: first it handles what it can get, then the rest.
+    """
     done: list[tuple[str, str, int]] = []
 
     def note(delivery: Any) -> None:
@@ -229,16 +337,22 @@ def drain(one: Case, world: World) -> list[tuple[str, str, int]]:
     clock = Clock()
     clock.advance(3700)
     try:
-        marks: Places = {} if one.forgets else offsets()
         healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
-        quiet = 0
-        while quiet < 2:
-            before = len(done)
-            healthy.step()
-            healthy.work()
-            healthy.flush()
-            never_back(marks, marks := offsets())
-            quiet = quiet + 1 if len(done) == before else 0
+        marks: Places = {} if one.forgets else offsets()
+        for then in (release, None) if release is not None else (None,):
+            quiet = 0
+            while quiet < 2:
+                before = len(done)
+                for work in healthy.poller.works:
+                    work.rests_until = 0.0
+                with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
+                    healthy.step()
+                healthy.work()
+                healthy.flush()
+                never_back(marks, marks := offsets())
+                quiet = quiet + 1 if len(done) == before else 0
+            if then is not None:
+                then()
         for _ in healthy.poller.housekeeping._round():
             pass
         healthy.step()
