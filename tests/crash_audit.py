@@ -198,6 +198,13 @@ def offsets() -> dict[tuple[str, str], tuple[int, int]]:
     }
 
 
+def empty() -> None:
+    """Deletes all rows, in one transaction: this is done thousands of times."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        for model in (*QUEUE_MODELS, Effect):
+            cursor.execute(f"DELETE FROM {model._meta.db_table}")
+
+
 class Snapshot:
     """All rows as they are, to be put back."""
 

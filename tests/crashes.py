@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,6 +37,14 @@ KILL = "kill"
 """SIGKILL to the process when it sends statement k, which never reaches the server; at last after all of them."""
 LOST = "lost"
 """The k-th statement that commits something is carried out, and the connection ends before its answer is read."""
+STAYS = "stays"
+"""As ``CUT``, and the server has not noticed: the session lives on, with its transaction and locks, until somebody
+waits for it."""
+LATE = "late"
+"""As ``STAYS`` at the k-th statement that commits something; when the session has been waited for, it arrives."""
+GONE = "gone"
+"""As ``KILL``, and the session lives on: the whole host is gone."""
+LINGERS = (STAYS, LATE, GONE)
 MODES = (CUT, KILL, LOST) if os.environ.get("DATABASE_URL") else (KILL,)
 
 FROM_HERE = "DO 'from here on by', "
@@ -68,6 +77,10 @@ class Plan:
     committed: bool = False
     sent: list[str] = field(default_factory=list)
     sessions: set[int] = field(default_factory=set)
+    over: threading.Event = field(default_factory=threading.Event)
+    """The session that lives on may end."""
+    waited_for: bool = False
+    """Somebody needed what it had locked."""
 
 
 class Gate(Proxy):
@@ -75,7 +88,19 @@ class Gate(Proxy):
 
     def __init__(self, path: Path, target: Path) -> None:
         self.plan = Plan()
+        self._watch = connections.create_connection(USING)
+        self._watch.inc_thread_sharing()
         super().__init__(path, target)
+
+    def close(self) -> None:
+        super().close()
+        self._watch.close()
+
+    def somebody_waits(self) -> bool:
+        """Whether a statement waits for a row that another session has locked."""
+        with self._watch.cursor() as cursor:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
+            return int(cursor.fetchone()[1]) > 0
 
     def _link(self, client: socket.socket, target: Path, *, dark: bool) -> Link:
         return CountingLink(client, target, gate=self)
@@ -90,6 +115,7 @@ class CountingLink(Link):
         self._process = self._session = 0
         self._autocommit = True
         self._keeps_answer = False
+        self._answered = threading.Event()
         super().__init__(client, target, dark=False)
 
     def _forward(self) -> None:
@@ -97,9 +123,27 @@ class CountingLink(Link):
             while header := stream.read(4):
                 body = stream.read(int.from_bytes(header[:3], "little"))
                 if body[:1] == bytes([COM_QUERY]) and not self._lets_through(body[1:].decode(errors="replace")):
+                    self._linger(header + body)
                     break
                 self._server.sendall(header + body)
         self.close()
+
+    def _linger(self, packet: bytes) -> None:
+        """Ends the client's side alone, where the plan says so, until the session may end."""
+        plan = self._plan
+        assert plan is not None
+        if plan.mode not in LINGERS:
+            return
+        self._keeps_answer = True
+        with contextlib.suppress(OSError):
+            self._client.shutdown(socket.SHUT_RDWR)
+        while not plan.over.wait(0.002):
+            if self._gate.somebody_waits():
+                plan.waited_for = True
+                plan.over.set()
+        if plan.mode == LATE:
+            self._server.sendall(packet)
+            self._answered.wait(60)
 
     def _answer(self) -> None:
         with contextlib.suppress(OSError):
@@ -111,6 +155,7 @@ class CountingLink(Link):
                 if self._keeps_answer:  # what is answered has been done
                     break
                 self._client.sendall(data)
+        self._answered.set()
         self.close()
 
     def _lets_through(self, sql: str) -> bool:
@@ -123,12 +168,12 @@ class CountingLink(Link):
         plan = self._plan
         if plan is None:
             return True
-        counts = commits if plan.mode == LOST else True
+        counts = commits if plan.mode in (LOST, LATE) else True
         plan.number -= counts
         if counts and plan.number == 0:
             plan.stopped = True
             if plan.mode != LOST:
-                if plan.mode == KILL:
+                if plan.mode in (KILL, GONE):
                     os.kill(self._process, signal.SIGKILL)
                 return False
             self._keeps_answer = True
@@ -155,26 +200,38 @@ class ServerCrashes:
     def run(self, mode: str, number: int, operation: Callable[[], object]) -> Ended:
         plan = self._gate.plan = Plan(mode, number)
         connections[ALIAS].close()
-        error = (_in_child if mode == KILL else _here)(operation, self._count)
-        self._wait_until_gone(plan.sessions)
-        if mode == KILL:
+        dies = mode in (KILL, GONE)
+        error = (_in_child if dies else _here)(operation, self._count)
+        if plan.stopped and mode in LINGERS:
+            assert plan.over.is_set() or plan.sessions <= self._sessions(), "the session has ended with its client"
+        else:
+            self._wait_until_gone(plan.sessions)
+        if dies:
             assert isinstance(error, _Killed) == plan.stopped
             error = None
         return Ended(plan.stopped, error, plan.committed, tuple(plan.sent))
+
+    def release(self) -> bool:
+        """Ends the session that lives on, unless somebody has waited for it: the answer."""
+        plan = self._gate.plan
+        plan.over.set()
+        self._wait_until_gone(plan.sessions)
+        return plan.waited_for
 
     @staticmethod
     def _count() -> None:
         _execute(ALIAS, f"{FROM_HERE}{os.getpid()}")
 
     @staticmethod
-    def _wait_until_gone(gone: set[int]) -> None:
+    def _sessions() -> set[int]:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW PROCESSLIST")
+            return {row[0] for row in cursor.fetchall()}
+
+    def _wait_until_gone(self, gone: set[int]) -> None:
         """Until the server has rolled back what the session had not committed."""
         deadline = time.monotonic() + 30
-        while True:
-            with connection.cursor() as cursor:
-                cursor.execute("SHOW PROCESSLIST")
-                if not gone & {row[0] for row in cursor.fetchall()}:
-                    return
+        while gone & self._sessions():
             assert time.monotonic() < deadline, "the server keeps the session of a connection that has ended"
             time.sleep(0.001)
 

@@ -109,6 +109,12 @@ class Sub:
         # Housekeeping has tests of its own; here only the scan at the start runs.
         self.poller.housekeeping.next_at = float("inf")
 
+    def use(self, alias: str) -> None:
+        """Goes on on another alias of the same database."""
+        self.using = self.poller.using = alias
+        for work in self.poller.works:
+            work.using = alias
+
     def step(self, *, tick: bool = True, times: int = 1) -> Sub:
         for _ in range(times):
             self.poller.poll_soon()

@@ -2,7 +2,8 @@
 
 What has happened is then all of it or nothing, a healthy subscriber handles
 what is left, and nothing is lost, handled twice or left behind. A new operation
-gets a case here; ``test_every_function_that_writes_has_a_case`` asks for it.
+gets a case in ``crash_cases``; ``test_every_function_that_writes_has_a_case``
+asks for it.
 """
 
 from __future__ import annotations
@@ -13,611 +14,24 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from django.db import connection, connections, transaction
-from django.test import override_settings
+from django.db import OperationalError, connection, connections
 
-from django_mysqlqueue import Message, publish, publish_many, service
+from django_mysqlqueue import service
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, Sequencer, SubscriberHeartbeat
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import (
-    claiming,
-    groups,
-    heartbeats,
-    leasing,
-    publishing,
-    retention,
-    scheduling,
-    sequencing,
-    settling,
-    watermarks,
-)
-from django_mysqlqueue.service.claiming import Claimant, Want
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.runtime import ordered, sessions
+from django_mysqlqueue.service import groups
 from tests.app.models import Effect
-from tests.conftest import QUEUE_MODELS, Clock
-from tests.crash_audit import Observer, Picture, Snapshot, offsets
-from tests.crashes import ALIAS, KILL, LOST, MODES, TOPIC, Ended, crashes
-from tests.harness import USING, Sub, handler, lag, sequence
-
-G = GroupRef("g", TOPIC)
-OTHER = GroupRef("other", TOPIC)
-"""A bystander: whatever is done to the other group changes nothing of this one's."""
-NAMES = ("a1", "a2", "a3", "a4", "b1", "b2")
-"""A message is its key and a number; it is its own id and payload."""
-WHO = "operator"
-LEASE_MS = 30_000
-
-
-# -- what operations start from -----------------------------------------------
-
-
-@dataclass
-class World:
-    """What a case starts from and keeps in memory."""
-
-    mode: str = "ordered"
-    held: dict[str, Claimed] = field(default_factory=dict)
-    """What the subscriber has claimed."""
-    places: dict[str, int] = field(default_factory=dict)
-    """Message → its offset."""
-    token: int = 0
-    outcomes: list[Outcome] = field(default_factory=list)
-    sub: Sub | None = None
-
-    def claimant(self, who: str = WHO) -> Claimant:
-        return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None)
-
-    def ends(self, kind: Kind, *names: str, **options: Any) -> list[Outcome]:
-        return [Outcome(self.held[name], kind, **options) for name in names]
-
-
-def messages(*names: str, **options: Any) -> list[Message]:
-    return [Message(name, key=name[0], id=name, **options) for name in names]
-
-
-def claim(ref: GroupRef, mode: str, who: str, keys: str = "ab") -> dict[str, Claimed]:
-    """Takes everything there is, as a subscriber of that name."""
-    heartbeats.beat(USING, who, [ref], {})
-    if mode == "ordered":
-        assert leasing.acquire(USING, ref, who, keys, lease_ms=LEASE_MS).held == set(keys)
-    watermarks.create_missing(USING, ref, keys)
-    claimant = Claimant(ref, who, 5, 60_000 if mode == "shared" else None)
-    wants = [Want(key, look_at=10) for key in keys]
-    found = claiming.claim(USING, claimant, wants, token=claiming.new_token()).deliveries
-    bodies = claiming.bodies(USING, [delivery.offset for delivery in found])
-    return {bodies[delivery.offset].message_id: delivery for delivery in found}
-
-
-def flush(ref: GroupRef, outcomes: list[Outcome]) -> None:
-    settling.flush(USING, ref, outcomes, max_attempts=5, shared=False)
-
-
-def registered(mode: str = "ordered", names: tuple[str, ...] = NAMES) -> World:
-    """Two groups and what has been published, not sequenced yet."""
-    groups.register(USING, OTHER, mode="ordered", start="earliest")
-    groups.register(USING, G, mode=mode, start="earliest")
-    publish_many(TOPIC, messages(*names))
-    return World(mode)
-
-
-def sequenced(mode: str = "ordered") -> World:
-    """The bystander has claimed partition a and acked its second message."""
-    world = registered(mode)
-    sequence()
-    theirs = claim(OTHER, "ordered", "bystander", "a")
-    flush(OTHER, [Outcome(theirs["a2"], Kind.ACK)])
-    world.places = {name: delivery.offset for name, delivery in theirs.items()}
-    return world
-
-
-def claimed(mode: str = "ordered") -> World:
-    """The subscriber holds everything."""
-    world = sequenced(mode)
-    world.held = claim(G, mode, WHO)
-    return world
-
-
-def shared() -> World:
-    return claimed("shared")
-
-
-def retried() -> World:
-    """As ``claimed``, and all have used up their attempts but the one that now runs."""
-    world = claimed()
-    DeliveryState.objects.filter(consumer_group="g").update(retry_count=4)
-    world.held = {name: one._replace(attempt=5) for name, one in world.held.items()}
-    return world
-
-
-def acked_ahead() -> World:
-    """As ``claimed``; all but the first of partition a is acked, which the watermark cannot pass yet."""
-    world = claimed()
-    flush(G, world.ends(Kind.ACK, "a2", "a3"))
-    return world
-
-
-def leased() -> World:
-    """The subscriber holds the leases; nothing is claimed."""
-    world = sequenced()
-    heartbeats.beat(USING, WHO, [G], {})
-    leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS)
-    watermarks.create_missing(USING, G, "ab")
-    return world
-
-
-def orphaned(mode: str = "ordered") -> World:
-    """Another has claimed everything and vanished; a1 has used up its attempts."""
-    world = sequenced(mode)
-    world.held = claim(G, mode, "vanished")
-    world.places = {name: delivery.offset for name, delivery in world.held.items()}
-    heartbeats.deregister(USING, "vanished", [G])
-    DeliveryState.objects.filter(consumer_group="g").update(invisible_until=1)
-    DeliveryState.objects.filter(consumer_group="g", message_offset=world.places["a1"]).update(retry_count=5)
-    heartbeats.beat(USING, WHO, [G], {})
-    return world
-
-
-def inherited() -> World:
-    """As ``orphaned``, and the subscriber has taken the leases."""
-    world = orphaned()
-    assert leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS).held == {"a", "b"}
-    return world
-
-
-def drained() -> World:
-    """Partition a is settled by the group; its lease is still there."""
-    world = claimed()
-    flush(G, world.ends(Kind.ACK, "a1", "a2", "a3", "a4"))
-    return world
-
-
-def collectable() -> World:
-    """Partition a is settled by both groups, b by one."""
-    world = drained()
-    flush(G, world.ends(Kind.ACK, "b1", "b2"))
-    theirs = claim_again(OTHER, "bystander")
-    flush(OTHER, [Outcome(delivery, Kind.ACK) for delivery in theirs])
-    return world
-
-
-def claim_again(ref: GroupRef, who: str) -> list[Claimed]:
-    """What the subscriber of that name holds, with the tokens that it has."""
-    rows = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by=who, acked=False)
-    places = rows.values_list("partition_key", "message_offset", "delivery_token")
-    return [Claimed(ref, key, offset, token, 1, suspect=False, size=2) for key, offset, token in places]
-
-
-def scheduled() -> World:
-    """What is due now, what has come due, a repeat of an id, and what waits."""
-    world = sequenced()
-    publish_many(TOPIC, messages("a5", "b3", "a1"))
-    publish_many(TOPIC, messages("a6", "b4", delay=600))
-    OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
-    return world
-
-
-def flushed_database() -> World:
-    """A test's flush has deleted the sequencer's row."""
-    world = registered()
-    Sequencer.objects.all().delete()
-    return world
-
-
-def subscribed(mode: str = "ordered") -> World:
-    """A subscriber with an atomic handler that has not looked yet."""
-    world = registered(mode, ("a1", "a2", "b1"))
-
-    def act(delivery: Any) -> None:
-        if delivery.payload == "b1":
-            delivery.reject("no")
-            return
-        Effect.objects.using(ALIAS).create(name=delivery.payload)
-        if delivery.payload == "a2" and delivery.attempt == 1:
-            raise ValueError("the first attempt fails")
-
-    world.sub = Sub(handler(function=act, mode=mode, atomic=True), using=ALIAS, name=WHO)
-    return world
-
-
-def handed_out(mode: str = "ordered") -> World:
-    """As ``subscribed``, with everything in its inbox."""
-    world = subscribed(mode)
-    assert world.sub is not None
-    world.sub.step()
-    return world
-
-
-# -- the cases ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Case:
-    """An operation, and what is particular about it."""
-
-    name: str
-    setup: Callable[[], World]
-    operation: Callable[[World], object]
-    again: Callable[[World], object] | None
-    """What a process that has lived through the error does next."""
-    commits: int | None
-    """1: what has happened is all of it or nothing. None: it is several transactions."""
-    dead: tuple[str, ...]
-    """Messages that it dead-letters."""
-    fails: tuple[str, ...]
-    """Messages that lose an attempt."""
-    unsure: bool
-    """The transaction is the caller's: an error does not say whether it has committed."""
-    atomic: bool
-    """Handlers write their effects in the delivery's transaction, also while the rest is handled."""
-    rerun: bool
-    """After a kill somebody runs it again."""
-    forgets: bool
-    """It forgets what the group has done."""
-    check: Callable[[World, Picture], None] | None
-
-
-CASES: dict[str, Case] = {}
-SAME = object()
-
-
-def case(
-    name: str,
-    setup: Callable[[], World],
-    *,
-    again: Any = SAME,
-    commits: int | None = 1,
-    dead: tuple[str, ...] = (),
-    fails: tuple[str, ...] = (),
-    unsure: bool = False,
-    atomic: bool = False,
-    rerun: bool = False,
-    forgets: bool = False,
-    check: Callable[[World, Picture], None] | None = None,
-) -> Callable[[Callable[[World], object]], Callable[[World], object]]:
-    """Adds a case. ``again``: the operation itself, unless another is given, or None."""
-
-    def add(operation: Callable[[World], object]) -> Callable[[World], object]:
-        then = operation if again is SAME else again
-        assert name not in CASES
-        CASES[name] = Case(
-            name, setup, operation, then, commits, dead, (*dead, *fails), unsure, atomic, rerun, forgets, check
-        )
-        return operation
-
-    return add
-
-
-# publishing and sequencing
-
-
-def is_there(world: World, picture: Picture) -> None:
-    assert picture.messages["a9"] == picture.tables["effects"].count("order a9")
-
-
-@case("publish with a row", registered, again=None, unsure=True, check=is_there)
-def _(world: World) -> None:
-    with transaction.atomic(ALIAS):
-        Effect.objects.using(ALIAS).create(name="order a9")
-        publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
-
-
-@case("publish alone", registered, again=None, unsure=True)
-def _(world: World) -> None:
-    publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
-
-
-@case("publish and once more with the same id", sequenced, unsure=True, commits=None)
-def _(world: World) -> None:
-    publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
-
-
-@case("publish_many in chunks", registered, again=None, unsure=True)
-def _(world: World) -> None:
-    before, publishing.CHUNK_ROWS = publishing.CHUNK_ROWS, 2
-    try:
-        publish_many(TOPIC, messages("a7", "a8", "a9", "b9"), using=ALIAS)
-    finally:
-        publishing.CHUNK_ROWS = before
-
-
-def is_not_there(world: World, picture: Picture) -> None:
-    assert picture.messages["a9"] == picture.tables["effects"].count("order a9") == 0
-
-
-@case("publish rolled back", registered, again=None, commits=None, check=is_not_there)
-def _(world: World) -> None:
-    with transaction.atomic(ALIAS):
-        Effect.objects.using(ALIAS).create(name="order a9")
-        publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
-        transaction.set_rollback(True, using=ALIAS)
-
-
-@case("sequence", scheduled)
-def _(world: World) -> None:
-    sequencing.sequence(ALIAS)
-
-
-@case("sequence without the mutex's row", flushed_database)
-def _(world: World) -> None:
-    sequencing.sequence(ALIAS)
-
-
-@case("bring what is scheduled nearer", scheduled)
-def _(world: World) -> None:
-    scheduling.advance(ALIAS, 601_000)
-
-
-# groups, heartbeats, leases
-
-
-@case("register a group", sequenced, unsure=True)  # it reads the row after its transaction
-def _(world: World) -> None:
-    groups.register(ALIAS, GroupRef("new", TOPIC), mode="ordered", start="earliest")
-
-
-@case("change a group's mode", sequenced)
-def _(world: World) -> None:
-    groups.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS)
-
-
-@case("drop a group", acked_ahead, commits=None, rerun=True, forgets=True)
-def _(world: World) -> None:
-    groups.drop(ALIAS, G)
-
-
-@case("beat", leased)
-def _(world: World) -> None:
-    heartbeats.beat(ALIAS, WHO, [G, GroupRef("g", "u")], {})
-
-
-@case("deregister", claimed)
-def _(world: World) -> None:
-    heartbeats.deregister(ALIAS, WHO, [G])
-
-
-@case("forget a heartbeat", claimed)
-def _(world: World) -> None:
-    heartbeats.forget(ALIAS, WHO, [G])
-
-
-def old_beat() -> World:
-    world = claimed()
-    SubscriberHeartbeat.objects.filter(subscriber_name=WHO).update(heartbeat_at=1)
-    return world
-
-
-@case("forget old heartbeats", old_beat)
-def _(world: World) -> None:
-    heartbeats.forget_old(ALIAS)
-
-
-@case("acquire", sequenced)
-def _(world: World) -> None:
-    leasing.acquire(ALIAS, G, WHO, "ab", lease_ms=LEASE_MS)
-
-
-@case("acquire by theft", orphaned, dead=("a1",))
-def _(world: World) -> None:
-    leasing.acquire(ALIAS, G, WHO, "ab", lease_ms=LEASE_MS)
-
-
-@case("verify leases", claimed)
-def _(world: World) -> None:
-    assert leasing.mine(ALIAS, G, WHO, "ab") == {"a", "b"}
-
-
-@case("release", claimed)
-def _(world: World) -> None:
-    leasing.release(ALIAS, G, WHO, "ab")
-
-
-@case("drop drained leases", drained)
-def _(world: World) -> None:
-    leasing.drop_drained(ALIAS, G, WHO, "ab")
-
-
-@case("create offsets rows", sequenced)
-def _(world: World) -> None:
-    watermarks.create_missing(ALIAS, G, "ab")
-
-
-# claims
-
-
-def undo(world: World) -> None:
-    claiming.undo(ALIAS, G, world.token)
-
-
-def take(world: World, *wants: Want, **options: Any) -> None:
-    world.token = claiming.new_token()
-    claiming.claim(ALIAS, world.claimant(), wants, token=world.token, **options)
-
-
-@case("claim", leased, again=undo)
-def _(world: World) -> None:
-    take(world, Want("a", look_at=2), Want("b", look_at=10))
-
-
-@case("claim and flush", drained, again=undo, fails=("b2",))
-def _(world: World) -> None:
-    take(world, Want("a", look_at=2), outcomes=world.ends(Kind.ACK, "b1") + world.ends(Kind.NACK, "b2", error="no"))
-
-
-@case("claim what a vanished subscriber held", inherited, again=undo, dead=("a1",))
-def _(world: World) -> None:
-    take(world, *(Want(key, due=tuple(at for name, at in world.places.items() if name[0] == key)) for key in "ab"))
-
-
-def unclaimed() -> World:
-    world = sequenced("shared")
-    watermarks.create_missing(USING, G, "ab")
-    return world
-
-
-@case("claim, shared", unclaimed, again=undo)
-def _(world: World) -> None:
-    take(world, Want("a", look_at=2), Want("b", look_at=10))
-
-
-@case("claim what a vanished subscriber held, shared", lambda: orphaned("shared"), again=undo, dead=("a1",))
-def _(world: World) -> None:
-    take(world, max_due=10)
-
-
-@case("undo a claim", claimed)
-def _(world: World) -> None:
-    claiming.undo(ALIAS, G, world.held["a1"].token)
-
-
-# settling
-
-
-def flush_case(name: str, setup: Callable[[], World], *ends: tuple[Any, ...], dead: tuple[str, ...] = ()) -> None:
-    """``ends``: what becomes of which messages, and how."""
-    fails = tuple(name for kind, names, _ in ends if kind is Kind.NACK for name in names)
-
-    @case(name, setup, dead=dead, fails=fails)
-    def _(world: World) -> None:
-        outcomes = [one for kind, names, options in ends for one in world.ends(kind, *names, **options)]
-        settling.flush(ALIAS, G, outcomes, max_attempts=5, shared=world.mode == "shared", also="ab")
-
-
-flush_case("flush acks at the head", claimed, (Kind.ACK, ("a1", "a2", "b1"), {}))
-flush_case("flush acks behind an unsettled message", claimed, (Kind.ACK, ("a2", "a4", "b2"), {}))
-flush_case("flush the ack that others wait for", acked_ahead, (Kind.ACK, ("a1",), {}))
-flush_case("flush nacks", claimed, (Kind.NACK, ("a1", "b2"), {"delay_ms": 600_000, "error": "no"}))
-flush_case("flush snoozes", claimed, (Kind.SNOOZE, ("a1", "b2"), {"delay_ms": 600_000}))
-flush_case("flush what never started", claimed, (Kind.GIVE_BACK, ("a3", "a4", "b2"), {}))
-flush_case("flush a reject", claimed, (Kind.REJECT, ("a1", "b1"), {"error": "no"}), dead=("a1", "b1"))
-flush_case("flush last attempts", retried, (Kind.NACK, ("a1", "b2"), {"error": "no"}), dead=("a1", "b2"))
-MIXED = (
-    (Kind.ACK, ("a1", "b2"), {}),
-    (Kind.NACK, ("a2",), {"delay_ms": 600_000, "error": "no"}),
-    (Kind.REJECT, ("a3",), {"error": "no"}),
-    (Kind.GIVE_BACK, ("a4",), {}),
-    (Kind.SNOOZE, ("b1",), {"delay_ms": 600_000}),
-)
-flush_case("flush all kinds", claimed, *MIXED, dead=("a3",))
-flush_case("flush all kinds, shared", shared, *MIXED, dead=("a3",))
-
-
-def abandoned() -> World:
-    """A handler acked in its transaction; the process vanished before the watermark moved."""
-    world = claimed()
-    DeliveryState.objects.filter(consumer_group="g", message_offset=world.held["a1"].offset).update(acked=True)
-    return world
-
-
-@case("sweep", abandoned)
-def _(world: World) -> None:
-    watermarks.sweep(ALIAS, G, "ab")
-
-
-@case("put a start on record", claimed, fails=("a1",))
-def _(world: World) -> None:
-    settling.record_start(ALIAS, world.held["a1"])
-
-
-@case("extend", shared)
-def _(world: World) -> None:
-    settling.extend(ALIAS, world.held["a1"], milliseconds=3_600_000, shared=True)
-
-
-@case("extend all", shared)
-def _(world: World) -> None:
-    settling.extend_all(ALIAS, G, list(world.held.values()), milliseconds=3_600_000)
-
-
-@case("ack in a transaction", claimed, again=None, unsure=True)
-def _(world: World) -> None:
-    with transaction.atomic(ALIAS):
-        Effect.objects.using(ALIAS).create(name="a1")
-        settling.ack_here(ALIAS, world.held["a1"])
-
-
-@case("settle in a transaction", claimed, again=None, unsure=True, dead=("b1",))
-def _(world: World) -> None:
-    with transaction.atomic(ALIAS):
-        Effect.objects.using(ALIAS).create(name="a1")
-        settling.settle_here(ALIAS, [world.held["a1"], world.held["a2"]], [(world.held["b1"], "no")])
-
-
-# GC
-
-
-@case("collect", collectable, commits=None)
-def _(world: World) -> None:
-    with override_settings(MYSQLQUEUE={"RETENTION": 0}):
-        retention.collect(ALIAS)
-
-
-# handlers and whole subscribers
-
-
-def handle(world: World) -> None:
-    """Runs everything in the inbox; outcomes that the commit left unknown are flushed with the rest."""
-    assert world.sub is not None
-    world.sub.work()
-    world.sub.flush()
-
-
-def resume(world: World) -> None:
-    """What the poller does after a database error."""
-    assert world.sub is not None
-    world.sub.poller.start_anew()
-    for work in world.sub.poller.works:
-        work.rests_until = 0.0  # after a turn that failed
-    world.sub.heart.beat()
-    world.sub.settle()
-
-
-def carry_on(world: World) -> None:
-    """A process that lives on needs nobody else, and no time-out to run out."""
-    resume(world)
-    assert lag() == 0
-
-
-for _mode in ("ordered", "shared"):
-
-    @case(
-        f"an atomic handler, {_mode}",
-        lambda mode=_mode: handed_out(mode),
-        again=carry_on,
-        commits=None,
-        dead=("b1",),
-        fails=("a2",),
-        atomic=True,
-    )
-    def _(world: World) -> None:
-        handle(world)
-
-    @case(
-        f"a subscriber's turn, {_mode}",
-        lambda mode=_mode: subscribed(mode),
-        again=carry_on,
-        commits=None,
-        dead=("b1",),
-        fails=("a2",),
-        atomic=True,
-    )
-    def _(world: World) -> None:
-        assert world.sub is not None
-        world.sub.step()
-
-
-@case("a subscriber leaves", handed_out, again=resume, commits=None, dead=("b1",), fails=("a2",), atomic=True)
-def _(world: World) -> None:
-    assert world.sub is not None
-    world.sub.work(1)
-    world.sub.leave()
-
+from tests.conftest import Clock
+from tests.crash_audit import Observer, Picture, Snapshot, empty, offsets
+from tests.crash_cases import CASES, Case, resume, undo
+from tests.crash_worlds import G, World
+from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
+from tests.harness import USING, Sub, handler
 
 # -- running them -------------------------------------------------------------
 
@@ -641,9 +55,11 @@ class Start:
         self.picture = self._observer.read()
 
     def _run(self) -> World:
-        for model in (*QUEUE_MODELS, Effect):
-            model.objects.all().delete()
-        return self._setup()
+        empty()
+        world = self._setup()
+        if world.sub is not None:
+            world.sub.use(ALIAS)
+        return world
 
     def again(self) -> tuple[World, Observer, Picture]:
         if self.world.sub is None:
@@ -656,8 +72,9 @@ class Start:
         return world, observer, picture
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "mode"), [(name, mode) for name, one in CASES.items() for mode in MODES if mode != KILL or not one.lives]
+)
 def test_ended_at_every_statement(db, crasher, name, mode):
     one = CASES[name]
     start = Start(one)
@@ -675,6 +92,46 @@ def test_ended_at_every_statement(db, crasher, name, mode):
         if not ended.stopped:
             break
     assert number > 1 or mode == LOST
+
+
+@pytest.mark.skipif(CUT in MODES, reason="there the connection is cut at every statement")
+@pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.lives])
+def test_a_process_outlives_every_failed_statement(db, crasher, name):
+    """Where there is no connection to cut: what it took out of the inbox and could not write is written later."""
+    one = CASES[name]
+    start = Start(one)
+    one.operation(start.world)
+    after = Observer().read()
+    for number in itertools.count(1):
+        world, observer, _ = start.again()
+        sent: list[str] = []
+
+        def fail(execute, sql, params, many, context, number=number, sent=sent):
+            sent.append(sql)
+            if len(sent) == number:
+                raise OperationalError("no answer")
+            return execute(sql, params, many, context)
+
+        failed = False
+        with connections[ALIAS].execute_wrapper(fail):
+            try:
+                one.operation(world)
+            except OperationalError:
+                failed = True
+        assert failed == (number <= len(sent)), "the error was swallowed"
+        if not failed:
+            break
+        assert one.again is not None
+        one.again(world)
+        sessions.drop(connections[ALIAS])
+        here = observer.read()
+        if one.again is one.operation:
+            assert here.tables == after.tables, "run again it has not come to the same"
+        if one.check is not None:
+            one.check(world, here)
+        done = drain(one, world)
+        check_drained(one, world, here, observer.read(), done)
+    assert number > 5
 
 
 def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: Picture, drained: list[Any]) -> Ended:
@@ -711,6 +168,94 @@ def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: P
     return ended
 
 
+OUTLIVED = (
+    "publish with a row",
+    "publish and once more with the same id",
+    "sequence",
+    "acquire by theft",
+    "claim",
+    "claim and flush",
+    "claim, shared",
+    "claim what a vanished subscriber held",
+    "flush all kinds",
+    "flush all kinds, shared",
+    "an atomic handler, ordered",
+    "an atomic handler, shared",
+    "a turn that writes and claims, shared",
+)
+"""What a process does again while its old session lives on."""
+ARRIVES = (*OUTLIVED, "a turn that writes and claims, ordered", "a turn that dead-letters a batch", "the last flush")
+"""Of which the COMMIT arrives late."""
+INHERITED = (
+    "publish with a row",
+    "sequence",
+    "claim and flush",
+    "claim, shared",
+    "flush all kinds, shared",
+    "an atomic handler, ordered",
+)
+"""Where others meet the locks of a host that is gone."""
+IN_NOBODYS_WAY = ("publish with a row", "publish and once more with the same id", "sequence")
+"""A long transaction delays only its own messages; who does not get the mutex goes on."""
+LINGERING = [(name, mode) for mode, names in ((STAYS, OUTLIVED), (LATE, ARRIVES), (GONE, INHERITED)) for name in names]
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize(("name", "mode"), LINGERING)
+def test_the_servers_session_lives_on(db, crasher, name, mode):
+    """The server has not noticed that the client is gone: what the session has locked is locked still.
+
+    Whoever waits for it ends it, as a time-out would.
+    """
+    one = CASES[name]
+    start = Start(one)
+    one.operation(start.world)
+    sessions.drop(connections[ALIAS])
+    after = Observer().read()
+    for number in itertools.count(1):
+        world, observer, first = start.again()
+        ended = crasher.run(mode, number, lambda world=world: one.operation(world))
+        if not ended.stopped:
+            break
+        try:
+            outlive(one, mode, ended, crasher, world, observer, first, after)
+        except BaseException as error:
+            error.add_note(f"{name}, {mode}, statement {number}: {ended.error!r}, sent: " + "\n  ".join(ended.sent))
+            raise
+        finally:
+            waited_for = crasher.release()
+        assert not (waited_for and name in IN_NOBODYS_WAY), f"somebody has waited ({mode}, statement {number})"
+    assert number > 1
+
+
+def outlive(
+    one: Case, mode: str, ended: Ended, crasher: Any, world: World, observer: Observer, first: Picture, after: Picture
+) -> None:
+    """What a process does while its old session lives on, and afterwards; if the process is gone, what others do."""
+    here = observer.read()
+    check_step(one, mode, first, here)
+    check_outcome(one, ended, here, first, after)
+    release = crasher.release
+    if one.again is not None and mode != GONE:
+        (one.again if one.again in (undo, one.operation) else resume)(world)
+        release()
+        if one.again is not undo:  # that has waited; the others may have passed over what was locked
+            one.again(world)
+        sessions.drop(connections[ALIAS])
+        there, here = here, observer.read()
+        check_step(one, mode, there, here)
+        if one.again is one.operation and one.commits == 1:
+            assert here.tables == after.tables, "run again it has not come to the same"
+        if one.check is not None:
+            one.check(world, here)
+        release = None
+    done = drain(one, world, release)
+    end = observer.read()
+    check_drained(one, world, here, end, done)
+    if one.again is None and mode == LATE:
+        assert end.messages == after.messages, "it has arrived and is not there"
+
+
 def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
     """What holds after anything at all."""
     assert not later.broken
@@ -723,7 +268,7 @@ def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
         assert group == "g"
         assert name in one.dead
     # An atomic handler whose connection ends has failed.
-    if mode == KILL or not one.atomic:
+    if mode in (KILL, GONE) or not one.atomic:
         for (group, name), count in later.failures.items():
             lost = count - earlier.failures.get((group, name), 0)
             assert lost <= 0 or (group == "g" and name in one.fails), f"{name} has lost an attempt"
@@ -767,8 +312,11 @@ def never_back(earlier: Places, later: Places) -> None:
         assert later[place][1] >= earlier[place][1], f"the cursor of {place} went back"
 
 
-def drain(one: Case, world: World) -> list[tuple[str, str, int]]:
-    """An hour later a healthy subscriber of both groups handles what there is; returns (group, message, attempt)."""
+def drain(one: Case, world: World, release: Callable[[], object] | None = None) -> list[tuple[str, str, int]]:
+    """An hour later a healthy subscriber of both groups handles what there is; returns (group, message, attempt).
+
+    ``release`` ends what has locked something: first it handles what it can get, then the rest.
+    """
     done: list[tuple[str, str, int]] = []
 
     def note(delivery: Any) -> None:
@@ -778,22 +326,33 @@ def drain(one: Case, world: World) -> list[tuple[str, str, int]]:
 
     known = groups.find(USING, G)
     handlers = (
-        handler(function=note, mode=known.mode if known is not None else world.mode, atomic=one.atomic),
+        handler(
+            function=note,
+            mode=known.mode if known is not None else world.mode,
+            atomic=one.atomic,
+            on_failure="block" if world.strict else "skip",
+        ),
         handler(group="other", function=note),
     )
     clock = Clock()
     clock.advance(3700)
     try:
-        marks: Places = {} if one.forgets else offsets()
         healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
-        quiet = 0
-        while quiet < 2:
-            before = len(done)
-            healthy.step()
-            healthy.work()
-            healthy.flush()
-            never_back(marks, marks := offsets())
-            quiet = quiet + 1 if len(done) == before else 0
+        marks: Places = {} if one.forgets else offsets()
+        for then in (release, None) if release is not None else (None,):
+            quiet = 0
+            while quiet < 2:
+                before = len(done)
+                for work in healthy.poller.works:
+                    work.rests_until = 0.0
+                with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
+                    healthy.step()
+                healthy.work()
+                healthy.flush()
+                never_back(marks, marks := offsets())
+                quiet = quiet + 1 if len(done) == before else 0
+            if then is not None:
+                then()
         for _ in healthy.poller.housekeeping._round():
             pass
         healthy.step()

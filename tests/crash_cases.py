@@ -1,0 +1,626 @@
+"""What the crash harness ends at every statement: operations, and what is particular about each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+from django.test import override_settings
+
+from django_mysqlqueue import publish, publish_many
+from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
+from django_mysqlqueue.service import (
+    claiming,
+    groups,
+    heartbeats,
+    leasing,
+    publishing,
+    retention,
+    scheduling,
+    sequencing,
+    settling,
+    watermarks,
+)
+from django_mysqlqueue.service.claiming import Want
+from django_mysqlqueue.service.deliveries import Kind
+from django_mysqlqueue.service.groups import GroupRef
+from tests.app.models import Effect
+from tests.crash_audit import Picture
+from tests.crash_worlds import (
+    LEASE_MS,
+    REJECT,
+    WHO,
+    G,
+    World,
+    acked_ahead,
+    claimed,
+    collectable,
+    drained,
+    finished,
+    flush,
+    flushed_database,
+    handed_out,
+    inherited,
+    leased,
+    messages,
+    orphaned,
+    registered,
+    retried,
+    scheduled,
+    sequenced,
+    shared,
+    subscribed,
+)
+from tests.crashes import ALIAS, TOPIC
+from tests.harness import USING, lag
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation, and what is particular about it."""
+
+    name: str
+    setup: Callable[[], World]
+    operation: Callable[[World], object]
+    again: Callable[[World], object] | None
+    """What a process that has lived through the error does next."""
+    commits: int | None
+    """1: what has happened is all of it or nothing. None: it is several transactions."""
+    dead: tuple[str, ...]
+    """Messages that it dead-letters."""
+    fails: tuple[str, ...]
+    """Messages that lose an attempt."""
+    unsure: bool
+    """The transaction is the caller's: an error does not say whether it has committed."""
+    atomic: bool
+    """Handlers write their effects in the delivery's transaction, also while the rest is handled."""
+    rerun: bool
+    """After a kill somebody runs it again."""
+    forgets: bool
+    """It forgets what the group has done."""
+    lives: bool
+    """It is about what a process that lives on remembers: a killed one only sends what other cases send."""
+    check: Callable[[World, Picture], None] | None
+
+
+CASES: dict[str, Case] = {}
+SAME = object()
+
+
+def case(
+    name: str,
+    setup: Callable[[], World],
+    *,
+    again: Any = SAME,
+    commits: int | None = 1,
+    dead: tuple[str, ...] = (),
+    fails: tuple[str, ...] = (),
+    unsure: bool = False,
+    atomic: bool = False,
+    rerun: bool = False,
+    forgets: bool = False,
+    lives: bool = False,
+    check: Callable[[World, Picture], None] | None = None,
+) -> Callable[[Callable[[World], object]], Callable[[World], object]]:
+    """Adds a case. ``again``: the operation itself, unless another is given, or None."""
+
+    def add(operation: Callable[[World], object]) -> Callable[[World], object]:
+        then = operation if again is SAME else again
+        assert name not in CASES
+        CASES[name] = Case(
+            name, setup, operation, then, commits, dead, (*dead, *fails), unsure, atomic, rerun, forgets, lives, check
+        )
+        return operation
+
+    return add
+
+
+# publishing and sequencing
+
+
+def is_there(world: World, picture: Picture) -> None:
+    assert picture.messages["a9"] == picture.tables["effects"].count("order a9")
+
+
+@case("publish with a row", registered, again=None, unsure=True, check=is_there)
+def _(world: World) -> None:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="order a9")
+        publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
+
+
+@case("publish alone", registered, again=None, unsure=True)
+def _(world: World) -> None:
+    publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
+
+
+@case("publish and once more with the same id", sequenced, unsure=True, commits=None)
+def _(world: World) -> None:
+    publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
+
+
+@case("publish_many in chunks", registered, again=None, unsure=True)
+def _(world: World) -> None:
+    before, publishing.CHUNK_ROWS = publishing.CHUNK_ROWS, 2
+    try:
+        publish_many(TOPIC, messages("a7", "a8", "a9", "b9"), using=ALIAS)
+    finally:
+        publishing.CHUNK_ROWS = before
+
+
+def is_not_there(world: World, picture: Picture) -> None:
+    assert picture.messages["a9"] == picture.tables["effects"].count("order a9") == 0
+
+
+@case("publish rolled back", registered, again=None, commits=None, check=is_not_there)
+def _(world: World) -> None:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="order a9")
+        publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
+        transaction.set_rollback(True, using=ALIAS)
+
+
+@case("sequence", scheduled)
+def _(world: World) -> None:
+    sequencing.sequence(ALIAS)
+
+
+@case("sequence without the mutex's row", flushed_database)
+def _(world: World) -> None:
+    sequencing.sequence(ALIAS)
+
+
+@case("bring what is scheduled nearer", scheduled)
+def _(world: World) -> None:
+    scheduling.advance(ALIAS, 601_000)
+
+
+# groups, heartbeats, leases
+
+
+@case("register a group", sequenced, unsure=True)  # it reads the row after its transaction
+def _(world: World) -> None:
+    groups.register(ALIAS, GroupRef("new", TOPIC), mode="ordered", start="earliest")
+
+
+@case("change a group's mode", sequenced)
+def _(world: World) -> None:
+    groups.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS)
+
+
+@case("drop a group", acked_ahead, commits=None, rerun=True, forgets=True)
+def _(world: World) -> None:
+    groups.drop(ALIAS, G)
+
+
+@case("beat", leased)
+def _(world: World) -> None:
+    heartbeats.beat(ALIAS, WHO, [G, GroupRef("g", "u")], {})
+
+
+@case("deregister", claimed)
+def _(world: World) -> None:
+    heartbeats.deregister(ALIAS, WHO, [G])
+
+
+@case("forget a heartbeat", claimed)
+def _(world: World) -> None:
+    heartbeats.forget(ALIAS, WHO, [G])
+
+
+def old_beat() -> World:
+    world = claimed()
+    SubscriberHeartbeat.objects.filter(subscriber_name=WHO).update(heartbeat_at=1)
+    return world
+
+
+@case("forget old heartbeats", old_beat)
+def _(world: World) -> None:
+    heartbeats.forget_old(ALIAS)
+
+
+@case("acquire", sequenced)
+def _(world: World) -> None:
+    leasing.acquire(ALIAS, G, WHO, "ab", lease_ms=LEASE_MS)
+
+
+@case("acquire by theft", orphaned, dead=("a1",))
+def _(world: World) -> None:
+    leasing.acquire(ALIAS, G, WHO, "ab", lease_ms=LEASE_MS)
+
+
+@case("verify leases", claimed)
+def _(world: World) -> None:
+    assert leasing.mine(ALIAS, G, WHO, "ab") == {"a", "b"}
+
+
+@case("release", claimed)
+def _(world: World) -> None:
+    leasing.release(ALIAS, G, WHO, "ab")
+
+
+@case("drop drained leases", drained)
+def _(world: World) -> None:
+    leasing.drop_drained(ALIAS, G, WHO, "ab")
+
+
+@case("create offsets rows", sequenced)
+def _(world: World) -> None:
+    watermarks.create_missing(ALIAS, G, "ab")
+
+
+# claims
+
+
+def undo(world: World) -> None:
+    claiming.undo(ALIAS, G, world.token)
+
+
+def is_undone(world: World, picture: Picture) -> None:
+    """A process that has undone a claim holds nothing of it (one that was killed does not say what its token was)."""
+    assert not DeliveryState.objects.filter(delivery_token=world.token, acked=False).exclude(delivery_token=0).exists()
+
+
+def take(world: World, *wants: Want, **options: Any) -> None:
+    world.token = claiming.new_token()
+    claiming.claim(ALIAS, world.claimant(), wants, token=world.token, **options)
+
+
+@case("claim", leased, again=undo, check=is_undone)
+def _(world: World) -> None:
+    take(world, Want("a", look_at=2), Want("b", look_at=10))
+
+
+@case("claim and flush", drained, again=undo, check=is_undone, fails=("b2",))
+def _(world: World) -> None:
+    take(world, Want("a", look_at=2), outcomes=world.ends(Kind.ACK, "b1") + world.ends(Kind.NACK, "b2", error="no"))
+
+
+@case("claim what a vanished subscriber held", inherited, again=undo, check=is_undone, dead=("a1",))
+def _(world: World) -> None:
+    take(world, *(Want(key, due=tuple(at for name, at in world.places.items() if name[0] == key)) for key in "ab"))
+
+
+def unclaimed() -> World:
+    world = sequenced("shared")
+    watermarks.create_missing(USING, G, "ab")
+    return world
+
+
+@case("claim, shared", unclaimed, again=undo, check=is_undone)
+def _(world: World) -> None:
+    take(world, Want("a", look_at=2), Want("b", look_at=10))
+
+
+@case(
+    "claim what a vanished subscriber held, shared",
+    lambda: orphaned("shared"),
+    again=undo,
+    check=is_undone,
+    dead=("a1",),
+)
+def _(world: World) -> None:
+    take(world, max_due=10)
+
+
+@case("undo a claim", claimed)
+def _(world: World) -> None:
+    claiming.undo(ALIAS, G, world.held["a1"].token)
+
+
+# settling
+
+
+def flush_case(name: str, setup: Callable[[], World], *ends: tuple[Any, ...], dead: tuple[str, ...] = ()) -> None:
+    """``ends``: what becomes of which messages, and how."""
+    fails = tuple(name for kind, names, _ in ends if kind is Kind.NACK for name in names)
+
+    @case(name, setup, dead=dead, fails=fails)
+    def _(world: World) -> None:
+        outcomes = [one for kind, names, options in ends for one in world.ends(kind, *names, **options)]
+        settling.flush(ALIAS, G, outcomes, max_attempts=5, shared=world.mode == "shared", also="ab")
+
+
+flush_case("flush acks at the head", claimed, (Kind.ACK, ("a1", "a2", "b1"), {}))
+flush_case("flush acks behind an unsettled message", claimed, (Kind.ACK, ("a2", "a4", "b2"), {}))
+flush_case("flush the ack that others wait for", acked_ahead, (Kind.ACK, ("a1",), {}))
+flush_case("flush nacks", claimed, (Kind.NACK, ("a1", "b2"), {"delay_ms": 600_000, "error": "no"}))
+flush_case("flush snoozes", claimed, (Kind.SNOOZE, ("a1", "b2"), {"delay_ms": 600_000}))
+flush_case("flush what never started", claimed, (Kind.GIVE_BACK, ("a3", "a4", "b2"), {}))
+flush_case("flush a reject", claimed, (Kind.REJECT, ("a1", "b1"), {"error": "no"}), dead=("a1", "b1"))
+flush_case("flush last attempts", retried, (Kind.NACK, ("a1", "b2"), {"error": "no"}), dead=("a1", "b2"))
+MIXED = (
+    (Kind.ACK, ("a1", "b2"), {}),
+    (Kind.NACK, ("a2",), {"delay_ms": 600_000, "error": "no"}),
+    (Kind.REJECT, ("a3",), {"error": "no"}),
+    (Kind.GIVE_BACK, ("a4",), {}),
+    (Kind.SNOOZE, ("b1",), {"delay_ms": 600_000}),
+)
+flush_case("flush all kinds", claimed, *MIXED, dead=("a3",))
+flush_case("flush all kinds, shared", shared, *MIXED, dead=("a3",))
+
+
+def abandoned() -> World:
+    """A handler acked in its transaction; the process vanished before the watermark moved."""
+    world = claimed()
+    DeliveryState.objects.filter(consumer_group="g", message_offset=world.held["a1"].offset).update(acked=True)
+    return world
+
+
+@case("sweep", abandoned)
+def _(world: World) -> None:
+    watermarks.sweep(ALIAS, G, "ab")
+
+
+@case("put a start on record", claimed, fails=("a1",))
+def _(world: World) -> None:
+    settling.record_start(ALIAS, world.held["a1"])
+
+
+@case("extend", shared)
+def _(world: World) -> None:
+    settling.extend(ALIAS, world.held["a1"], milliseconds=3_600_000, shared=True)
+
+
+@case("extend all", shared)
+def _(world: World) -> None:
+    settling.extend_all(ALIAS, G, list(world.held.values()), milliseconds=3_600_000)
+
+
+@case("ack in a transaction", claimed, again=None, unsure=True)
+def _(world: World) -> None:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="a1")
+        settling.ack_here(ALIAS, world.held["a1"])
+
+
+@case("settle in a transaction", claimed, again=None, unsure=True, dead=("b1",))
+def _(world: World) -> None:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="a1")
+        settling.settle_here(ALIAS, [world.held["a1"], world.held["a2"]], [(world.held["b1"], "no")])
+
+
+# GC
+
+
+@case("collect", collectable, commits=None)
+def _(world: World) -> None:
+    with override_settings(MYSQLQUEUE={"RETENTION": 0}):
+        retention.collect(ALIAS)
+
+
+# handlers and whole subscribers
+
+
+def handle(world: World) -> None:
+    """Runs everything in the inbox; outcomes that the commit left unknown are flushed with the rest."""
+    assert world.sub is not None
+    world.sub.work()
+    world.sub.flush()
+
+
+def resume(world: World) -> None:
+    """What the poller does after a database error."""
+    assert world.sub is not None
+    world.sub.poller.start_anew()
+    for work in world.sub.poller.works:
+        work.rests_until = 0.0  # after a turn that failed
+    world.sub.heart.beat()
+    world.sub.settle()
+
+
+def carry_on(world: World) -> None:
+    """A process that lives on needs nobody else, and no time-out to run out."""
+    resume(world)
+    assert lag() == 0
+
+
+for _mode in ("ordered", "shared"):
+
+    @case(
+        f"an atomic handler, {_mode}",
+        lambda mode=_mode: handed_out(mode),
+        again=carry_on,
+        commits=None,
+        dead=("b1",),
+        fails=("a2",),
+        atomic=True,
+    )
+    def _(world: World) -> None:
+        handle(world)
+
+    @case(
+        f"a subscriber's turn, {_mode}",
+        lambda mode=_mode: subscribed(mode),
+        again=carry_on,
+        commits=None,
+        dead=("b1",),
+        fails=("a2",),
+        atomic=True,
+    )
+    def _(world: World) -> None:
+        assert world.sub is not None
+        world.sub.step()
+
+
+@case("a subscriber leaves", handed_out, again=resume, commits=None, dead=("b1",), fails=("a2",), atomic=True)
+def _(world: World) -> None:
+    assert world.sub is not None
+    world.sub.work(1)
+    world.sub.leave()
+
+
+# outcomes that a turn could not write
+
+
+def turn(world: World) -> None:
+    """Writes what is to be written and claims what there is room for."""
+    assert world.sub is not None
+    world.sub.poller.works[0].turn()
+
+
+def carry_on_and_forget_nothing(*starts: str) -> Callable[[World], None]:
+    """As ``carry_on``; in the end the handlers have been called with these, each so often."""
+
+    def carry(world: World) -> None:
+        carry_on(world)
+        assert Counter(world.starts) == Counter(starts), "an outcome was lost, or written twice"
+
+    return carry
+
+
+FIVE = ("a1", "a2", "a3", "b1", "b2")
+ALL_ENDS = {"a2": ("nack",), "b1": REJECT, "b2": ("snooze",)}
+CALLS = (*FIVE, "a2", "b2")
+
+
+KINDS: dict[str, Any] = {"dead": ("b1",), "fails": ("a2",)}
+LIVES: dict[str, Any] = {"lives": True, **KINDS}
+
+for _mode in ("ordered", "shared"):
+    case(
+        f"a turn that writes, {_mode}",
+        lambda mode=_mode: finished(mode, ALL_ENDS, FIVE, atomic=False),
+        again=carry_on_and_forget_nothing(*CALLS),
+        **LIVES,
+    )(turn)
+    case(
+        f"a turn that writes and claims, {_mode}",
+        lambda mode=_mode: finished(mode, ALL_ENDS, FIVE, atomic=False, more=("a4", "b3")),
+        again=carry_on_and_forget_nothing(*CALLS, "a4", "b3"),
+        commits=None,
+        **LIVES,
+    )(turn)
+
+
+@case("the last flush", lambda: finished("ordered", ALL_ENDS, FIVE, atomic=False), **LIVES)
+def _(world: World) -> None:
+    assert world.sub is not None
+    world.sub.flush()
+
+
+# batches
+
+BATCH = {"batch": True, "batch_size": 10}
+
+case(
+    "an atomic batch",
+    lambda: handed_out("ordered", {"a2": ("nack",), "b1": REJECT}, FIVE, **BATCH),
+    again=carry_on,
+    commits=None,
+    atomic=True,
+    **KINDS,
+)(handle)
+case(
+    "a turn after an atomic batch",
+    lambda: finished("ordered", ALL_ENDS, FIVE, more=("a4", "b3"), **BATCH),
+    again=carry_on_and_forget_nothing(*CALLS, "a4", "b3"),
+    commits=None,
+    atomic=True,
+    **LIVES,
+)(turn)
+case(
+    "a turn that dead-letters a batch",
+    lambda: finished("ordered", {"a1": ("raise",)}, atomic=False, max_attempts=1, **BATCH),
+    again=carry_on_and_forget_nothing("a1"),
+    dead=("a1", "a2", "b1"),
+    lives=True,
+)(turn)
+
+
+# strict order
+
+
+def in_order(world: World, picture: Picture) -> None:
+    """Nothing has started before what is before it had ended."""
+    for key in "ab":
+        starts = [name for name in world.starts if name[0] == key]
+        assert starts == sorted(starts), "out of order"
+
+
+def took_effect_in_order(world: World, picture: Picture) -> None:
+    """A batch starts its messages together; what it has settled of a partition is a beginning of it."""
+    for key in "ab":
+        effects = Effect.objects.filter(name__startswith=key).order_by("id").values_list("name", flat=True)
+        assert list(effects) == sorted(effects), "out of order"
+
+
+def turns(world: World) -> None:
+    """One writes the failure and gives back what was claimed behind it, the next one claims what may come now."""
+    turn(world)
+    turn(world)
+
+
+FOUR = ("a1", "a2", "a3", "b1")
+
+
+def strict(ends: Mapping[str, Sequence[str]], **options: Any) -> Callable[[], World]:
+    """The head of partition a has failed."""
+    return lambda: finished("ordered", ends, FOUR, atomic=False, on_failure="block", **options)
+
+
+case(
+    "a strict head fails",
+    strict({"a1": ("raise", "raise")}, more=("a4",)),
+    again=carry_on_and_forget_nothing("a1", "a1", *FOUR, "a4"),
+    commits=None,
+    fails=("a1",),
+    lives=True,
+    check=in_order,
+)(turns)
+case(
+    "a strict head fails for good",
+    strict({"a1": ("raise",)}, more=("a4",), max_attempts=1),
+    again=carry_on_and_forget_nothing(*FOUR, "a4"),
+    commits=None,
+    dead=("a1",),
+    check=in_order,
+)(turns)
+case(
+    "a strict batch puts off its end",
+    lambda: handed_out("ordered", {"a2": ("nack",), "a3": ("snooze",)}, FOUR, on_failure="block", **BATCH),
+    again=carry_on,
+    commits=None,
+    fails=("a2",),
+    atomic=True,
+    check=took_effect_in_order,
+)(handle)
+
+
+def only_the_head(world: World, picture: Picture) -> None:
+    """The head's backoff is not over, so nothing else of its partition has started."""
+    assert [name for name in world.starts if name[0] == "a"] == ["a1"]
+
+
+case(
+    "a strict head waits",
+    strict({"a1": ("wait",)}, more=("a4", "b2")),
+    again=resume,
+    commits=None,
+    fails=("a1",),
+    lives=True,
+    check=only_the_head,
+)(turns)
+
+
+def put_off() -> World:
+    """The head of partition a waits out a backoff; what was claimed behind it was given back."""
+    world = claimed()
+    world.strict = True
+    flush(G, world.ends(Kind.NACK, "a1", delay_ms=600_000) + world.ends(Kind.GIVE_BACK, "a2", "a3", "a4", "b2"))
+    return world
+
+
+def behind_nothing(world: World, picture: Picture) -> None:
+    held = {name for (group, _, name), (_, _, who, *_) in picture.tables["state"].items() if group == "g" and who}
+    assert held <= {"b1", "b2"}
+
+
+@case("claim behind a head that waits", put_off, again=undo, check=behind_nothing)
+def _(world: World) -> None:
+    at = {name: one.offset for name, one in world.held.items()}
+    take(world, Want("a", due=tuple(at[name] for name in ("a1", "a2", "a3", "a4"))), Want("b", due=(at["b2"],)))

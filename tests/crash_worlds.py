@@ -1,0 +1,252 @@
+"""What the operations start from that the crash harness ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, Sequencer
+from django_mysqlqueue.service import (
+    claiming,
+    groups,
+    heartbeats,
+    leasing,
+    settling,
+    watermarks,
+)
+from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+from tests.app.models import Effect
+from tests.crashes import TOPIC
+from tests.harness import USING, Sub, handler, sequence
+
+G = GroupRef("g", TOPIC)
+OTHER = GroupRef("other", TOPIC)
+"""A bystander: whatever is done to the other group changes nothing of this one's."""
+NAMES = ("a1", "a2", "a3", "a4", "b1", "b2")
+"""A message is its key and a number; it is its own id and payload."""
+WHO = "operator"
+LEASE_MS = 30_000
+
+
+@dataclass
+class World:
+    """What a case starts from and keeps in memory."""
+
+    mode: str = "ordered"
+    held: dict[str, Claimed] = field(default_factory=dict)
+    """What the subscriber has claimed."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Message → its offset."""
+    token: int = 0
+    sub: Sub | None = None
+    strict: bool = False
+    """Nothing of a partition starts before what is before it has ended."""
+    starts: list[str] = field(default_factory=list)
+    """What the subscriber's handlers were called with, as far as this process knows."""
+
+    def claimant(self, who: str = WHO) -> Claimant:
+        return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None, strict=self.strict)
+
+    def ends(self, kind: Kind, *names: str, **options: Any) -> list[Outcome]:
+        return [Outcome(self.held[name], kind, **options) for name in names]
+
+
+def messages(*names: str, **options: Any) -> list[Message]:
+    return [Message(name, key=name[0], id=name, **options) for name in names]
+
+
+def claim(ref: GroupRef, mode: str, who: str, keys: str = "ab") -> dict[str, Claimed]:
+    """Takes everything there is, as a subscriber of that name."""
+    heartbeats.beat(USING, who, [ref], {})
+    if mode == "ordered":
+        assert leasing.acquire(USING, ref, who, keys, lease_ms=LEASE_MS).held == set(keys)
+    watermarks.create_missing(USING, ref, keys)
+    claimant = Claimant(ref, who, 5, 60_000 if mode == "shared" else None)
+    wants = [Want(key, look_at=10) for key in keys]
+    found = claiming.claim(USING, claimant, wants, token=claiming.new_token()).deliveries
+    bodies = claiming.bodies(USING, [delivery.offset for delivery in found])
+    return {bodies[delivery.offset].message_id: delivery for delivery in found}
+
+
+def flush(ref: GroupRef, outcomes: list[Outcome]) -> None:
+    settling.flush(USING, ref, outcomes, max_attempts=5, shared=False)
+
+
+def registered(mode: str = "ordered", names: tuple[str, ...] = NAMES) -> World:
+    """Two groups and what has been published, not sequenced yet."""
+    groups.register(USING, OTHER, mode="ordered", start="earliest")
+    groups.register(USING, G, mode=mode, start="earliest")
+    publish_many(TOPIC, messages(*names))
+    return World(mode)
+
+
+def sequenced(mode: str = "ordered") -> World:
+    """The bystander has claimed partition a and acked its second message."""
+    world = registered(mode)
+    sequence()
+    theirs = claim(OTHER, "ordered", "bystander", "a")
+    flush(OTHER, [Outcome(theirs["a2"], Kind.ACK)])
+    world.places = {name: delivery.offset for name, delivery in theirs.items()}
+    return world
+
+
+def claimed(mode: str = "ordered") -> World:
+    """The subscriber holds everything."""
+    world = sequenced(mode)
+    world.held = claim(G, mode, WHO)
+    return world
+
+
+def shared() -> World:
+    return claimed("shared")
+
+
+def retried() -> World:
+    """As ``claimed``, and all have used up their attempts but the one that now runs."""
+    world = claimed()
+    DeliveryState.objects.filter(consumer_group="g").update(retry_count=4)
+    world.held = {name: one._replace(attempt=5) for name, one in world.held.items()}
+    return world
+
+
+def acked_ahead() -> World:
+    """As ``claimed``; all but the first of partition a is acked, which the watermark cannot pass yet."""
+    world = claimed()
+    flush(G, world.ends(Kind.ACK, "a2", "a3"))
+    return world
+
+
+def leased() -> World:
+    """The subscriber holds the leases; nothing is claimed."""
+    world = sequenced()
+    heartbeats.beat(USING, WHO, [G], {})
+    leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS)
+    watermarks.create_missing(USING, G, "ab")
+    return world
+
+
+def orphaned(mode: str = "ordered") -> World:
+    """Another has claimed everything and vanished; a1 has used up its attempts."""
+    world = sequenced(mode)
+    world.held = claim(G, mode, "vanished")
+    world.places = {name: delivery.offset for name, delivery in world.held.items()}
+    heartbeats.deregister(USING, "vanished", [G])
+    DeliveryState.objects.filter(consumer_group="g").update(invisible_until=1)
+    DeliveryState.objects.filter(consumer_group="g", message_offset=world.places["a1"]).update(retry_count=5)
+    heartbeats.beat(USING, WHO, [G], {})
+    return world
+
+
+def inherited() -> World:
+    """As ``orphaned``, and the subscriber has taken the leases."""
+    world = orphaned()
+    assert leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS).held == {"a", "b"}
+    return world
+
+
+def drained() -> World:
+    """Partition a is settled by the group; its lease is still there."""
+    world = claimed()
+    flush(G, world.ends(Kind.ACK, "a1", "a2", "a3", "a4"))
+    return world
+
+
+def collectable() -> World:
+    """Partition a is settled by both groups, b by one."""
+    world = drained()
+    flush(G, world.ends(Kind.ACK, "b1", "b2"))
+    theirs = claim_again(OTHER, "bystander")
+    flush(OTHER, [Outcome(delivery, Kind.ACK) for delivery in theirs])
+    return world
+
+
+def claim_again(ref: GroupRef, who: str) -> list[Claimed]:
+    """What the subscriber of that name holds, with the tokens that it has."""
+    rows = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by=who, acked=False)
+    places = rows.values_list("partition_key", "message_offset", "delivery_token")
+    return [Claimed(ref, key, offset, token, 1, suspect=False, size=2) for key, offset, token in places]
+
+
+def scheduled() -> World:
+    """What is due now, what has come due, a repeat of an id, and what waits."""
+    world = sequenced()
+    publish_many(TOPIC, messages("a5", "b3", "a1"))
+    publish_many(TOPIC, messages("a6", "b4", delay=600))
+    OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
+    return world
+
+
+def flushed_database() -> World:
+    """A test's flush has deleted the sequencer's row."""
+    world = registered()
+    Sequencer.objects.all().delete()
+    return world
+
+
+REJECT = ("reject",) * 9
+ENDS = {"a2": ("raise",), "b1": REJECT}
+"""What becomes of a message when it is started for the first, the second, … time; then it is acked."""
+
+
+def subscribed(
+    mode: str = "ordered",
+    ends: Mapping[str, Sequence[str]] = ENDS,
+    names: tuple[str, ...] = ("a1", "a2", "b1"),
+    *,
+    atomic: bool = True,
+    **options: Any,
+) -> World:
+    """A subscriber that has not looked yet. An atomic handler writes what it has acked."""
+    world = registered(mode, names)
+    world.strict = options.get("on_failure") == "block"
+
+    def act(delivery: Any) -> None:
+        assert world.sub is not None
+        name = delivery.payload
+        end = ends.get(name, ())[world.starts.count(name) :][:1]
+        world.starts.append(name)
+        match end:
+            case ("nack",):
+                delivery.nack(reason="no")
+            case ("wait",):
+                delivery.nack(600, reason="not yet")
+            case ("snooze",):
+                delivery.snooze(0)
+            case ("reject",):
+                delivery.reject("no")
+            case _:
+                if atomic:
+                    Effect.objects.using(world.sub.using).create(name=name)
+                if end:
+                    raise ValueError("no")
+
+    def act_on_all(deliveries: Any) -> None:
+        for delivery in deliveries:
+            act(delivery)
+
+    function = act_on_all if options.get("batch") else act
+    world.sub = Sub(handler(function=function, mode=mode, atomic=atomic, **options), name=WHO)
+    return world
+
+
+def handed_out(mode: str = "ordered", *args: Any, **options: Any) -> World:
+    """As ``subscribed``, with everything in its inbox."""
+    world = subscribed(mode, *args, **options)
+    assert world.sub is not None
+    world.sub.step()
+    return world
+
+
+def finished(mode: str = "ordered", *args: Any, more: tuple[str, ...] = (), **options: Any) -> World:
+    """As ``handed_out``, and the handlers have run: what came of it is to be written, and ``more`` to be claimed."""
+    world = handed_out(mode, *args, **options)
+    assert world.sub is not None
+    world.sub.work()
+    if more:
+        publish_many(TOPIC, messages(*more))
+        world.sub.poller._poll()
+    return world
