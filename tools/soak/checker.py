@@ -26,7 +26,7 @@ def check(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
         check_offsets(evidence),
         check_publishing_order(evidence),
         check_identity(evidence),
-        timeline.check_waiting(evidence, groups),
+        *timeline.check_waiting(evidence, groups),
     ]
     for group in groups:
         verdicts += [check_handled(evidence, group), check_dead_letters(evidence, group)]

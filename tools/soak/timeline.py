@@ -156,12 +156,14 @@ def _shown(step: Step) -> str:
     return f"{step.message_id} at {step.offset} of {step.key}"
 
 
-def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> Verdict:
-    """Nothing that was committed waits for long, where nothing was done that explains it.
+def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
+    """Nothing that was committed waits for long, and no partition stands still while something waits in it.
 
-    Seconds in which the server was away or a subscriber was frozen do not
-    count, nor do those of a lease after the server came back. Scheduled
-    messages have a time of their own.
+    The first is also broken where a partition gets more than is taken from
+    it; the second, counted from when the message before in the partition had
+    started, only where it is forgotten. Seconds in which the server was away or
+    a subscriber was frozen do not count, nor do those of a lease after the
+    server came back. Scheduled messages have a time of their own.
     """
     committed = _committed(evidence)
     excused = _merged(
@@ -170,22 +172,50 @@ def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> Verdict:
         if one.kind in AWAY | FREEZES - {plan.FREEZE_PUBLISHER}
     )
     waits: list[tuple[float, float, str]] = []
+    stops: list[tuple[float, float, str]] = []
+
+    def net(since: float, to: float) -> float:
+        return to - since - sum(max(0.0, min(to, end) - max(since, begin)) for begin, end in excused)
+
     for group in groups:
         seen: set[str] = set()
+        before: dict[str, float] = {}
         for step in starts_of(evidence, group):
-            if step.message_id in seen or step.message_id not in committed:
+            if step.message_id in seen:
                 continue
             seen.add(step.message_id)
-            began = committed[step.message_id]
-            away = sum(max(0.0, min(step.at, to) - max(began, since)) for since, to in excused)
-            waits.append((step.at - began - away, step.at - began, f"{group.name}: {_shown(step)}"))
-    longest = max((net for net, _, _ in waits), default=0.0)
-    with_outages = max((gross for _, gross, _ in waits), default=0.0)
-    return verdict(
-        "nothing waits for long",
-        f"{len(waits)} first starts; the longest wait {longest:.1f} s, with outages {with_outages:.1f} s",
-        (f"{what} started {net:.1f} s after its commit" for net, _, what in waits if net > LONGEST_WAIT),
-    )
+            since = committed.get(step.message_id, step.at)
+            stopped = max(since, before.get(step.key, since))
+            before[step.key] = step.at
+            what = f"{group.name}: {_shown(step)}"
+            waits.append((net(since, step.at), step.at - since, what))
+            stops.append((net(stopped, step.at), step.at - stopped, what))
+    return [
+        verdict(
+            "nothing waits for long",
+            _longest(waits),
+            (
+                f"{what} started {seconds:.1f} s after its commit"
+                for seconds, _, what in waits
+                if seconds > LONGEST_WAIT
+            ),
+        ),
+        verdict(
+            "no partition stands still",
+            _longest(stops),
+            (
+                f"{what} started after a pause of {seconds:.1f} s"
+                for seconds, _, what in stops
+                if seconds > LONGEST_WAIT
+            ),
+        ),
+    ]
+
+
+def _longest(times: Sequence[tuple[float, float, str]]) -> str:
+    seconds = max((one[0] for one in times), default=0.0)
+    with_outages = max((one[1] for one in times), default=0.0)
+    return f"{len(times)} first starts, the longest after {seconds:.1f} s, with outages {with_outages:.1f} s"
 
 
 def _committed(evidence: Evidence) -> dict[str, float]:
