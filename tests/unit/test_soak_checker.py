@@ -15,14 +15,18 @@ import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.append(str(TOOLS))
-from soak import checker, logs, plan, records  # noqa: E402
-from soak.checker import Collected, DeadLetter, Entry, Evidence, Leftovers  # noqa: E402
+from soak import checker, logs, plan, records, timeline  # noqa: E402
+from soak.facts import Collected, DeadLetter, Entry, Evidence, Leftovers, Progress, Trouble  # noqa: E402
 from soak.records import Step, Transaction  # noqa: E402
 
 GROUPS = {group.name: group for group in plan.GROUPS}
 KEYS = ("a", "b", "c")
 TOTAL = 1500
 """Enough that every group has messages of every fate."""
+ONE, OTHER = "1-a", "2-b"
+"""Processes."""
+BEGAN = 1000.0
+"""When the first message was committed; one is handled every tenth of a second."""
 
 
 def name(number):
@@ -39,7 +43,8 @@ def run_of(group):
         for attempt in range(1, attempts + 1):
             failed = what == plan.POISON or attempt < attempts
             end = records.FAILED if failed else records.REJECTED if what == plan.REJECT else records.DONE
-            steps += [Step(verb, message_id, key, offset, attempt) for verb in (records.STARTED, end)]
+            at = BEGAN + number / 10 + attempt / 1000
+            steps += [Step(verb, message_id, key, offset, attempt, at, ONE) for verb in (records.STARTED, end)]
         if plan.is_for_the_dlq(group.name, message_id):
             dead.append(DeadLetter(message_id, group.name, attempts, "Planned: no"))
         if what != plan.POISON and group.atomic:
@@ -53,7 +58,7 @@ def evidence():
     return Evidence(
         ledger=[Entry(name(n), "p", n, KEYS[n % 3], scheduled=False, at=1000.0 + n) for n in range(TOTAL)],
         transactions=[
-            Transaction(records.COMMITTED, "p", 0, TOTAL),
+            *(Transaction(records.COMMITTED, "p", n, n + 1, at=BEGAN + n / 10) for n in range(TOTAL)),
             Transaction(records.ROLLED_BACK, "p", TOTAL, TOTAL + 3),
             Transaction(records.UNKNOWN, "p", TOTAL + 3, TOTAL + 4, "OperationalError: (2006, '')"),
         ],
@@ -70,6 +75,10 @@ def violations(evidence):
 def with_steps(evidence, group, change):
     steps = list(evidence.steps[group])
     return dataclasses.replace(evidence, steps={**evidence.steps, group: change(steps)})
+
+
+def with_trouble(evidence, kind=plan.KILL_SUBSCRIBER, since=BEGAN, until=BEGAN + TOTAL, pid=1):
+    return dataclasses.replace(evidence, troubles=[*evidence.troubles, Trouble(kind, since, until, pid)])
 
 
 def a_message(group, fate=plan.FINE, after=0):
@@ -153,7 +162,7 @@ def test_a_repeated_start_after_a_take_over_is_no_violation(evidence):
         here = place(steps, a_message("skip", after=30), records.DONE) + 1
         return steps[:here] + steps[here - 8 : here] + steps[here:]
 
-    assert violations(with_steps(evidence, "skip", again)) == {}
+    assert violations(with_trouble(with_steps(evidence, "skip", again))) == {}
 
 
 def test_strict_order_waits_for_the_end_of_what_failed(evidence):
@@ -172,12 +181,13 @@ def test_strict_order_waits_for_the_end_of_what_failed(evidence):
 
 
 def test_strict_order_lets_what_used_up_its_attempts_go(evidence):
-    """Also where the last attempt was lost and no end is on record."""
-    poison = name(a_message("strict", plan.POISON))
+    """Also where the last attempt was lost with its process and no end is on record."""
+    number = a_message("strict", plan.POISON)
+    poison = name(number)
 
     def lose_the_end(steps):
         return [
-            step
+            dataclasses.replace(step, process=OTHER) if step.offset > number + 1 else step
             for step in steps
             if not (step.message_id == poison and step.verb == records.FAILED and step.attempt == plan.MAX_ATTEMPTS)
         ]
@@ -225,7 +235,7 @@ def test_a_rollback_that_was_none(evidence):
 def test_a_repeat_that_was_not_dropped(evidence):
     again = [Step(verb, name(5), KEYS[5 % 3], 9999, 1) for verb in (records.STARTED, records.DONE)]
     found = violations(with_steps(evidence, "skip", lambda steps: steps + again))
-    assert found == {"one place in the log for each message": (f"{name(5)} is at the offsets [6, 9999]",)}
+    assert found["one place in the log for each message"] == (f"{name(5)} is at the offsets [6, 9999]",)
 
 
 def test_offsets_out_of_publishing_order(evidence):
@@ -242,6 +252,211 @@ def test_offsets_out_of_publishing_order(evidence):
     assert list(violations(broken)) == ["offsets in the order of publishing"]
     scheduled = [dataclasses.replace(entry, scheduled=entry.message_id in swapped) for entry in evidence.ledger]
     assert violations(dataclasses.replace(broken, ledger=scheduled)) == {}
+
+
+# -- when, where, what --------------------------------------------------------
+
+
+def samples(group, *seen):
+    """Of one partition, ``a``: (time, watermark) each."""
+    return [Progress(at, {(group, "a"): (watermark, watermark, 1)}) for at, watermark in seen]
+
+
+def again(number, at, process=ONE, verbs=(records.STARTED, records.DONE)):
+    """A message of the partition ``a`` is handled once more."""
+    assert KEYS[number % 3] == "a"
+    return [Step(verb, name(number), "a", number + 1, 1, at, process) for verb in verbs]
+
+
+def fine_messages(group, count, fates=(plan.FINE,)):
+    found = [n for n in range(0, TOTAL, 3) if plan.fate(group, name(n)) in fates]
+    return found[:count]
+
+
+@pytest.mark.parametrize("group", ["skip", "shared", "atomic"])
+def test_what_was_settled_starts_again(evidence, group):
+    """However much went on meanwhile: the watermark had passed it."""
+    (number,) = fine_messages(group, 1)
+    seen = samples(group, (BEGAN + 100, 0), (BEGAN + 200, 300), (BEGAN + 205, 0), (BEGAN + 210, 0))
+    broken = with_trouble(
+        with_steps(evidence, group, lambda steps: steps + again(number, BEGAN + 215)),
+        kind=plan.CUT,
+        until=BEGAN + 1000,
+        pid=0,
+    )
+    check = f"{group}: nothing was handled after it was settled"
+    assert violations(dataclasses.replace(broken, progress=seen)) == {
+        check: (f"{name(number)} at {number + 1} of a started 15.0 s after it was settled",)
+    }
+    # Not clearly later; another group's watermark; another partition's.
+    assert violations(dataclasses.replace(broken, progress=samples(group, (BEGAN + 213.5, 300)))) == {}
+    assert violations(dataclasses.replace(broken, progress=samples("strict", (BEGAN + 200, 300)))) == {}
+    elsewhere = [Progress(BEGAN + 200, {(group, "b"): (300, 300, 1)})]
+    assert violations(dataclasses.replace(broken, progress=elsewhere)) == {}
+
+
+def test_a_thawed_process_makes_the_calls_that_it_was_about_to_make(evidence):
+    numbers = fine_messages("shared", timeline.THREADS + 1)
+    frozen = Trouble(plan.FREEZE_SUBSCRIBER, BEGAN + 192, BEGAN + 200, 2)
+
+    def found(count, at, process=OTHER):
+        late = [step for n, number in enumerate(numbers[:count]) for step in again(number, at + n / 100, process)]
+        more = with_trouble(with_steps(evidence, "shared", lambda steps: steps + late), kind=plan.CUT, pid=0)
+        seen = samples("shared", (BEGAN + 195, 300))
+        return list(violations(dataclasses.replace(more, progress=seen, troubles=[*more.troubles, frozen])))
+
+    check = ["shared: nothing was handled after it was settled"]
+    assert found(timeline.THREADS, BEGAN + 200.1) == []
+    assert found(timeline.THREADS + 1, BEGAN + 200.1) == check
+    assert found(1, BEGAN + 203) == check
+    assert found(1, BEGAN + 200.1, ONE) == check
+
+
+@pytest.mark.parametrize("group", ["skip", "strict", "shared", "atomic", "batch"])
+def test_all_is_handled_again_and_again(evidence, group):
+    broken = with_steps(evidence, group, lambda steps: steps * 50)
+    assert f"{group}: handled again only after a loss" in violations(broken)
+
+
+def test_what_explains_that_a_message_is_handled_again(evidence):
+    (number,) = fine_messages("shared", 1, fates=(plan.FINE,))
+    at = BEGAN + number / 10
+    once_more = with_steps(evidence, "shared", lambda steps: steps + again(number, at + 20, OTHER))
+    check = ["shared: handled again only after a loss"]
+
+    def found(*trouble):
+        return list(violations(with_trouble(once_more, *trouble)))
+
+    assert found(plan.KILL_SUBSCRIBER, at + 5, at + 5, 1) == []
+    assert found(plan.KILL_SUBSCRIBER, at + 5, at + 5, 3) == check
+    assert found(plan.KILL_SUBSCRIBER, at - 5, at - 5, 1) == check
+    assert found(plan.KILL_SUBSCRIBER, at + 21, at + 21, 1) == check
+    assert found(plan.FREEZE_SUBSCRIBER, at + 5, at + 15, 2) == []
+    assert found(plan.CRASH, at - 5, at - 4, 0) == []
+    assert found(plan.CRASH, at - 60, at - 50, 0) == check
+
+
+def test_more_attempts_than_there_are(evidence):
+    (number,) = fine_messages("skip", 1, fates=(plan.POISON,))
+    more = [dataclasses.replace(step, attempt=plan.MAX_ATTEMPTS + 1) for step in again(number, BEGAN + 500)]
+    found = violations(with_steps(evidence, "skip", lambda steps: steps + more[:1]))
+    assert list(found) == ["skip: handled again only after a loss"]
+
+
+def test_a_wrong_partition(evidence):
+    ids = {name(number) for number in fine_messages("skip", 2)}
+
+    def elsewhere(steps):
+        return [dataclasses.replace(step, key="other") if step.message_id in ids else step for step in steps]
+
+    found = violations(with_steps(evidence, "skip", elsewhere))
+    assert list(found) == ["each in its partition, with its payload"]
+    assert len(found["each in its partition, with its payload"]) == 2
+
+
+@pytest.mark.parametrize("verb", [records.WRONG, records.AGAIN])
+def test_a_wrong_payload(evidence, verb):
+    (number,) = fine_messages("skip", 1)
+    said = again(number, BEGAN + 500, verbs=[verb])
+    broken = with_steps(evidence, "skip", lambda steps: steps + said)
+    assert list(violations(broken)) == ["each in its partition, with its payload"]
+    # A repeat comes before what was scheduled; never another's payload.
+    entries = [dataclasses.replace(entry, scheduled=entry.number == number) for entry in evidence.ledger]
+    assert bool(violations(dataclasses.replace(broken, ledger=entries))) == (verb == records.WRONG)
+
+
+def interleaved(steps, first, second, process):
+    """``second`` starts, in that process, while ``first`` is being worked on."""
+    mine = [dataclasses.replace(step, process=process) for step in steps if step.message_id == name(second)]
+    rest = [step for step in steps if step.message_id != name(second)]
+    here = place(rest, first) + 1
+    return [*rest[:here], mine[0], rest[here], *mine[1:], *rest[here + 1 :]]
+
+
+@pytest.mark.parametrize("group", ["skip", "strict", "atomic", "batch"])
+def test_a_partition_is_worked_on_side_by_side(evidence, group):
+    first = next(n for n in range(0, TOTAL, 3) if {plan.fate(group, name(m)) for m in (n, n + 3)} == {plan.FINE})
+    check = f"{group}: a partition is worked on in one place"
+    same = with_steps(evidence, group, lambda steps: interleaved(steps, first, first + 3, ONE))
+    # Whatever is done: a process knows what it works on.
+    (found,) = violations(with_trouble(same, plan.CUT, pid=0))[check]
+    assert found.startswith(
+        f"{name(first + 3)} at {first + 4} of a started while the same process was at {name(first)}"
+    )
+    other = with_steps(evidence, group, lambda steps: interleaved(steps, first, first + 3, OTHER))
+    assert check in violations(other)
+    assert check not in violations(with_trouble(other, plan.FREEZE_SUBSCRIBER, BEGAN - 9, BEGAN + 500, 1))
+    assert check in violations(with_trouble(other, plan.FREEZE_SUBSCRIBER, BEGAN - 9, BEGAN + 500, 3))
+    assert check not in violations(with_trouble(other, plan.CUT, BEGAN - 9, BEGAN + 500, 0))
+
+
+def test_all_of_a_partition_side_by_side(evidence):
+    def spread(steps):
+        return [step for verb in (records.STARTED, records.DONE) for step in steps if step.verb == verb]
+
+    assert "skip: a partition is worked on in one place" in violations(with_steps(evidence, "skip", spread))
+
+
+def test_a_batch_is_one_place_and_what_raised_is_over(evidence):
+    """Its messages start with one write; what is raised out of the handler ends them all."""
+    one = again(0, BEGAN, verbs=[records.STARTED]) + again(3, BEGAN, verbs=[records.STARTED])
+    more = again(6, BEGAN + 1)
+    check = "batch: a partition is worked on in one place"
+
+    def found(steps):
+        verdict = timeline.check_alone(dataclasses.replace(evidence, steps={"batch": steps}), GROUPS["batch"])
+        assert verdict.name == check
+        return verdict.count
+
+    ended = again(0, BEGAN, verbs=[records.DONE]) + again(3, BEGAN, verbs=[records.DONE])
+    raised = again(0, BEGAN, verbs=[records.FAILED, records.LEFT]) + again(3, BEGAN, verbs=[records.LEFT])
+    assert found([*one, *ended, *more]) == 0
+    assert found([*one, *raised, *more]) == 0
+    assert found([*one, *raised[:1], *more]) == 1
+    assert found([*one, *more]) == 2
+
+
+def test_something_waits_for_long(evidence):
+    (number,) = fine_messages("skip", 1)
+
+    def late(steps, seconds):
+        return [
+            dataclasses.replace(step, at=step.at + seconds) if step.message_id == name(number) else step
+            for step in steps
+        ]
+
+    def found(seconds, changed=evidence, *trouble):
+        changed = with_steps(changed, "skip", lambda steps: late(steps, seconds))
+        changed = with_trouble(changed, *trouble) if trouble else changed
+        return list(violations(changed))
+
+    assert found(timeline.LONGEST_WAIT - 1) == []
+    assert found(timeline.LONGEST_WAIT + 1) == ["nothing waits for long", "no partition stands still"]
+    away = BEGAN + number / 10 + 10
+    assert found(timeline.LONGEST_WAIT + 1, evidence, plan.CRASH, away, away, 0) == []  # a lease, once it is back
+    assert found(timeline.LONGEST_WAIT + 8, evidence, plan.FREEZE_ATOMIC, away, away + 9, 9) == []
+    assert found(timeline.LONGEST_WAIT + 8, evidence, plan.FREEZE_PUBLISHER, away, away + 9, 9) != []
+    twice = with_trouble(evidence, plan.RESTART, away, away + 4, 0)
+    assert found(timeline.LONGEST_WAIT + 15, twice, plan.FREEZE_CLAIM, away, away + 9, 9)[0] == "nothing waits for long"
+    scheduled = [dataclasses.replace(entry, scheduled=entry.number == number) for entry in evidence.ledger]
+    assert found(timeline.LONGEST_WAIT + 1, dataclasses.replace(evidence, ledger=scheduled)) == []
+
+
+def test_a_partition_that_is_slow_and_one_that_stands_still(evidence):
+    """A second for each message that comes every tenth of one: they wait for long, but somebody is at it."""
+
+    def slowly(steps):
+        return [dataclasses.replace(step, at=BEGAN + step.offset) for step in steps]
+
+    found = violations(with_steps(evidence, "shared", slowly))
+    assert list(found) == ["nothing waits for long"]
+
+    def stopped(steps):
+        late = BEGAN + TOTAL / 10 + timeline.LONGEST_WAIT
+        return [dataclasses.replace(step, at=max(step.at, late)) if step.offset > TOTAL - 9 else step for step in steps]
+
+    found = violations(with_steps(evidence, "shared", stopped))
+    assert len(found["no partition stands still"]) == 3 < len(found["nothing waits for long"])
 
 
 # -- what is left -------------------------------------------------------------
@@ -277,6 +492,16 @@ def test_watermarks_that_go_back():
     assert not checker.check_progress([{place: (5, 6, 1)}, {}, {place: (5, 5, 1)}]).ok
     # All of it was collected, the row as well: the next message begins anew.
     assert checker.check_progress([{place: (5, 6, 1)}, {}, {place: (0, 0, 8)}]).ok
+    assert checker.check_progress([{place: (5, 6, 1)}, {place: (0, 0, 0)}, {place: (0, 0, 8)}]).ok
+
+
+def test_a_row_that_goes_before_its_partition_is_drained():
+    """The cursor says up to where the log must hold nothing; what is not settled is above the watermark."""
+    place = ("skip", "a")
+    assert not checker.check_progress([{place: (10, 20, 15)}, {place: (0, 0, 15)}]).ok
+    assert not checker.check_progress([{place: (10, 20, 11)}, {place: (0, 0, 20)}]).ok
+    assert not checker.check_progress([{place: (10, 20, 15)}, {place: (10, 19, 15)}]).ok
+    assert checker.check_progress([{place: (10, 20, 15)}, {place: (0, 0, 21)}]).ok
 
 
 def test_retention():
@@ -350,6 +575,43 @@ def test_logs_with_a_deadlock(line):
     assert findings.deadlocks == [f"a.log:11: {line}"]
 
 
+FAILING = [
+    "2026-01-01 10:00:00,000 WARNING poller.failed error=Retry: failures=9",
+    "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1205, 'Lock wait timeout')\" failures=1",
+    "2026-01-01 10:00:00,000 WARNING [1] heart.failed error=\"(2006, '')\" failures=1",
+    "2026-01-01 10:00:00,000 ERROR heart.withheld reason='the poller makes no progress' seconds=7.0",
+    "django.db.utils.OperationalError: (1205, 'Lock wait timeout')",
+]
+
+
+@pytest.mark.parametrize("line", FAILING)
+def test_logs_of_what_fails_all_the_time(line):
+    findings = logs.read_all({"a.log": [line] * 300})
+    assert not findings.unexpected
+    few = [
+        *(Trouble(plan.CUT, n, n, 0) for n in range(4)),
+        *(Trouble(plan.FREEZE_CLAIM, n, n + 8, 5) for n in range(5)),
+        *(Trouble(plan.KILL_SUBSCRIBER, n, n, 5) for n in range(8)),
+        Trouble(plan.CRASH, 20, 21),
+        Trouble(plan.IMPATIENT, 30, 42),
+    ]
+    for explained in (logs.Bounds(), logs.bounds(few, processes=6)):
+        (broken,) = [one for one in findings.verdicts(explained) if not one.ok]
+        assert broken.name == "nothing unexpected in the logs"
+    many = logs.bounds(few * 4, processes=6)
+    assert all(one.ok for one in findings.verdicts(many))
+
+
+def test_logs_of_one_that_never_recovers():
+    """Of failures in a row every second power of two has a line: few lines are many failures."""
+    lines = [f"2026-01-01 10:00:00,000 WARNING poller.failed error=Retry: failures={2**n}" for n in range(6)]
+    findings = logs.read_all({"a.log": lines})
+    crash = logs.bounds([Trouble(plan.CRASH, 0, 1, 0)], processes=6)
+    (broken,) = [one for one in findings.verdicts(crash) if not one.ok]
+    assert broken.violations == ("poller.failed: 32 failures in a row: 20 are explained",)
+    assert all(one.ok for one in findings.verdicts(logs.bounds([Trouble(plan.CRASH, 0, 9, 0)], processes=6)))
+
+
 # -- the plan and the records -------------------------------------------------
 
 
@@ -365,18 +627,22 @@ def test_steps_of_many_processes_stand_whole_in_one_file(tmp_path):
     code = (
         "import sys; from pathlib import Path; from soak import records\n"
         "for n in range(300): records.write(Path(sys.argv[1]), "
-        "[records.Step('S', f'{sys.argv[2]}:{n}', 'a key/with#signs', n, 1)] * 3)"
+        "[records.Step('S', f'{sys.argv[2]}:{n}', 'a key/with#signs', n, 1, records.now(), records.me())] * 3)"
     )
     env = {**os.environ, "PYTHONPATH": str(TOOLS)}
+    before = records.now() - 0.001
     processes = [subprocess.Popen([sys.executable, "-c", code, str(path), str(n)], env=env) for n in range(4)]
     assert [process.wait(60) for process in processes] == [0] * 4
     steps = records.steps(path)
     assert Counter(step.message_id for step in steps) == {f"{p}:{n}": 3 for p in range(4) for n in range(300)}
     assert {step.key for step in steps} == {"a key/with#signs"}
+    assert {step.pid for step in steps} == {process.pid for process in processes}
+    assert len({step.process for step in steps}) == 4
+    assert before <= min(step.at for step in steps) <= max(step.at for step in steps) <= records.now()
 
 
 def test_transactions_with_a_note_of_several_lines(tmp_path):
-    one = Transaction(records.UNKNOWN, "p", 3, 4, "an error\nof | two lines")
+    one = Transaction(records.UNKNOWN, "p", 3, 4, "an error\nof | two lines", 5.5)
     records.write(records.publishers_file(tmp_path), [one])
     (read,) = records.transactions(records.publishers_file(tmp_path))
     assert read == dataclasses.replace(one, note="an error of | two lines")

@@ -45,6 +45,9 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "atomic-only": ("--group", "atomic", "--group", "batch", "--threads", "2"),
     "small-batches": (*(f"--group={name}" for name in ("skip", "strict", "shared")), "--batch-size", "10"),
 }
+PROCESSES = sum(
+    int(more[more.index("--processes") + 1]) if "--processes" in more else 1 for more in SUBSCRIBERS.values()
+)
 SPARED = "steady"
 DRAIN_PATIENCE = 150.0
 """Seconds without progress after which a queue counts as stuck; the last settled rows may wait for the housekeeping."""
@@ -154,15 +157,15 @@ class Soak:
         findings = logs.read_all(
             {path.name: path.read_text(errors="replace").splitlines() for path in sorted(self.folder.glob("*.log"))}
         )
-        gathered = evidence.gather(self.folder)
+        gathered = evidence.gather(self.folder, monitor.progress, killer.troubles)
         left = evidence.leftovers()
         verdicts = [
             *checker.check(gathered, plan.GROUPS),
             checker.check_leftovers(left, plan.GROUPS),
-            checker.check_progress(monitor.progress),
+            checker.check_progress([one.places for one in monitor.progress]),
             checker.check_retention(gathered.ledger, evidence.collect_garbage(), plan.RETENTION * 1000),
             checker.check_memory(monitor.memory),
-            *findings.verdicts(),
+            *findings.verdicts(logs.bounds(killer.troubles, PROCESSES)),
             checker.verdict("every process ended as it was told", f"{len(self.fleet.slots)} places", unclean),
             self._coverage(killer.counts, gathered),
         ]

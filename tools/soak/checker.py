@@ -4,106 +4,37 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 
+from soak import timeline
+from soak.facts import Collected, DeadLetter, Entry, Evidence, Leftovers, Verdict, verdict
 from soak.plan import MAX_ATTEMPTS, POISON, Group, fate, is_for_the_dlq
-from soak.records import COMMITTED, DONE, FAILED, REJECTED, ROLLED_BACK, STARTED, Step, Transaction
+from soak.records import AGAIN, COMMITTED, DONE, FAILED, REJECTED, ROLLED_BACK, STARTED, WRONG, Step
 
-SHOWN = 10
-"""Violations that a verdict names."""
+__all__ = ["Collected", "DeadLetter", "Entry", "Evidence", "Leftovers", "Verdict", "check", "verdict"]
+
 GC_TIME = 10_000.0
 """Milliseconds that the last GC may take."""
 MEMORY_FACTOR, MEMORY_SLACK = 1.15, 8.0
 """How much the last third of a process's memory may be above the first: a share, and megabytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A line of the ledger: a message that was committed."""
-
-    message_id: str
-    publisher: str
-    number: int
-    key: str
-    scheduled: bool
-    at: float
-    """The database's clock, epoch milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    message_id: str
-    group: str
-    attempts: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Leftovers:
-    """What the drained queue holds."""
-
-    counts: Mapping[str, int]
-    """Rows by table, of those tables that must be empty."""
-    lags: Mapping[str, int]
-    ends: Mapping[str, int]
-    """By partition: the highest offset in the log."""
-    watermarks: Mapping[tuple[str, str], tuple[int, int]]
-    """By group and partition: watermark and cursor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The log before and after a last GC."""
-
-    now: float
-    """The database's clock before it, epoch milliseconds."""
-    before: Mapping[str, float]
-    """By message id: when it took its place in the log, epoch milliseconds."""
-    after: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that the checks look at."""
-
-    ledger: Sequence[Entry]
-    transactions: Sequence[Transaction]
-    steps: Mapping[str, Sequence[Step]]
-    """By group, in the order in which they happened."""
-    effects: Mapping[str, Counter[str]]
-    """By atomic group: how often each message's effect was committed."""
-    dead: Sequence[DeadLetter]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One check: what it compared and what it found."""
-
-    name: str
-    compared: str
-    violations: tuple[str, ...] = ()
-    count: int = field(default=0)
-
-    @property
-    def ok(self) -> bool:
-        return self.count == 0
-
-
-def verdict(name: str, compared: str, violations: Iterable[str]) -> Verdict:
-    found = list(violations)
-    return Verdict(name, compared, tuple(found[:SHOWN]), len(found))
-
-
 def check(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
     """Every promise of the queue that the evidence can break."""
-    verdicts = [check_ledger(evidence), check_offsets(evidence), check_publishing_order(evidence)]
+    verdicts = [
+        check_ledger(evidence),
+        check_offsets(evidence),
+        check_publishing_order(evidence),
+        check_identity(evidence),
+        *timeline.check_waiting(evidence, groups),
+    ]
     for group in groups:
         verdicts += [check_handled(evidence, group), check_dead_letters(evidence, group)]
+        verdicts += [timeline.check_settled(evidence, group), timeline.check_repeats(evidence, group)]
         if group.atomic:
             verdicts.append(check_exactly_once(evidence, group))
         if group.ordered:
-            verdicts.append(check_order(evidence, group))
+            verdicts += [check_order(evidence, group), timeline.check_alone(evidence, group)]
         if group.strict:
             verdicts.append(check_strict_order(evidence, group))
     return verdicts
@@ -166,6 +97,28 @@ def check_publishing_order(evidence: Evidence) -> Verdict:
             last[entry.publisher] = (entry.number, offset)
 
     return verdict("offsets in the order of publishing", f"{len(evidence.ledger)} messages", violations())
+
+
+def check_identity(evidence: Evidence) -> Verdict:
+    """Every message comes in the partition that it was published to, with its own payload.
+
+    That of a repeat only where the first was scheduled: it had no place in the log yet.
+    """
+    keys = {entry.message_id: entry.key for entry in evidence.ledger}
+    scheduled = {entry.message_id for entry in evidence.ledger if entry.scheduled}
+    steps = [(group, step) for group, steps in evidence.steps.items() for step in steps]
+
+    def violations() -> Iterator[str]:
+        for group, step in steps:
+            key = keys.get(step.message_id, step.key)
+            if step.verb == WRONG:
+                yield f"{group}: {step.message_id} came with the payload of another"
+            elif step.verb == AGAIN and step.message_id not in scheduled:
+                yield f"{group}: {step.message_id} came with the payload of its repeat"
+            elif step.verb == STARTED and step.key != key:
+                yield f"{group}: {step.message_id} came in partition {step.key}, not {key}"
+
+    return verdict("each in its partition, with its payload", f"{len(steps)} steps", violations())
 
 
 # -- handling -----------------------------------------------------------------
@@ -328,8 +281,9 @@ def check_progress(samples: Sequence[Mapping[tuple[str, str], tuple[int, int, in
     """Watermarks and cursors never go back.
 
     A sample has, by group and partition, watermark, cursor and the lowest
-    offset in the log (0: none): a drained partition's row may go with the last
-    of its messages, and then begins anew.
+    offset in the log (0: none). A drained partition's row may go once the log
+    holds nothing of it, which is nothing up to its cursor: offsets only grow.
+    Then it begins anew.
     """
 
     def violations() -> Iterator[str]:
@@ -338,7 +292,7 @@ def check_progress(samples: Sequence[Mapping[tuple[str, str], tuple[int, int, in
             for place, (watermark, cursor, lowest) in sample.items():
                 before = highest.get(place, (0, 0))
                 went_back = watermark < before[0] or cursor < before[1]
-                if went_back and 0 < lowest <= before[0]:
+                if went_back and 0 < lowest <= before[1]:
                     yield f"{place[0]}, {place[1]}: from {before} back to {(watermark, cursor)}"
                 highest[place] = (watermark, cursor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from django_mysqlqueue.service import retention, stats
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
 from soak import plan, records
-from soak.checker import Collected, DeadLetter, Entry, Evidence, Leftovers
+from soak.facts import Collected, DeadLetter, Entry, Evidence, Leftovers, Progress, Trouble
 
 TABLES = (
     """
@@ -67,20 +68,25 @@ def is_drained() -> bool:
     return not any(model.objects.exists() for model in MUST_BE_EMPTY) and not any(lags().values())
 
 
-def progress() -> dict[tuple[str, str], tuple[int, int, int]]:
-    """As ``check_progress`` wants it, in one snapshot."""
-    return {
-        (group, key): (int(watermark), int(cursor), int(lowest or 0))
-        for group, key, watermark, cursor, lowest in rows(
-            f"SELECT o.consumer_group, o.partition_key, o.offset_acked, o.offset_claimed, (SELECT MIN(m.`offset`) "
-            f"FROM {LOG} m WHERE m.topic = o.topic AND m.partition_key = o.partition_key) FROM {OFFSETS} o "
-            "WHERE o.topic = %s",
-            (plan.TOPIC,),
-        )
+def progress() -> Progress:
+    """One statement, so one snapshot: what the log begins with and the offsets rows are of the same moment."""
+    found = rows(
+        f"SELECT '', m.partition_key, 0, 0, MIN(m.`offset`) FROM {LOG} m WHERE m.topic = %s GROUP BY m.partition_key "
+        "UNION ALL SELECT o.consumer_group, o.partition_key, o.offset_acked, o.offset_claimed, 0 "
+        f"FROM {OFFSETS} o WHERE o.topic = %s",
+        (plan.TOPIC, plan.TOPIC),
+    )
+    lowest = {key: int(offset) for group, key, _, _, offset in found if not group}
+    places = {(group.name, key): (0, 0, offset) for group in plan.GROUPS for key, offset in lowest.items()}
+    places |= {
+        (group, key): (int(watermark), int(cursor), lowest.get(key, 0))
+        for group, key, watermark, cursor, _ in found
+        if group
     }
+    return Progress(records.now(), places)
 
 
-def gather(folder: Path) -> Evidence:
+def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Trouble]) -> Evidence:
     effects: dict[str, Counter[str]] = {group.name: Counter() for group in plan.GROUPS if group.atomic}
     for group, message_id, count in rows(
         "SELECT consumer_group, message_id, COUNT(*) FROM soak_effects GROUP BY consumer_group, message_id"
@@ -102,6 +108,8 @@ def gather(folder: Path) -> Evidence:
                 "original_id", "failed_group", "failure_count", "last_error"
             )
         ],
+        progress=progress,
+        troubles=troubles,
     )
 
 
@@ -115,7 +123,7 @@ def leftovers() -> Leftovers:
                 f"SELECT partition_key, MAX(`offset`) FROM {LOG} WHERE topic = %s GROUP BY partition_key", (plan.TOPIC,)
             )
         },
-        watermarks={place: (watermark, cursor) for place, (watermark, cursor, _) in progress().items()},
+        watermarks={place: (watermark, cursor) for place, (watermark, cursor, _) in progress().places.items()},
     )
 
 

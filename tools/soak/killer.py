@@ -13,14 +13,13 @@ from pathlib import Path
 
 import servers
 
-from soak import plan
+from soak import plan, records
+from soak.facts import Trouble
 from soak.fleet import Fleet, Slot, children_of
 from soak.plan import Action
 
 AIM_TIMEOUT = 6.0
 """Seconds to wait until a process walks into a trap."""
-CONNECTIONS = 6
-"""How many are cut at once."""
 MISSES = 5
 """How often an action that met nobody is tried again, a little later."""
 IMPATIENCE = 12.0
@@ -55,6 +54,7 @@ class Killer:
         self._acted_at = 0.0
         self.misses: Counter[str] = Counter()
         self.events: list[Event] = []
+        self.troubles: list[Trouble] = []
         self.downtimes: list[tuple[float, float]] = []
         """When the server was away: from and to, seconds since the beginning."""
 
@@ -95,13 +95,15 @@ class Killer:
         match action.kind:
             case plan.KILL_SUBSCRIBER:
                 alone = [slot.pid for slot in self._subscribers() if "--processes" not in slot.command]
-                return self._kill(_choose([pid for pid in alone if pid is not None], action))
+                return self._kill(_choose([pid for pid in alone if pid is not None], action), action)
             case plan.KILL_CHILD:
-                return self._kill(_choose([pid for one in self._supervisors() for pid in children_of(one)], action))
+                return self._kill(
+                    _choose([pid for one in self._supervisors() for pid in children_of(one)], action), action
+                )
             case plan.KILL_SUPERVISOR:
-                return self._kill(_choose(self._supervisors(), action))
+                return self._kill(_choose(self._supervisors(), action), action)
             case plan.KILL_PUBLISHER:
-                return self._kill(_choose(self._publishers(), action))
+                return self._kill(_choose(self._publishers(), action), action)
             case plan.FREEZE_SUBSCRIBER:
                 return self._freeze(_choose(self._fleet.workers(spared=True), action), action)
             case plan.FREEZE_PUBLISHER:
@@ -129,13 +131,16 @@ class Killer:
 
     # -- processes ------------------------------------------------------------
 
-    def _kill(self, pid: int | None) -> str | None:
+    def _kill(self, pid: int | None, action: Action) -> str | None:
         if pid is None:
             return None
+        children = children_of(pid)  # which follow it
         try:
             self._fleet.kill(pid)
         except ProcessLookupError:
             return None
+        for one in (pid, *children):
+            self._note(action.kind, records.now(), one)
         return f"process {pid}"
 
     def _freeze(self, pid: int | None, action: Action) -> str | None:
@@ -148,13 +153,23 @@ class Killer:
         except ProcessLookupError:
             return None
         self._frozen.add(pid)
-        self._undo.append((time.monotonic() + seconds, lambda: self._thaw(pid)))
+        since = records.now()
+
+        def thaw() -> None:
+            self._thaw(pid)
+            self._note(action.kind, since, pid)
+
+        self._undo.append((time.monotonic() + seconds, thaw))
         return f"process {pid} for {seconds:.1f} s"
 
     def _thaw(self, pid: int) -> None:
         self._frozen.discard(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+    def _note(self, kind: str, since: float, pid: int = 0) -> None:
+        """Something is over that began at ``since``."""
+        self.troubles.append(Trouble(kind, since, records.now(), pid))
 
     def _aim(self, action: Action) -> str | None:
         """Arms a trap and hits whoever walks into it."""
@@ -177,7 +192,7 @@ class Killer:
             if not action.kind.startswith("SIGKILL"):
                 return self._freeze(pid, action)
             # Not the one whose memory is watched.
-            return None if pid in spared else self._kill(pid)
+            return None if pid in spared else self._kill(pid, action)
         finally:
             caught.unlink(missing_ok=True)
 
@@ -189,28 +204,34 @@ class Killer:
         ).split()[1:]
         if not rows:
             return None
+        since = records.now()
         start = int(action.draw * len(rows))
-        victims = [(rows + rows)[start + step * 7 % len(rows)] for step in range(min(CONNECTIONS, len(rows)))]
+        victims = [(rows + rows)[start + step * 7 % len(rows)] for step in range(min(plan.CONNECTIONS, len(rows)))]
         for identity in dict.fromkeys(victims):
             with contextlib.suppress(RuntimeError):  # it may have ended by itself
                 self._server.execute(f"KILL CONNECTION {identity}")
+        self._note(action.kind, since)
         return f"{len(set(victims))} of {len(rows)} connections"
 
     def _make_impatient(self) -> str:
+        since = records.now()
+
+        def make_patient() -> None:
+            self._server.execute("SET GLOBAL wait_timeout = 28800")
+            self._note(plan.IMPATIENT, since)
+
         self._server.execute("SET GLOBAL wait_timeout = 2")
-        self._undo.append((time.monotonic() + IMPATIENCE, self._make_patient))
+        self._undo.append((time.monotonic() + IMPATIENCE, make_patient))
         return f"for {IMPATIENCE:g} s"
 
-    def _make_patient(self) -> None:
-        self._server.execute("SET GLOBAL wait_timeout = 28800")
-
     def _restart(self, *, crash: bool) -> str:
-        began = time.monotonic()
+        began = records.now()
         if crash:
             self._server.kill()
         else:
             self._server.stop()
         self._server.start()
+        self._note(plan.CRASH if crash else plan.RESTART, began)
         self.downtimes.append((began - self._began, time.monotonic() - self._began))
         return f"away for {time.monotonic() - began:.1f} s"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from django.db import Error, connection
 
 from soak import evidence
+from soak.facts import Progress
 from soak.fleet import Fleet, resident_mb
 from soak.publisher import HOLD
 
@@ -39,7 +40,7 @@ class Monitor:
         self.samples: list[Sample] = []
         self.memory: dict[str, list[float]] = {slot.name: [] for slot in fleet.subscribers if slot.is_spared}
         """Megabytes of the subscribers that nobody kills."""
-        self.progress: list[dict[tuple[str, str], tuple[int, int, int]]] = []
+        self.progress: list[Progress] = []
 
     def stuck_for(self) -> float:
         """Seconds since the lags were last seen to fall."""

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 TOPIC = "soak.events"
 DLQ = f"{TOPIC}_dlq"
 PARTITIONS = 200
+NAME_INSIDE = "soak_message"
+"""The field of a payload that has the message's id."""
+REPEAT = "soak_repeat"
+"""A field that payloads published under an id for the second time have."""
 MAX_ATTEMPTS = 6
 LEASE = 5.0
 """Seconds; a frozen process sleeps for longer."""
@@ -25,6 +29,7 @@ class Group:
     ordered: bool
     strict: bool = False
     atomic: bool = False
+    batch: bool = False
 
 
 GROUPS = (
@@ -32,7 +37,7 @@ GROUPS = (
     Group("strict", ordered=True, strict=True),
     Group("shared", ordered=False),
     Group("atomic", ordered=True, atomic=True),
-    Group("batch", ordered=True, atomic=True),
+    Group("batch", ordered=True, atomic=True, batch=True),
 )
 
 POISON, REJECT, FLAKY, PUT_OFF, FINE = "poison", "reject", "flaky", "put off", "fine"
@@ -47,6 +52,14 @@ def fate(group: str, message_id: str) -> str:
     """
     place = zlib.crc32(f"{group}:{message_id}".encode()) / 2**32
     return next((name for share, name in _SHARES if place < share), FINE)
+
+
+SLOW_SHARE, SLOW = 0.01, 0.2
+"""Share of the messages over which a handler sits, and for how many seconds: others have time to get in its way."""
+
+
+def is_slow(group: str, message_id: str) -> bool:
+    return zlib.crc32(f"slow:{group}:{message_id}".encode()) / 2**32 < SLOW_SHARE
 
 
 def is_for_the_dlq(group: str, message_id: str) -> bool:
@@ -94,7 +107,11 @@ DECK = (
     *[KILL_SEQUENCER, KILL_CLAIM, KILL_WATERMARK, KILL_ATOMIC, KILL_CHILD, KILL_SUPERVISOR],
     IMPATIENT,
 )
+FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))
+AWAY = frozenset({RESTART, CRASH})
 ACTIONS = (*dict.fromkeys(DECK), RESTART, CRASH)
+CONNECTIONS = 6
+"""How many ``CUT`` cuts at once."""
 SHORTEST, LONGEST = 2.0, 5.0
 """Seconds between two actions."""
 

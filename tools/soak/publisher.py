@@ -119,6 +119,7 @@ class Publisher:
             event = json.loads(self._rng.choice(self._events))
             key, message_id = key_of(event), f"{self.name}:{number}"
             delay = self._rng.uniform(0, 3) if self._rng.random() < LATER else None
+            event[plan.NAME_INSIDE] = message_id
             message = Message(event, key=key, id=message_id, delay=delay)
             batch.append(message)
             sent.append((message_id, key))
@@ -145,20 +146,23 @@ class Publisher:
                     cursor.execute("SELECT 1")
 
     def _repeat(self, message_id: str, key: str) -> None:
-        """The same id once more: it must not reach a handler twice."""
+        """The same id once more: it must not reach a handler twice, nor in place of the first.
+
+        Unless that is scheduled: then it is not yet in the log, and this one has its place.
+        """
         from django.db import Error, connection
 
         from django_mysqlqueue import publish
 
         try:
-            publish(plan.TOPIC, {"a repeat of": message_id}, key=key, id=message_id)
+            publish(plan.TOPIC, {plan.NAME_INSIDE: message_id, plan.REPEAT: True}, key=key, id=message_id)
         except Error:
             connection.close()
         else:
             self._note(records.REPEATED, 0, 0, message_id)
 
     def _note(self, verb: str, first: int, last: int, note: str = "") -> None:
-        records.write(self._path, [records.Transaction(verb, self.name, first, last, note)])
+        records.write(self._path, [records.Transaction(verb, self.name, first, last, note, records.now())])
 
 
 def main() -> None:

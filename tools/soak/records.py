@@ -8,12 +8,20 @@ processes stand in the order in which they were written.
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 STARTED, DONE, FAILED, REJECTED = "S", "D", "F", "R"
+LEFT = "L"
+"""Something was raised out of the handler: none of the call's messages is being worked on any more."""
+AGAIN = "A"
+"""The payload was that of a repeat of this message."""
+WRONG = "W"
+"""The payload was another message's."""
 COMMITTED, ROLLED_BACK, UNKNOWN, REPEATED = "C", "B", "U", "P"
 
 
@@ -26,6 +34,14 @@ class Step:
     key: str
     offset: int
     attempt: int
+    at: float = 0.0
+    """By the clock of ``now``; what one write says has one time."""
+    process: str = ""
+    """The process's pid and a random part: pids come again."""
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.partition("-")[0] or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,23 @@ class Transaction:
     first: int
     last: int
     note: str = ""
+    at: float = 0.0
+    """When the publisher knew."""
+
+
+def now() -> float:
+    """Seconds by a clock that all processes of the machine share and that nobody sets (CLOCK_MONOTONIC)."""
+    return time.monotonic()
+
+
+def me() -> str:
+    """The name of this process."""
+    return _name(os.getpid())
+
+
+@cache
+def _name(pid: int) -> str:
+    return f"{pid}-{secrets.token_hex(3)}"
 
 
 def write(path: Path, lines: Iterable[Step | Transaction]) -> None:
@@ -45,8 +78,9 @@ def write(path: Path, lines: Iterable[Step | Transaction]) -> None:
 
 def _text(line: Step | Transaction) -> str:
     if isinstance(line, Step):
-        return f"{line.verb}|{line.message_id}|{line.key}|{line.offset}|{line.attempt}"
-    return f"{line.verb}|{line.publisher}|{line.first}|{line.last}|{' '.join(line.note.split())}"
+        return f"{line.verb}|{line.message_id}|{line.key}|{line.offset}|{line.attempt}|{line.at:.6f}|{line.process}"
+    note = " ".join(line.note.split())
+    return f"{line.verb}|{line.publisher}|{line.first}|{line.last}|{line.at:.6f}|{note}"
 
 
 @cache
@@ -56,22 +90,22 @@ def _opened(path: Path) -> int:
 
 def steps(path: Path) -> list[Step]:
     return [
-        Step(verb, message_id, key, int(offset), int(attempt))
-        for verb, message_id, key, offset, attempt in _fields(path)
+        Step(verb, message_id, key, int(offset), int(attempt), float(at), process)
+        for verb, message_id, key, offset, attempt, at, process in _fields(path, 7)
     ]
 
 
 def transactions(path: Path) -> list[Transaction]:
     return [
-        Transaction(verb, publisher, int(first), int(last), note)
-        for verb, publisher, first, last, note in _fields(path)
+        Transaction(verb, publisher, int(first), int(last), note, float(at))
+        for verb, publisher, first, last, at, note in _fields(path, 6)
     ]
 
 
-def _fields(path: Path) -> Iterator[list[str]]:
+def _fields(path: Path, count: int) -> Iterator[list[str]]:
     if path.exists():
         for line in path.read_text().splitlines():
-            yield line.split("|", 4)
+            yield line.split("|", count - 1)
 
 
 def group_file(folder: Path, group: str) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soak.checker import Evidence, Verdict
+from soak.facts import Evidence, Verdict
 from soak.monitor import Sample
 from soak.plan import GROUPS
 from soak.records import COMMITTED, REPEATED, ROLLED_BACK, STARTED, UNKNOWN

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from django.db import connection
@@ -22,14 +24,33 @@ class Planned(Exception):
 def note(verb: str, deliveries: Sequence[Delivery]) -> None:
     """One write for all of them."""
     if deliveries:
+        at, me = records.now(), records.me()
         records.write(
             records.group_file(FOLDER, deliveries[0].group),
-            [records.Step(verb, one.id, one.key or "", one.offset, one.attempt) for one in deliveries],
+            [records.Step(verb, one.id, one.key or "", one.offset, one.attempt, at, me) for one in deliveries],
         )
+
+
+@contextlib.contextmanager
+def called(*deliveries: Delivery) -> Iterator[None]:
+    """Around a handler: says that it began, and when something was raised out of it."""
+    note(records.STARTED, deliveries)
+    try:
+        yield
+    except BaseException:
+        note(records.LEFT, deliveries)
+        raise
 
 
 def act(delivery: Delivery) -> None:
     """Does with a message what is meant for it, and says how it ended."""
+    inside = delivery.payload if isinstance(delivery.payload, dict) else {}
+    if inside.get(plan.NAME_INSIDE) != delivery.id:
+        note(records.WRONG, [delivery])
+    elif plan.REPEAT in inside:
+        note(records.AGAIN, [delivery])
+    if plan.is_slow(delivery.group, delivery.id):
+        time.sleep(plan.SLOW)
     match plan.fate(delivery.group, delivery.id):
         case plan.POISON:
             note(records.FAILED, [delivery])
@@ -51,8 +72,8 @@ def act(delivery: Delivery) -> None:
 @subscriber(plan.TOPIC, group="strict", on_failure="block")
 @subscriber(plan.TOPIC, group="shared", mode="shared")
 def simple(delivery: Delivery) -> None:
-    note(records.STARTED, [delivery])
-    act(delivery)
+    with called(delivery):
+        act(delivery)
 
 
 # An effect is a row that nothing keeps from being there twice.
@@ -69,17 +90,17 @@ def effect(deliveries: Sequence[Delivery]) -> None:
 
 @subscriber(plan.TOPIC, group="atomic", atomic=True)
 def atomic(delivery: Delivery) -> None:
-    note(records.STARTED, [delivery])
-    effect([delivery])
-    traps.come_by("atomic")
-    act(delivery)
+    with called(delivery):
+        effect([delivery])
+        traps.come_by("atomic")
+        act(delivery)
 
 
 @subscriber(plan.TOPIC, group="batch", atomic=True, batch=True, batch_size=20)
 def batch(deliveries: list[Delivery]) -> None:
-    note(records.STARTED, deliveries)
-    kept = [one for one in deliveries if one.attempt > 1 or plan.fate("batch", one.id) != plan.PUT_OFF]
-    if kept:
-        effect(kept)
-    for delivery in deliveries:
-        act(delivery)
+    with called(*deliveries):
+        kept = [one for one in deliveries if one.attempt > 1 or plan.fate("batch", one.id) != plan.PUT_OFF]
+        if kept:
+            effect(kept)
+        for delivery in deliveries:
+            act(delivery)

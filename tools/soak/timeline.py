@@ -1,0 +1,240 @@
+"""Checks of what happened when: nothing too late, not again without need, not side by side, not after too long.
+
+Times are those of ``records.now``: one clock for the whole machine, written with each step. What a check excuses it
+excuses because of something that was done to the process or the server then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from soak import plan
+from soak.facts import Evidence, Trouble, Verdict, verdict
+from soak.plan import AWAY, FREEZES, LEASE, Group
+from soak.records import COMMITTED, DONE, FAILED, LEFT, REJECTED, STARTED, Step
+
+CLEARLY = 2.0
+"""Seconds after which something was certainly later: a thread may come to its first line late."""
+THREADS = 4
+"""Calls that a process may have been about to make when it was frozen: one for each handler thread."""
+CALM = 2 * LEASE
+"""Seconds after which a cut or an outage has no more to do with who holds a lease or with what is not yet acked."""
+LONGEST_WAIT = 60.0
+"""Seconds from the commit to the first start, not counting those in which something was away or frozen."""
+ENDS = frozenset({DONE, FAILED, REJECTED, LEFT})
+
+
+def starts_of(evidence: Evidence, group: Group) -> list[Step]:
+    return [step for step in evidence.steps.get(group.name, ()) if step.verb == STARTED]
+
+
+def check_settled(evidence: Evidence, group: Group) -> Verdict:
+    """What a watermark had passed starts no more.
+
+    Excused: the calls that a process was about to make when it was frozen, in
+    the first moments after it was thawed.
+    """
+    marks = _marks(evidence, group)
+    excused: dict[Trouble, set[tuple[str, float]]] = defaultdict(set)
+    starts = starts_of(evidence, group)
+
+    def may_start(step: Step) -> bool:
+        for trouble in evidence.troubles:
+            thawed = trouble.kind in FREEZES and trouble.pid == step.pid
+            if thawed and trouble.until - CLEARLY < step.at < trouble.until + CLEARLY:
+                excused[trouble].add((step.process, step.at))
+                return len(excused[trouble]) <= THREADS
+        return False
+
+    def violations() -> Iterator[str]:
+        for step in starts:
+            times, watermarks = marks[step.key]
+            place = bisect_right(times, step.at - CLEARLY) - 1
+            if place >= 0 and watermarks[place] >= step.offset and not may_start(step):
+                late = step.at - times[bisect_right(watermarks, step.offset - 1)]
+                yield f"{step.message_id} at {step.offset} of {step.key} started {late:.1f} s after it was settled"
+
+    name = f"{group.name}: nothing was handled after it was settled"
+    return verdict(name, f"{len(starts)} starts, {len(evidence.progress)} samples", violations())
+
+
+def _marks(evidence: Evidence, group: Group) -> dict[str, tuple[list[float], list[int]]]:
+    """By partition: when its watermark was first seen so high, and how high; both rise."""
+    marks: dict[str, tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
+    for sample in evidence.progress:
+        for (name, key), (watermark, _, _) in sample.places.items():
+            if name != group.name:
+                continue
+            times, watermarks = marks[key]
+            if watermark > (watermarks[-1] if watermarks else 0):
+                times.append(sample.at)
+                watermarks.append(watermark)
+    return marks
+
+
+def check_repeats(evidence: Evidence, group: Group) -> Verdict:
+    """An attempt starts once more only if it may have been lost.
+
+    A failure has the next number; what starts again under the same one was
+    lost: see ``_explains`` for what explains that. (A machine so slow that a
+    process gets nothing done for a lease's time breaks this, too.)
+    """
+    again: Counter[str] = Counter()
+    starts = starts_of(evidence, group)
+
+    def violations() -> Iterator[str]:
+        last: dict[tuple[str, int], Step] = {}
+        for step in starts:
+            if step.attempt > plan.MAX_ATTEMPTS:
+                yield f"{step.message_id} came to its attempt number {step.attempt}"
+            before = last.get((step.message_id, step.attempt))
+            last[step.message_id, step.attempt] = step
+            if before is None:
+                continue
+            again[step.message_id] += 1
+            if not any(_explains(one, before, step) for one in evidence.troubles):
+                later = step.at - before.at
+                yield f"{_shown(step)} started again after {later:.1f} s as attempt {step.attempt}, without need"
+
+    found = list(violations())
+    compared = f"{again.total()} starts again, of one message at most {max(again.values(), default=0)}"
+    return verdict(f"{group.name}: handled again only after a loss", compared, found)
+
+
+def _explains(trouble: Trouble, first: Step, again: Step) -> bool:
+    """Whether a trouble may be why the process of ``first`` lost it to that of ``again``.
+
+    What was done to a process explains what becomes of its own deliveries;
+    what was done to the server or to connections everything for a while.
+    """
+    if trouble.since > again.at:
+        return False
+    if trouble.pid:
+        return trouble.pid in (first.pid, again.pid) and trouble.until >= first.at - CLEARLY
+    return trouble.until >= first.at - CALM
+
+
+def check_alone(evidence: Evidence, group: Group) -> Verdict:
+    """While a message of a partition is being worked on, no other of that partition starts.
+
+    Within a process that holds without exception. In another process it is
+    asked only where the first one lived to end what it did, and nothing
+    explains that it had lost its lease: a take-over does not wait for handlers.
+    """
+    steps = evidence.steps.get(group.name, ())
+    taken_over = 0
+
+    def violations() -> Iterator[str]:
+        nonlocal taken_over
+        opened: dict[str, dict[tuple[str, int], Step]] = defaultdict(dict)
+        meanwhile: dict[tuple[str, str, int], list[Step]] = defaultdict(list)
+        for step in steps:
+            here = opened[step.key]
+            if step.verb in ENDS and (first := here.pop((step.process, step.offset), None)) is not None:
+                others = meanwhile.pop((step.key, step.process, step.offset), [])
+                taken_over += len(others)
+                for other in others:
+                    if not any(_explains(one, first, other) for one in evidence.troubles):
+                        yield f"{_shown(other)} started while another process was at {_shown(first)}"
+            if step.verb != STARTED:
+                continue
+            for (process, offset), other in here.items():
+                if process != step.process:
+                    meanwhile[step.key, process, offset].append(step)
+                elif not (group.batch and other.at == step.at):
+                    yield f"{_shown(step)} started while the same process was at {_shown(other)}"
+            here[step.process, step.offset] = step
+
+    found = list(violations())
+    compared = f"{len(steps)} steps, {taken_over} starts beside one who had lost its lease"
+    return verdict(f"{group.name}: a partition is worked on in one place", compared, found)
+
+
+def _shown(step: Step) -> str:
+    return f"{step.message_id} at {step.offset} of {step.key}"
+
+
+def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
+    """Nothing that was committed waits for long, and no partition stands still while something waits in it.
+
+    The first is also broken where a partition gets more than is taken from
+    it; the second, counted from when the message before in the partition had
+    started, only where it is forgotten. Seconds in which the server was away or
+    a subscriber was frozen do not count, nor do those of a lease after the
+    server came back. Scheduled messages have a time of their own.
+    """
+    committed = _committed(evidence)
+    excused = _merged(
+        (one.since, one.until + (LEASE if one.kind in AWAY else 0.0))
+        for one in evidence.troubles
+        if one.kind in AWAY | FREEZES - {plan.FREEZE_PUBLISHER}
+    )
+    waits: list[tuple[float, float, str]] = []
+    stops: list[tuple[float, float, str]] = []
+
+    def net(since: float, to: float) -> float:
+        return to - since - sum(max(0.0, min(to, end) - max(since, begin)) for begin, end in excused)
+
+    for group in groups:
+        seen: set[str] = set()
+        before: dict[str, float] = {}
+        for step in starts_of(evidence, group):
+            if step.message_id in seen:
+                continue
+            seen.add(step.message_id)
+            since = committed.get(step.message_id, step.at)
+            stopped = max(since, before.get(step.key, since))
+            before[step.key] = step.at
+            what = f"{group.name}: {_shown(step)}"
+            waits.append((net(since, step.at), step.at - since, what))
+            stops.append((net(stopped, step.at), step.at - stopped, what))
+    return [
+        verdict(
+            "nothing waits for long",
+            _longest(waits),
+            (
+                f"{what} started {seconds:.1f} s after its commit"
+                for seconds, _, what in waits
+                if seconds > LONGEST_WAIT
+            ),
+        ),
+        verdict(
+            "no partition stands still",
+            _longest(stops),
+            (
+                f"{what} started after a pause of {seconds:.1f} s"
+                for seconds, _, what in stops
+                if seconds > LONGEST_WAIT
+            ),
+        ),
+    ]
+
+
+def _longest(times: Sequence[tuple[float, float, str]]) -> str:
+    seconds = max((one[0] for one in times), default=0.0)
+    with_outages = max((one[1] for one in times), default=0.0)
+    return f"{len(times)} first starts, the longest after {seconds:.1f} s, with outages {with_outages:.1f} s"
+
+
+def _committed(evidence: Evidence) -> dict[str, float]:
+    """By message: when its publisher knew that it was committed; without those that are scheduled."""
+    places = {(entry.publisher, entry.number): entry.message_id for entry in evidence.ledger if not entry.scheduled}
+    return {
+        places[one.publisher, number]: one.at
+        for one in evidence.transactions
+        if one.verb == COMMITTED and one.at
+        for number in range(one.first, one.last)
+        if (one.publisher, number) in places
+    }
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for since, to in sorted(spans):
+        if merged and since <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(to, merged[-1][1]))
+        else:
+            merged.append((since, to))
+    return merged
