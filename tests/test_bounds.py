@@ -216,3 +216,19 @@ def test_outcomes_written_twice_are_not_called_stale(db, mode):
         assert flushed.stale == []
     assert lag() == 1
     assert DeliveryState.objects.filter(acked=False).get().message_offset == second.offset
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+@pytest.mark.parametrize("hot", [1, 5])
+def test_busy_partitions_get_what_trickling_ones_leave(db, mode, hot):
+    """One message in each of some partitions made claims shallow: a backlog beside them stayed, with idle handlers."""
+    done = []
+    sub = Sub(handler(function=lambda delivery: done.append(delivery.key), mode=mode), batch_size=50, threads=3)
+    publish_many("t", [Message(n, key=f"hot{n % hot}") for n in range(1000)])
+    for turn in range(30):
+        publish_many("t", [Message(n, key=f"cold{turn % 2}.{n}") for n in range(15)])
+        sub.poller.poll_soon()
+        sub.poller.step()
+        sub.work()
+        sub.flush()
+    assert sum(key.startswith("hot") for key in done) > 250

@@ -280,6 +280,7 @@ class OrderedWork(GroupWork):
         partition.owned = partition.leaving = False
         partition.pending.clear()
         self.todo.pop(key, None)
+        self._depths.pop(key, None)
         for keys in (self.unfinished, self._skipped, self._reload, self._leaving):
             keys.discard(key)
         self._forget_if_done(partition)
@@ -325,18 +326,17 @@ class OrderedWork(GroupWork):
         wants: list[Want] = []
         left = room
         limit = min(room, MAX_PARTITIONS)
-        each = self._each(room)
         # No more than are looked at: the list may be long, and each turn comes by here.
         for key in list(islice(self.todo, LOOKED_AT)):
             if left <= 0 or len(wants) >= limit:
                 break
-            want = self._want(self.partitions[key], min(each, left))
+            want = self._want(self.partitions[key], min(self._each(room, key), left))
             if want is None:
                 continue
             wants.append(want)
-            left -= len(want.due) or want.look_at
+            left -= self._expected(want)
             self.todo[key] = self.todo.pop(key)  # to the end: others have their turn
-        return wants
+        return self._fill_up(wants, left)
 
     def _want(self, partition: Partition, limit: int) -> Want | None:
         """What to take from a partition now; None, and off the list, while there is nothing to take."""

@@ -70,11 +70,15 @@ class SharedWork(GroupWork):
         self._extend_at = began + self.handler.visibility_timeout / 3
 
     def _wants(self, room: int) -> list[Want]:
-        each = self._each(room)
-        keys = list(islice(self.todo, min(room // each, MAX_PARTITIONS)))
-        for key in keys:
+        wants: list[Want] = []
+        left = room
+        for key in list(islice(self.todo, MAX_PARTITIONS)):
+            if left <= 0:
+                break
+            wants.append(Want(key, look_at=min(self._each(room, key), left)))
+            left -= self._expected(wants[-1])
             self.todo[key] = self.todo.pop(key)  # to the end, also what another has locked: others have their turn
-        return [Want(key, look_at=each) for key in keys]
+        return self._fill_up(wants, left)
 
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SHUTDOWN_FLUSHES = 10
 """Flushes of a group at shutdown; watermarks that have further to go are the next owner's."""
+MAX_DEPTHS = 10_000
+"""Partitions of which it is remembered how deep they are."""
 MAX_FLUSHED = 1000
 """Partitions whose watermarks one flush moves on, beside those that it has outcomes of."""
 MAX_PARTITIONS = 100
@@ -62,6 +64,8 @@ class GroupWork(ABC):
         """Partitions to look at, in turn; one leaves when a claim that held its lock saw nothing more."""
         self._depth = 1
         """How many messages to look for in a partition at least, where there are more partitions than that leaves."""
+        self._depths: dict[str, int] = {}
+        """The same for partitions that had more than was asked for the last time: twice that."""
         self.unfinished: set[str] = set()
         """Partitions whose watermark has further to go."""
         self._skipped: set[str] = set()
@@ -160,7 +164,7 @@ class GroupWork(ABC):
         hungry = self.inbox.waiting(self.ref)[0] == 0
         try:
             if wants or max_due:
-                claim = self._claim(wants, outcomes, also, max_due)
+                claim = self._claim(wants, outcomes, also, max_due, room)
             else:
                 claim = None
                 flushed = self._flush(outcomes, also)
@@ -170,7 +174,7 @@ class GroupWork(ABC):
             raise
         self._after_flush(outcomes, claim.flushed if claim is not None else flushed)
         if claim is not None:
-            self._after_claim(claim, hungry=hungry)
+            self._after_claim(wants, claim, hungry=hungry)
 
     def flush_now(self) -> None:
         """At shutdown: writes every outcome there is, and moves watermarks some way."""
@@ -202,25 +206,55 @@ class GroupWork(ABC):
     def _may_claim(self, room: int) -> bool:
         return room > 0 and (bool(self.todo) or self._max_due(room) > 0)
 
-    def _each(self, room: int) -> int:
-        """How many messages to look for in one partition.
+    def _each(self, room: int, key: str) -> int:
+        """How many messages to look for in a partition.
 
         A partition costs a claim as much as ten messages do, so where partitions
         hold many, few are taken from at a time; but enough to keep the threads busy.
         """
-        partitions = min(room, MAX_PARTITIONS, len(self.todo)) or 1
-        return max(1, room // partitions, min(self._depth, room // (2 * self.poller.threads)))
+        share = room // (min(room, MAX_PARTITIONS, len(self.todo)) or 1)
+        depth = max(self._depth, self._depths.get(key, 1))
+        return max(1, share, min(depth, room // (2 * self.poller.threads)))
 
-    def _learn_depth(self, claim: Claim, *, hungry: bool) -> None:
-        """Deeper only while handlers are faster than claims: else a partition's turn would come late for nothing."""
+    def _expected(self, want: Want) -> int:
+        """How many messages a claim is likely to get of a partition: most give no more than they gave before."""
+        if want.due or want.key in self._depths:
+            return len(want.due) or want.look_at
+        return min(want.look_at, self._depth)
+
+    def _fill_up(self, wants: list[Want], left: int) -> list[Want]:
+        """Gives what others leave of a batch to partitions that had more than was taken the last time."""
+        filled: list[Want] = []
+        for want in wants:
+            more = max(0, min(left, self._depths.get(want.key, 0) - want.look_at)) if want.look_at else 0
+            filled.append(Want(want.key, look_at=want.look_at + more) if more else want)
+            left -= more
+        return filled
+
+    def _learn_depth(self, wants: Sequence[Want], claim: Claim, *, hungry: bool) -> None:
+        """Deeper only while handlers are faster than claims: else a partition's turn would come late for nothing.
+
+        One that gives all that it has says nothing of the others: those with a
+        backlog must not wait for those that get a message now and then.
+        """
         if not claim.looked_at:
             return
         if not hungry:
             self._depth = max(1, self._depth // 2)
-        elif claim.looked_at & claim.drained:
-            self._depth = max(1, len(claim.deliveries) // len(claim.looked_at))
-        else:
+            self._depths.clear()
+            return
+        if len(self._depths) > MAX_DEPTHS:
+            self._depths.clear()
+        deep = claim.looked_at - claim.drained
+        for want in wants:
+            if want.key in deep:
+                self._depths[want.key] = min(2 * want.look_at, self.batch_size)
+            else:
+                self._depths.pop(want.key, None)
+        if 2 * len(deep) >= len(claim.looked_at):
             self._depth = min(2 * self._depth, self.batch_size)
+        else:
+            self._depth = max(1, len(claim.deliveries) // len(claim.looked_at))
 
     # -- writing --------------------------------------------------------------
 
@@ -268,7 +302,9 @@ class GroupWork(ABC):
 
     # -- claiming -------------------------------------------------------------
 
-    def _claim(self, wants: Sequence[Want], outcomes: Sequence[Outcome], also: Collection[str], max_due: int) -> Claim:
+    def _claim(
+        self, wants: Sequence[Want], outcomes: Sequence[Outcome], also: Collection[str], max_due: int, room: int
+    ) -> Claim:
         token = claiming.new_token()
         try:
             return claiming.claim(
@@ -280,6 +316,7 @@ class GroupWork(ABC):
                 also=also,
                 max_due=max_due,
                 due_window=self._due_window(max_due),
+                max_rows=room,
                 exclude=self._held() if max_due else (),
                 max_bytes=self.max_bytes,
                 after_clock_step=self._after_clock_step(),
@@ -288,14 +325,14 @@ class GroupWork(ABC):
             self._undo = token
             raise
 
-    def _after_claim(self, claim: Claim, *, hungry: bool) -> None:
+    def _after_claim(self, wants: Sequence[Want], claim: Claim, *, hungry: bool) -> None:
         self._log_dead(claim.dead)
         self.unfinished |= {delivery.key for delivery, _ in claim.dead}
         if claim.dropped or claim.paused:
             self._stop(dropped=claim.dropped)
             return
         self._claimed(claim)
-        self._learn_depth(claim, hungry=hungry)
+        self._learn_depth(wants, claim, hungry=hungry)
         # First of all: what is claimed must be in the inbox, or given back, whatever fails from here on.
         self._hand_out(claim.deliveries)
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):

@@ -113,6 +113,7 @@ def claim(
     due_window: int = 0,
     exclude: Collection[tuple[str, int]] = (),
     max_bytes: int = 2**62,
+    max_rows: int = 2**62,
     after_clock_step: bool = False,
 ) -> Claim:
     """Writes the group's pending outcomes and takes new deliveries, in one transaction.
@@ -125,6 +126,7 @@ def claim(
         due_window: redeliveries to look at for that, where locked ones are in front.
         exclude: (partition key, offset) of what the claimant holds already (shared mode).
         max_bytes: payload bytes to take at most (but at least one message).
+        max_rows: messages to take at most, whatever the wants come to.
         after_clock_step: in shared mode, also look for rows that a mended clock left far ahead.
 
     Raises:
@@ -143,6 +145,7 @@ def claim(
             due_window=due_window,
             exclude=exclude,
             max_bytes=max_bytes,
+            max_rows=max_rows,
             after_clock_step=after_clock_step,
         )
 
@@ -161,6 +164,7 @@ def _claim(
     due_window: int,
     exclude: Collection[tuple[str, int]],
     max_bytes: int,
+    max_rows: int,
     after_clock_step: bool,
 ) -> Claim:
     ref, shared = claimant.ref, claimant.shared
@@ -177,7 +181,7 @@ def _claim(
     if fence is None or fence.paused:
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
-    budget = _Budget(max_bytes)
+    budget = _Budget(max_bytes, max_rows)
     taken: list[Claimed] = []
     open_wants = [want for want in wants if want.key not in lost]
     if shared:
@@ -201,20 +205,22 @@ def _claim(
 
 
 class _Budget:
-    """Payload bytes that a claim may still take; the first message always fits."""
+    """Payload bytes and messages that a claim may still take; the first message always fits."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_rows: int) -> None:
         self._left = max_bytes
+        self._rows = max_rows
         self._any = False
         self._full = False
 
     def takes(self, size: int) -> bool:
         """Once one was refused, all are: an empty payload must not overtake."""
-        self._full = self._full or (self._any and size > self._left)
+        self._full = self._full or (self._any and (size > self._left or self._rows <= 0))
         if self._full:
             return False
         self._any = True
         self._left -= size
+        self._rows -= 1
         return True
 
 
