@@ -400,7 +400,7 @@ class Case:
     def turn(self) -> None:
         """Publishes, sequences, takes and settles a batch, so that the backlog stays as it is."""
         from django_mysqlqueue import Message, publish_many
-        from django_mysqlqueue.service import claiming, leasing, news, sequencing, settling
+        from django_mysqlqueue.service import bodies, claiming, leasing, news, sequencing, settling
         from django_mysqlqueue.service.claiming import Want
         from django_mysqlqueue.service.deliveries import Kind, Outcome
 
@@ -421,7 +421,7 @@ class Case:
             lambda: claiming.claim(self.alias, self.claimant, wants, token=claiming.new_token(), max_due=max_due),
         )
         assert len(claim.deliveries) == BATCH, f"{self.name}: {len(claim.deliveries)} claimed"
-        self.timed("read", lambda: claiming.bodies(self.alias, [one.offset for one in claim.deliveries]))
+        self.timed("read", lambda: bodies.read(self.alias, [one.offset for one in claim.deliveries]))
         acks = [Outcome(delivery, Kind.ACK) for delivery in claim.deliveries]
         shared = self.mode == "shared"
         self.timed("flush", lambda: settling.flush(self.alias, self.ref, acks, max_attempts=5, shared=shared))

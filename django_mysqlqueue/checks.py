@@ -17,10 +17,13 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
+    DeliveryEvent,
     DeliveryState,
+    Operation,
     OutboxMessage,
     PartitionLease,
     QueueMessage,
+    Rollup,
     Sequencer,
     SubscriberHeartbeat,
 )
@@ -36,6 +39,9 @@ MODELS = (
     PartitionLease,
     ConsumerOffset,
     SubscriberHeartbeat,
+    DeliveryEvent,
+    Operation,
+    Rollup,
 )
 MINIMUM = {"mariadb": (10, 11), "mysql": (8, 4), "sqlite": (3, 35)}
 

@@ -18,6 +18,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+RECORD = "record_deliveries"
 LONGEST_DELAY = 30 * 86400.0
 """Longest visibility timeout, backoff, nack or snooze delay, in seconds."""
 
@@ -76,8 +77,13 @@ class Settings:
     max_payload_bytes: int = 1_048_576
     keyless_partitions: int = 16
     eager: bool = False
+    record_deliveries: str = "failures"
+    history_retention: float = 7 * 86400.0
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Handler options by group."""
+    recorded: Mapping[str, str] = field(default_factory=dict)
+    """``RECORD_DELIVERIES`` of the groups that have their own."""
 
     def retention_of(self, topic: str, *, has_groups: bool) -> float | None:
         """Seconds that a settled message stays in the log; None: for ever.
@@ -90,6 +96,10 @@ class Settings:
         if topic.endswith(self.dlq_suffix) and not has_groups:
             return self.dlq_retention
         return self.retention
+
+    def recorded_of(self, group: str) -> str:
+        """Which deliveries of a group are recorded: ``"all"``, ``"failures"`` or ``"none"``."""
+        return self.recorded.get(group, self.record_deliveries)
 
     def partitions_of(self, topic: str) -> int | None:
         """The number of partitions that the topic's keys are hashed to, if they are."""
@@ -230,6 +240,8 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "max_payload_bytes": _integer(1, 2**30),
     "keyless_partitions": _integer(1, 100_000),
     "eager": _boolean,
+    "record_deliveries": _choice("all", "failures", "none"),
+    "history_retention": _number(),
 }
 
 
@@ -274,10 +286,12 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
     settings = Settings(**values)
     problems += _relations(settings)
     topics, groups = raw.get("TOPICS", {}), raw.get("GROUPS", {})
+    by_topic, options = dict(_topics(topics, problems)), dict(_groups(groups, problems))
     settings = replace(
         settings,
-        topics=dict(_topics(topics, problems)),
-        groups=dict(_groups(groups, problems)),
+        topics=by_topic,
+        recorded={group: given.pop(RECORD) for group, given in options.items() if RECORD in given},
+        groups=options,
     )
     return settings, problems
 
@@ -322,6 +336,7 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
         problems.append(Problem("E006", f"MYSQLQUEUE['GROUPS'] must be a dict, not {type(raw).__name__}.", ""))
         return
     parsers = {name.upper(): parse for name, parse in HANDLER_OPTIONS.items()}
+    parsers[RECORD.upper()] = _FIELDS[RECORD]
     for group, options in raw.items():
         _check_name(f"MYSQLQUEUE['GROUPS'] has {group!r}", group, "E006", problems)
         parsed = _options(f"MYSQLQUEUE['GROUPS'][{group!r}]", options, parsers, "E006", problems)

@@ -30,5 +30,9 @@ class SubscriberError(QueueError):
     """A handler is declared wrongly, twice, or otherwise than its registered group."""
 
 
+class OperationRefused(QueueError):
+    """What an operator asked for cannot be done, or would lose something; nothing was changed."""
+
+
 class CommitOutcomeUnknown(QueueError):
     """The connection broke while COMMIT was under way: it may have happened or not."""

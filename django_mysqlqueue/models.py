@@ -164,12 +164,28 @@ class ConsumerGroup(models.Model):
         ORDERED = "ordered", _("ordered")
         SHARED = "shared", _("shared")
 
+    class AfterSeek(models.TextChoices):
+        NOTHING = "", _("no seek is under way")
+        RESUME = "resume", _("the group goes on")
+        STAY = "stay", _("the group stays paused")
+
     id = models.BigAutoField(primary_key=True)
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
     topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
     mode = BytewiseCharField(_("mode"), max_length=10, choices=Mode.choices)
     start_offset = models.BigIntegerField(_("start offset"), db_default=0)
     paused = models.BooleanField(_("paused"), db_default=False)
+    after_seek = BytewiseCharField(
+        _("after the seek"),
+        max_length=10,
+        db_default="",
+        blank=True,
+        choices=AfterSeek,
+        help_text=_("a seek has begun and not ended; run it again if it died"),
+    )
+    revision = models.BigIntegerField(
+        _("revision"), db_default=0, help_text=_("rises when subscribers must read the group's state anew")
+    )
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
 
     objects = QueueManager["ConsumerGroup"]()
@@ -276,3 +292,108 @@ class SubscriberHeartbeat(models.Model):
         db_table = "queue_subscriber_heartbeats"
         verbose_name = _("subscriber heartbeat")
         verbose_name_plural = _("subscriber heartbeats")
+
+
+class DeliveryEvent(models.Model):
+    """What became of a delivery, or what an operator did with a message: it outlives the state row."""
+
+    class Outcome(models.TextChoices):
+        ACKED = "acked", _("acked")
+        FAILED = "failed", _("failed")
+        SNOOZED = "snoozed", _("snoozed")
+        LOST = "lost", _("lost")
+        DEAD_LETTERED = "dead_lettered", _("dead-lettered")
+        REDRIVEN = "redriven", _("redriven")
+        REPLACED = "replaced", _("edited and redriven")
+        DISCARDED = "discarded", _("discarded")
+
+    id = models.BigAutoField(primary_key=True)
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    message_offset = models.BigIntegerField(_("message offset"))
+    attempt = models.PositiveIntegerField(_("attempt"), db_default=0)
+    outcome = BytewiseCharField(_("outcome"), max_length=20, choices=Outcome.choices)
+    delivered_at = models.BigIntegerField(_("delivered at"), db_default=0)
+    settled_at = models.BigIntegerField(_("settled at"), db_default=NowMilliseconds())
+    handled_ms = models.BigIntegerField(_("milliseconds in the handler"), db_default=0)
+    settled_by = BytewiseCharField(_("by"), max_length=KEY_LENGTH, db_default="", blank=True)
+    error = BytewiseTextField(_("error"), db_default=models.Value(""), blank=True)
+    related_id = BytewiseCharField(
+        _("related id"),
+        max_length=KEY_LENGTH,
+        db_default="",
+        blank=True,
+        help_text=_("of the dead letter that was made, or of the message that took its place"),
+    )
+
+    objects = QueueManager["DeliveryEvent"]()
+
+    class Meta:
+        db_table = "queue_delivery_events"
+        verbose_name = _("delivery event")
+        verbose_name_plural = _("delivery events")
+        indexes = [
+            models.Index(fields=["message_offset"], name="queue_delivery_events_message"),
+            models.Index(fields=["consumer_group", "topic"], name="queue_delivery_events_group"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.message_offset}] {self.outcome} for {self.consumer_group}"
+
+
+class Operation(models.Model):
+    """What an operator did, with how many messages that has changed so far."""
+
+    id = models.BigAutoField(primary_key=True)
+    action = BytewiseCharField(_("action"), max_length=20)
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH, db_default="", blank=True)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True)
+    actor = BytewiseCharField(_("by"), max_length=KEY_LENGTH, db_default="", blank=True)
+    detail = BytewiseTextField(_("detail"), db_default=models.Value(""), blank=True)
+    changed = models.BigIntegerField(_("changed"), db_default=0)
+    started_at = models.BigIntegerField(_("started at"), db_default=NowMilliseconds())
+    ended_at = models.BigIntegerField(_("ended at"), db_default=0, help_text=_("0: it runs, or has died"))
+
+    objects = QueueManager["Operation"]()
+
+    class Meta:
+        db_table = "queue_operations"
+        verbose_name = _("operation")
+        verbose_name_plural = _("operations")
+
+    def __str__(self) -> str:
+        return f"{self.action} by {self.actor}"
+
+
+LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
+"""Upper bounds of the rollups' latency buckets in milliseconds; one more takes what is above."""
+
+
+class Rollup(models.Model):
+    """Counts of a minute or an hour for one group; subscribers add to it now and then.
+
+    ``latency_n`` counts acked messages by the time from their place in the log
+    to their ack: bucket n reaches up to ``LATENCY_BOUNDS_MS[n]``.
+    """
+
+    pk = models.CompositePrimaryKey("grain", "bucket_at", "consumer_group", "topic")
+    grain = models.PositiveIntegerField(_("seconds"))
+    bucket_at = models.BigIntegerField(_("begins at"))
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    acked = models.BigIntegerField(_("acked"), db_default=0)
+    failed = models.BigIntegerField(_("failed"), db_default=0)
+    dead_lettered = models.BigIntegerField(_("dead-lettered"), db_default=0)
+
+    objects = QueueManager["Rollup"]()
+
+    class Meta:
+        db_table = "queue_rollups"
+        verbose_name = _("rollup")
+        verbose_name_plural = _("rollups")
+
+
+for _place in range(len(LATENCY_BOUNDS_MS) + 1):
+    Rollup.add_to_class(f"latency_{_place}", models.BigIntegerField(db_default=0))
+del _place

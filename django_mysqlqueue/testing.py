@@ -24,7 +24,7 @@ from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
 from django_mysqlqueue.service import scheduling
-from django_mysqlqueue.service.claiming import Body
+from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.messages import (

@@ -23,6 +23,9 @@ QUEUE_MODELS = (
     models.SubscriberHeartbeat,
     models.ConsumerGroup,
     models.Sequencer,
+    models.DeliveryEvent,
+    models.Operation,
+    models.Rollup,
 )
 
 

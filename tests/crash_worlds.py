@@ -9,6 +9,7 @@ from typing import Any
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, Sequencer
 from django_mysqlqueue.service import (
+    bodies,
     claiming,
     groups,
     heartbeats,
@@ -68,8 +69,8 @@ def claim(ref: GroupRef, mode: str, who: str, keys: str = "ab") -> dict[str, Cla
     claimant = Claimant(ref, who, 5, 60_000 if mode == "shared" else None)
     wants = [Want(key, look_at=10) for key in keys]
     found = claiming.claim(USING, claimant, wants, token=claiming.new_token()).deliveries
-    bodies = claiming.bodies(USING, [delivery.offset for delivery in found])
-    return {bodies[delivery.offset].message_id: delivery for delivery in found}
+    contents = bodies.read(USING, [delivery.offset for delivery in found])
+    return {contents[delivery.offset].message_id: delivery for delivery in found}
 
 
 def flush(ref: GroupRef, outcomes: list[Outcome]) -> None:

@@ -437,7 +437,11 @@ def state_of(group, topic):
 def test_drop_leaves_no_state(two_groups, no_question):
     stays, other_topic = state_of("stays", "t"), state_of("gone", "u")
     said = run("queuedropgroup", "gone", "t", "--noinput")
-    assert said == "The group 'gone' of 't' has 6 unsettled messages.\nDropped the group 'gone' of 't'.\n"
+    assert said.splitlines() == [
+        "The group 'gone' of 't' has 6 unsettled messages.",
+        "GC keeps 0 messages for it alone: when they are old enough, it may delete them.",
+        "Done: dropped the group 'gone' of 't'.",
+    ]
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
     assert state_of("stays", "t") == stays
     assert state_of("gone", "u") == other_topic
@@ -462,7 +466,7 @@ def test_drop_asks(two_groups, answer):
     said = run("queuedropgroup", "gone", "t")
     assert len(asked) == 1
     assert "Type the group's name" in asked[0]
-    assert said.endswith("Dropped the group 'gone' of 't'.\n")
+    assert said.endswith("Done: dropped the group 'gone' of 't'.\n")
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
 
 
@@ -496,7 +500,8 @@ def test_drop_warns_of_live_subscribers_and_stops_them(db):
     sub.step()
     said = run("queuedropgroup", "g", "t", "--noinput")
     assert f"Live subscribers: {sub.name}." in said
-    assert said.endswith("Dropped the group 'g' of 't'.\n")
+    assert "GC keeps 3 messages for it alone" in said
+    assert said.endswith("Done: dropped the group 'g' of 't'.\n")
     assert state_of("g", "t") == [0, 0, 0, 0, 0]
     sub.settle()
     publish_many("t", [Message(number, key="k") for number in range(3)])

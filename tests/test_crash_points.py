@@ -32,6 +32,7 @@ from tests.crash_cases import CASES, Case, resume, undo
 from tests.crash_worlds import G, World
 from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
 from tests.harness import USING, Sub, handler
+from tests.test_operation_crashes import ACTS, begin
 
 # -- running them -------------------------------------------------------------
 
@@ -447,4 +448,8 @@ def test_every_function_that_writes_has_a_case(db, crasher):
         world = Start(one).world
         with connections[ALIAS].execute_wrapper(watch):
             one.operation(world)
+    for act in ACTS.values():
+        begin(act)
+        with connections[ALIAS].execute_wrapper(watch):
+            act.run()
     assert required - seen == set()

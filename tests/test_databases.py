@@ -128,7 +128,7 @@ def test_every_command_works_where_the_queue_is(named):
     assert "Deleted 0 messages" in command("queuegc", *named)
     assert "is shared now" in command("queuegroupmode", "g", "t", "shared", *named)
     assert groups.find(QUEUE, GroupRef("g", "t")).mode == "shared"
-    assert "Dropped" in command("queuedropgroup", "g", "t", "--noinput", *named)
+    assert "Done: dropped" in command("queuedropgroup", "g", "t", "--noinput", *named)
     assert on_queue(ConsumerGroup) == 0
     assert on_queue(QueueMessage) == 1
 

@@ -22,7 +22,7 @@ from django_mysqlqueue import Message, StaleDelivery, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.executor import Executor
-from django_mysqlqueue.service.dead_letters import ERROR_LENGTH
+from django_mysqlqueue.service.messages import ERROR_LENGTH
 from tests.app.models import Effect
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 

@@ -326,20 +326,20 @@ def test_a_database_error_starts_everything_anew(db, monkeypatch):
 
 def test_an_error_while_reading_payloads_gives_the_deliveries_back(db, monkeypatch):
     """Claimed and committed, but the connection broke before the payloads came: order is kept."""
-    from django_mysqlqueue.service import claiming
+    from django_mysqlqueue.service import bodies
 
     got = []
     publish_many("t", (Message(number, key="k") for number in range(10)))
     sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), batch_size=4)
-    real = claiming.bodies
+    real = bodies.read
 
     def fail_once(using, offsets):
-        monkeypatch.setattr(claiming, "bodies", real)
+        monkeypatch.setattr(bodies, "read", real)
         raise OperationalError(2013, "Lost connection")
 
-    monkeypatch.setattr(claiming, "bodies", fail_once)
+    monkeypatch.setattr(bodies, "read", fail_once)
     sub.step()
-    assert claiming.bodies is real  # it has failed
+    assert bodies.read is real  # it has failed
     sub.poller.ordered[0].rests_until = 0.0
     sub.settle()
     assert got == [(number, 1) for number in range(10)]

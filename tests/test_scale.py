@@ -22,14 +22,21 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import Message, publish, publish_many, service
-from django_mysqlqueue.models import ConsumerOffset, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import (
+    audit,
     claiming,
     groups,
     heartbeats,
+    history,
     leasing,
     news,
+    redriving,
+    rescheduling,
     retention,
+    retrying,
+    rollups,
+    seeking,
     sequencing,
     settling,
     stats,
@@ -38,6 +45,7 @@ from django_mysqlqueue.service import (
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.redriving import Letters
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.service.transactions import Session
@@ -55,12 +63,14 @@ MAY_WALK = {
     "stats.unsettled": "counts what is unsettled, for people who look at the queue",
     "stats.status": "lists the groups, for people who look at the queue",
     "retention._next_group": "lists the groups, once in a round of GC",
+    "heartbeats.remove": "reads all subscribers of a day, by an operator",
     "heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
 }
 """Functions whose statements may read a whole table, and why."""
 
 MAY_SORT = {
     "sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
+    "retrying._pages": "on SQLite those of one due time, 500 at a time",
     "news.since": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
 }
 """Functions whose statements may sort, and what."""
@@ -251,11 +261,63 @@ def live() -> None:
     _life(Sub(*whole, batch_size=50), Sub(*others, name="part", subset=part, batch_size=50))
     for name in ("o", "s"):
         _lose_and_take_over(name)
-    Sub(*whole).settle()
+    last = Sub(*whole)
+    last.settle()
+    last.leave()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     stats.status(USING, lease_ms=30_000)
     stats.unsettled(Session(USING), GroupRef("o", "t"))
+    _operate(GroupRef("o", "t"))
+    _operate(GroupRef("s", "t"))
+    end = Sub(handler(group="o"), handler(group="s", mode="shared"))
+    end.settle(rounds=100)
+    end.leave()
+
+
+def _operate(ref: GroupRef) -> None:
+    """Everything that operators do to a group."""
+    session = Session(USING)
+    mode = "ordered" if ref.group == "o" else "shared"
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
+    publish_many("t", (Message(number, key="k1", delay=1000) for number in range(5)))
+    held = Sub(handler(group=ref.group, mode=mode, function=lambda delivery: delivery.nack(delay=3600))).step()
+    held.work(30)
+    held.flush()
+    groups.pause(USING, ref, by="test")
+    groups.resume(USING, ref, by="test")
+    groups.steering(session, [ref])
+    assert retrying.waiting(USING, ref, most=1000) >= 20
+    waiting = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by="", acked=False)
+    offset = waiting.values_list("message_offset", flat=True)[0]
+    rows = retrying.at(USING, ref, [offset])
+    assert retrying.retry_now(USING, ref, by="test", rows=rows) == 1
+    assert retrying.retry_now(USING, ref, by="test", reset_attempts=True) >= 19
+    if mode == "ordered":
+        assert leasing.revoke(USING, ref, ["k0", "k1"], by="test") == 2
+    heartbeats.deregister(USING, held.name, [ref])
+    assert heartbeats.remove(USING, held.name, by="test", lease_ms=30_000) == 1
+    for place in (seeking.place_of(USING, time_ms=session.now() - 1000), seeking.place_of(USING, "latest")):
+        seeking.preview(USING, ref, place)
+        seeking.seek(USING, ref, place, by="test")
+    letters = Letters("t_dlq", group=ref.group, since=1)
+    assert redriving.count(USING, letters, most=2) == 2
+    places = [offset for page in redriving.pages(session, letters, size=10) for offset in page]
+    redriving.replace(USING, "t_dlq", places[0], "new", by="test")
+    assert redriving.discard(USING, Letters("t_dlq", offsets=(places[1],)), by="test", reason="test") == 1
+    redriving.redrive(USING, letters, by="test", limit=3)
+    scheduled = rescheduling.scheduled(USING, topic="t")
+    rescheduling.scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
+    ids = [one.outbox_id for one in scheduled]
+    assert rescheduling.cancel(USING, ids[:1], by="test") == 1
+    assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, by="test") == 1
+    assert rescheduling.deliver_now(USING, ids[2:], by="test") == len(ids) - 2
+    rollups.add(USING, {ref: rollups.Tally(failed=1)})
+    rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
+    rollups.since(session, rollups.MINUTE, session.now() - 3_600_000, ref)
+    history.of_message(session, places[:2])
+    for collect in (history.collect, rollups.collect, audit.collect):
+        collect(USING)
 
 
 def _life(*subs: Sub) -> None:

@@ -12,7 +12,7 @@ from django_mysqlqueue import names
 from django_mysqlqueue.conf import LONGEST_DELAY
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.claiming import Body
+from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
 from django_mysqlqueue.service.transactions import in_transaction

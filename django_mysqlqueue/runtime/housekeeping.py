@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.service import heartbeats, leasing, retention, watermarks
+from django_mysqlqueue.service import audit, heartbeats, history, leasing, retention, rollups, watermarks
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.transactions import Session
 
@@ -69,6 +69,10 @@ class Housekeeping:
         yield from self._sweep_watermarks()
         yield from self._collect()
         heartbeats.forget_old(poller.using)
+        yield
+        for forget in (history.collect, rollups.collect, audit.collect):
+            while forget(poller.using):
+                yield
 
     def _find_work(self) -> Iterator[None]:
         """Every partition that may have work goes on its group's list, known or not."""

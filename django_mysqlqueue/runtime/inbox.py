@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.service.claiming import Body
+from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 
@@ -188,10 +188,11 @@ class Inbox:
         with self._lock:
             return [held.claimed for held in self._empty(self._groups[ref], key)]
 
-    def drop_stale(self, ref: GroupRef, lost: Collection[tuple[str, int, int]]) -> None:
-        """Forgets waiting deliveries (partition key, offset, token) that are another's by now."""
+    def drop_stale(self, ref: GroupRef, lost: Collection[tuple[str, int, int]]) -> list[Claimed]:
+        """Forgets waiting deliveries (partition key, offset, token) that are not this process's any more."""
+        dropped: list[Claimed] = []
         if not lost:
-            return
+            return dropped
         with self._lock:
             group = self._groups[ref]
             for lane in group.lanes.values():
@@ -199,6 +200,8 @@ class Inbox:
                     lane.waiting.remove(held)
                     group.waiting -= 1
                     group.waiting_bytes -= held.claimed.size
+                    dropped.append(held.claimed)
+        return dropped
 
     def keep(self, ref: GroupRef, until: float) -> None:
         """Shared mode: what waits may start until then (monotonic); afterwards others may have it."""
@@ -327,9 +330,12 @@ class Inbox:
         """
         with self._lock:
             group = self._groups[batch.items[0].claimed.ref]
+            handled_ms = round((time.monotonic() - batch.items[0].started_at) * 1000)
             for held, outcome in zip(batch.items, outcomes, strict=True):
                 group.running -= 1
                 del self._running[id(held)]
+                if outcome.kind is not Kind.GIVE_BACK:
+                    outcome = Outcome(*outcome[:5], handled_ms, held.body.published_at)
                 self._settle(group, outcome)
                 if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
                     group.lanes[held.claimed.key].blocked = True

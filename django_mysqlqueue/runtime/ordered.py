@@ -247,11 +247,19 @@ class OrderedWork(GroupWork):
             self.poller.progressed_at = time.monotonic()
 
     def _load(self, keys: Collection[str]) -> None:
-        """Reads the unsettled rows of partitions into memory; what this process holds is left out."""
+        """Reads the unsettled rows of partitions into memory; what this process holds is left out.
+
+        What waits here and has no such row was taken away by an operator's seek: it does not start.
+        """
         pending: dict[str, dict[int, int]] = {key: {} for key in keys}
+        gone = {(key, offset, token) for key in keys for offset, token in self.partitions[key].in_hand.items()}
         for row in leasing.load(Session(self.using), self.ref, keys):
             if self.partitions[row.key].in_hand.get(row.offset) != row.token:
                 pending[row.key][row.offset] = row.due
+            else:
+                gone.discard((row.key, row.offset, row.token))
+        for delivery in self.inbox.drop_stale(self.ref, gone):
+            self.partitions[delivery.key].in_hand.pop(delivery.offset, None)
         for key, offsets in pending.items():
             partition = self.partitions[key]
             partition.pending = {}

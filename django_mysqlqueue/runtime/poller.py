@@ -27,7 +27,7 @@ from django_mysqlqueue.runtime.ordered import OrderedWork
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.runtime.shared import SharedWork
 from django_mysqlqueue.runtime.work import GroupWork
-from django_mysqlqueue.service import heartbeats, leasing, news, sequencing
+from django_mysqlqueue.service import groups, heartbeats, leasing, news, rollups, sequencing
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Retry, Session
@@ -36,6 +36,8 @@ SEQUENCER_PASSES = 4
 """Passes of the sequencer in a poll, so that flushes and extensions are not starved."""
 NEWS_ROWS = 2000
 NEWS_PASSES = 5
+ROLLUP_INTERVAL = 10.0
+"""Seconds between two writes of what was counted for the charts."""
 LOOK_PAUSE = 10
 """A look at the outbox walks uncommitted rows too: wait this many times as long as the last one took."""
 
@@ -106,6 +108,9 @@ class Poller:
         self.ordered = [work for work in self.works if isinstance(work, OrderedWork)]
         self.shared = [work for work in self.works if isinstance(work, SharedWork)]
         self.housekeeping = Housekeeping(self)
+        self.tallies = {ref: rollups.Tally() for ref in handlers}
+        """What this process has counted since it last wrote."""
+        self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
         self._tail: int | None = None
         self._interval = settings.poll_interval
         self._next_poll = 0.0
@@ -191,7 +196,15 @@ class Poller:
         for work in self.works:
             if time.monotonic() >= work.rests_until:
                 self._turn(work)
+        if now >= self._next_rollup:
+            self.write_rollups()
         self.housekeeping.turn()
+
+    def write_rollups(self) -> None:
+        """Adds what was counted to the charts' rows; after an error it is written with the next ones."""
+        self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
+        rollups.add(self.using, self.tallies)
+        self.tallies = {ref: rollups.Tally() for ref in self.tallies}
 
     def _turn(self, work: GroupWork) -> None:
         """A group whose turn fails must not keep the others from theirs, unless the connection is gone or read-only."""
@@ -326,10 +339,14 @@ class Poller:
     def _tick(self) -> None:
         """Once a renewal interval, and when leases are free: shares, stale owners, extensions."""
         self._ticked_at = time.monotonic()
+        session = Session(self.using)
+        steering = groups.steering(session, [work.ref for work in self.works])
         for group in self.works:
             group.ask_again()
+            if group.ref in steering and group.note_revision(steering[group.ref].revision):
+                group.start_anew()
+                self.housekeeping.scan_all()
         if self.ordered:
-            session = Session(self.using)
             refs = [work.ref for work in self.ordered]
             leases = leasing.read(session, refs, self.lease_ms)
             live = heartbeats.live(session, refs, self.lease_ms)

@@ -401,6 +401,7 @@ class Subscriber:
         self.poller.keep_alive()
         for work in self.poller.works:
             work.flush_now()
+        self.poller.write_rollups()
 
     def _release_all(self) -> None:
         """A partition whose handler still runs keeps its lease until this process is gone."""

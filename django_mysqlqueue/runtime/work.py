@@ -14,7 +14,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime.inbox import Held
 from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.service import claiming, settling, watermarks
+from django_mysqlqueue.service import bodies, claiming, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, Want
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.transactions import Retry
@@ -75,6 +75,8 @@ class GroupWork(ABC):
         self.stopped = False
         """The group is paused or dropped: nothing is claimed."""
         self._announced = False
+        self._revision: int | None = None
+        """What operators had last changed of the group, as of the last tick."""
         self.failures = 0
         self.rests_until = 0.0
         """After a failed turn: until when (monotonic) the others go first."""
@@ -288,7 +290,24 @@ class GroupWork(ABC):
                 outcome=outcome.kind.value,
             )
         self._log_dead(flushed.dead)
+        self._count(outcomes, flushed)
         self._written(outcomes, flushed)
+
+    def _count(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        """What the charts and metrics show of this flush."""
+        stale = {id(outcome) for outcome in flushed.stale}
+        now = self.poller.clock.now()
+        tally = self.poller.tallies[self.ref]
+        for outcome in outcomes:
+            if id(outcome) in stale:
+                continue
+            kind = outcome.said if outcome.said is not None else outcome.kind
+            if kind is Kind.ACK:
+                tally.acked(now - outcome.published_at if outcome.published_at else None)
+            elif kind in (Kind.NACK, Kind.REJECT):
+                tally.failed += 1
+        rejected = sum(outcome.said is Kind.REJECT for outcome in outcomes)
+        tally.dead_lettered += len(flushed.dead) + rejected
 
     def _log_dead(self, dead: Iterable[tuple[Claimed, str]]) -> None:
         for delivery, error in dead:
@@ -373,19 +392,27 @@ class GroupWork(ABC):
         self._announced = self.stopped
         self.stopped = False
 
+    def note_revision(self, revision: int) -> bool:
+        """Whether an operator has changed what this process remembers of the group (a seek, a retry)."""
+        revised = self._revision is not None and revision != self._revision
+        self._revision = revision
+        if revised:
+            event(logging.INFO, "group.revised", group=self.ref.group, topic=self.ref.topic)
+        return revised
+
     def _hand_out(self, deliveries: Sequence[Claimed]) -> None:
         """Reads the payloads, after the claim has committed, and puts the deliveries into the inbox."""
         if not deliveries:
             return
         try:
-            bodies = claiming.bodies(self.using, [delivery.offset for delivery in deliveries])
+            found = bodies.read(self.using, [delivery.offset for delivery in deliveries])
         except Error:
             for delivery in deliveries:
                 self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
             raise
         held: list[Held] = []
         for delivery in deliveries:
-            body = bodies.get(delivery.offset)
+            body = found.get(delivery.offset)
             if body is None:
                 # Collected or discarded since it was claimed: there is nothing to handle.
                 self.inbox.settle(Outcome(delivery, Kind.ACK), ordered=not self.handler.shared)

@@ -6,14 +6,14 @@ outbox; within a table by primary key in key order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
-from typing import NamedTuple
 
 from django_mysqlqueue import names
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.service import dead_letters, groups, leasing, settling, watermarks
+from django_mysqlqueue.service import dead_letters, groups, history, leasing, settling, watermarks
+from django_mysqlqueue.service.dead_letters import Letter
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
@@ -79,21 +79,6 @@ class Claim:
     """Expected redeliveries that are not due yet → when, epoch milliseconds."""
     dropped: bool = False
     paused: bool = False
-
-
-class Body(NamedTuple):
-    """A message's content, read from the log after the claim has committed."""
-
-    message_id: str
-    payload: bytes
-    metadata: str | bytes
-    original_id: str
-    published_at: int
-    created_at: int
-    original_topic: str = ""
-    failed_group: str = ""
-    failure_count: int = 0
-    last_error: str = ""
 
 
 def new_token() -> int:
@@ -194,7 +179,7 @@ def _claim(
     if due:
         most = max_due if shared else len(due)
         taken += _redeliver(session, claimant, due, token, fence.now, budget, result, most=most)
-    fresh, cursors = _above_cursors(session, claimant, open_wants, offsets, token, budget, result)
+    fresh, cursors = _above_cursors(session, claimant, open_wants, offsets, token, fence.now, budget, result)
     taken += fresh
     # Where it has only passed rows for another group nothing will be settled that takes the watermark along.
     flushed.unfinished |= cursors.keys() - {delivery.key for delivery in fresh}
@@ -277,7 +262,8 @@ def _redeliver(
         result.settled |= set(due) - set(rows) - unsettled
     sizes = _sizes(session, [offset for _, offset in rows])
     taken: list[Claimed] = []
-    letters: list[tuple[str, int, int, str]] = []
+    letters: list[Letter] = []
+    lost: list[history.Event] = []
     for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
         if not claimant.shared and key in locked:
             continue
@@ -288,13 +274,20 @@ def _redeliver(
             continue
         suspect = bool(delivered_by)
         size = sizes.get(offset, 0)
-        claimed = Claimed(ref, key, offset, token, retries + 1, suspect, size)
+        claimed = Claimed(ref, key, offset, token, retries + 1, suspect, size, now, claimant.subscriber)
         if suspect and _used_up(claimant, retries):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
-            letters.append((key, offset, retries, f"{error}\n{text}" if error else text))
+            text_of_all = f"{error}\n{text}" if error else text
+            letters.append(Letter(key, offset, retries, text_of_all, delivered_at, by=delivered_by))
             result.dead.append((claimed._replace(attempt=retries), text))
         elif len(taken) < most and budget.takes(size):
             taken.append(claimed)
+            if suspect:
+                lost.append(
+                    history.Event(ref, key, offset, retries, history.Outcome.LOST, delivered_at, 0, delivered_by)
+                )
+    if lost and history.level(ref) != "none":
+        history.record(session, lost)
     if letters:
         dead_letters.dead_letter(session, ref, letters)
     _renew_rows(session, claimant, taken, now)
@@ -383,6 +376,7 @@ def _above_cursors(
     wants: Sequence[Want],
     offsets: Mapping[str, Offsets],
     token: int,
+    now: int,
     budget: _Budget,
     result: Claim,
 ) -> tuple[list[Claimed], dict[str, int]]:
@@ -414,7 +408,19 @@ def _above_cursors(
                 continue
             if not budget.takes(size):
                 break
-            taken.append(Claimed(claimant.ref, key, offset, token, 1, suspect=False, size=size))
+            taken.append(
+                Claimed(
+                    claimant.ref,
+                    key,
+                    offset,
+                    token,
+                    1,
+                    suspect=False,
+                    size=size,
+                    delivered_at=now,
+                    by=claimant.subscriber,
+                )
+            )
             cursors[key] = offset
         if len(rows) < look_at and (not rows or cursors.get(key) == rows[-1][0]):
             result.drained.add(key)
@@ -454,32 +460,6 @@ def _insert_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed],
 
 
 # -- after the COMMIT ---------------------------------------------------------
-
-
-def bodies(using: str, offsets: Iterable[int]) -> dict[int, Body]:
-    """Reads messages from the log, outside any transaction.
-
-    A process that is frozen while rows stream to it must hold no locks (they
-    were kept for 60 s). An offset that is missing has been collected or
-    discarded meanwhile.
-    """
-    session = Session(using)
-    found: dict[int, Body] = {}
-    for chunk in session.chunks(sorted(offsets)):
-        for offset, message_id, payload, *more in session.rows(
-            "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
-            "m.original_topic, m.failed_group, m.failure_count, m.last_error "
-            f"FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
-            f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
-            chunk,
-        ):
-            found[offset] = Body(message_id, _content(payload), *more)
-    return found
-
-
-def _content(payload: object) -> bytes:
-    """SQLite keeps what plain SQL gave it: a payload may be text there, or a number, which is not so many NULs."""
-    return bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else str(payload).encode()
 
 
 def undo(using: str, ref: GroupRef, token: int) -> None:

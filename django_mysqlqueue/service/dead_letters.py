@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from django_mysqlqueue import names
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.service import history
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.transactions import Session, flat
 from django_mysqlqueue.service.watermarks import BY_ROW
 
@@ -14,26 +17,31 @@ STATE = DeliveryState._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
 
-ERROR_LENGTH = 16_000
-"""Characters of an error that are kept: its end, where a traceback names the exception."""
+
+class Letter(NamedTuple):
+    """A delivery that has failed for good."""
+
+    key: str
+    offset: int
+    attempts: int
+    """How many have failed."""
+    error: str
+    delivered_at: int = 0
+    handled_ms: int = 0
+    by: str = ""
+    """The subscriber of the last attempt."""
 
 
-def cut(error: str) -> str:
-    """An error text that fits its column and that UTF-8 can encode."""
-    text = error.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= ERROR_LENGTH else "…" + text[1 - ERROR_LENGTH :]
-
-
-def dead_letter(session: Session, ref: GroupRef, letters: Sequence[tuple[str, int, int, str]]) -> None:
+def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> None:
     """Settles deliveries for this group and puts copies into the outbox for the DLQ topic.
 
-    ``letters``: (partition key, offset, failed attempts, error) of rows that
-    this transaction has locked and found unsettled. Both happen in the one
+    ``letters`` are of rows that this transaction has locked and found unsettled. Both happen in the one
     transaction: at every crash point the message is live or in the DLQ. The log
     row stays, since other groups still need it. The copy has a fresh id: with
     the old one it would be dropped as a repeat the second time.
     """
     ordered = sorted(letters)
+    ids = {(letter.key, letter.offset): names.new_message_id() for letter in ordered}
     for chunk in session.chunks(ordered):
         session.execute(
             session.dialect.update_joined(
@@ -43,10 +51,10 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[tuple[str, in
                 BY_ROW,
                 {"acked": "1", "delivery_token": "0", "delivered_by": "''", "retry_count": "v.n"},
             ),
-            (*flat((key, offset, count) for key, offset, count, _ in chunk), *ref),
+            (*flat(letter[:3] for letter in chunk), *ref),
         )
     now = session.dialect.now_ms
-    for chunk in session.chunks(ordered, weight=lambda letter: len(letter[3])):
+    for chunk in session.chunks(ordered, weight=lambda letter: len(letter.error)):
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, original_id, original_topic, "
             "original_offset, failed_group, failed_at, failure_count, last_error) "
@@ -60,6 +68,28 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[tuple[str, in
             (
                 names.dlq_topic(ref.topic),
                 ref.group,
-                *flat((offset, names.new_message_id(), count, cut(error)) for _, offset, count, error in chunk),
+                *flat(
+                    (letter.offset, ids[letter.key, letter.offset], letter.attempts, cut_error(letter.error))
+                    for letter in chunk
+                ),
             ),
+        )
+    if history.level(ref) != "none":
+        history.record(
+            session,
+            [
+                history.Event(
+                    ref,
+                    letter.key,
+                    letter.offset,
+                    letter.attempts,
+                    history.Outcome.DEAD_LETTERED,
+                    letter.delivered_at,
+                    letter.handled_ms,
+                    letter.by,
+                    letter.error,
+                    ids[letter.key, letter.offset],
+                )
+                for letter in ordered
+            ],
         )

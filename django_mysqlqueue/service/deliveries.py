@@ -25,6 +25,10 @@ class Claimed(NamedTuple):
     """An earlier holder of this message vanished: its start goes on record before it runs."""
     size: int
     """Payload size in bytes."""
+    delivered_at: int = 0
+    """When it was claimed, epoch milliseconds."""
+    by: str = ""
+    """The subscriber that claimed it."""
 
 
 class Kind(Enum):
@@ -51,6 +55,10 @@ class Outcome(NamedTuple):
     error: str = ""
     said: Kind | None = None
     """Where ``kind`` is SETTLED: what the handler's own transaction has written."""
+    handled_ms: int = 0
+    """How long the handler's call took; one call of a batch handler is counted for each of its messages."""
+    published_at: int = 0
+    """When the message took its place in the log, epoch milliseconds; 0: no handler was called."""
 
 
 @dataclass(slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_mysqlqueue.exceptions import SubscriberError
+from django.db.models import F
+
+from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -14,7 +17,8 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service import audit
+from django_mysqlqueue.service.transactions import Session, apart, flat, run
 
 GROUPS = ConsumerGroup._meta.db_table
 LOG = QueueMessage._meta.db_table
@@ -100,23 +104,117 @@ def wait_for_claims(session: Session, ref: GroupRef) -> None:
     list(group.select_for_update().values_list("id"))
 
 
-def drop(using: str, ref: GroupRef) -> bool:
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What operators have said of a group, for subscribers to follow."""
+
+    paused: bool
+    revision: int
+    """Rises when what a subscriber remembers of the group is out of date."""
+
+
+def steering(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, Steering]:
+    """Reads what operators have said of some groups, one query; a dropped group is not in it."""
+    if not refs:
+        return {}
+    rows = session.rows(
+        f"SELECT s.consumer_group, s.topic, s.paused, s.revision FROM {session.dialect.rows(('g', 't'), len(refs))} "
+        f"{session.dialect.join} {GROUPS} s ON s.consumer_group = v.g AND s.topic = v.t",
+        flat(refs),
+    )
+    return {GroupRef(group, topic): Steering(bool(paused), int(revision)) for group, topic, paused, revision in rows}
+
+
+class Locked(NamedTuple):
+    """A group row under its exclusive lock: no claim of the group is under way, and none begins."""
+
+    paused: bool
+    start_offset: int
+    after_seek: str
+
+
+def lock(session: Session, ref: GroupRef) -> Locked:
+    """Locks a group's row exclusively.
+
+    Raises:
+        OperationRefused: there is no such group.
+    """
+    group = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
+    rows = list(group.select_for_update().values_list("paused", "start_offset", "after_seek"))
+    if not rows:
+        raise OperationRefused(f"There is no group {ref.group!r} of {ref.topic!r}.")
+    return Locked(*rows[0])
+
+
+def change(session: Session, ref: GroupRef, *, revise: bool = False, **columns: object) -> None:
+    """Writes to a group row that is locked; with ``revise`` subscribers read the group's state anew."""
+    values: dict[str, object] = {**columns, "revision": F("revision") + 1} if revise else columns
+    ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).update(**values)
+
+
+def pause(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
+    """Stops claims: subscribers finish what they have claimed, keep their leases, and take nothing more.
+
+    Returns:
+        Whether it was running.
+
+    Raises:
+        OperationRefused: there is no such group, or a seek of it has not ended.
+    """
+    return _set_paused(using, ref, paused=True, by=by, detail=reason)
+
+
+def resume(using: str, ref: GroupRef, *, by: str) -> bool:
+    """Lets a group go on; its subscribers notice within a lease renewal interval.
+
+    Returns:
+        Whether it was paused.
+
+    Raises:
+        OperationRefused: there is no such group, or a seek of it has not ended.
+    """
+    return _set_paused(using, ref, paused=False, by=by)
+
+
+def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, detail: str = "") -> bool:
+    def write(session: Session) -> bool:
+        found = lock(session, ref)
+        if found.after_seek:
+            raise OperationRefused(
+                f"A seek of the group {ref.group!r} of {ref.topic!r} has begun and not ended: run it again first."
+            )
+        if found.paused is paused:
+            return False
+        change(session, ref, paused=paused)
+        audit.once(session, "pause" if paused else "resume", 0, by=by, group=ref.group, topic=ref.topic, detail=detail)
+        return True
+
+    with apart(using):
+        return run(using, write)
+
+
+def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
     """Forgets a group and all its state; GC no longer waits for it.
 
     It is paused first, under its exclusive lock, and its row goes last: a drop
     that died leaves a paused group, and is run again. Returns whether it existed.
     """
 
-    def pause(session: Session) -> bool:
-        group = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
-        found = bool(list(group.select_for_update().values_list("id")))
-        group.update(paused=True)
-        return found
+    def begin(session: Session) -> int | None:
+        try:
+            lock(session, ref)
+        except OperationRefused:
+            return None
+        change(session, ref, paused=True)
+        return audit.begin(session, "drop", by=by, group=ref.group, topic=ref.topic)
 
-    existed = run(using, pause)
-    while not run(using, lambda session: _delete_chunk(session, ref)):
-        pass
-    return existed
+    with apart(using):
+        operation = run(using, begin)
+        while not run(using, lambda session: _delete_chunk(session, ref)):
+            pass
+        if operation is not None:
+            run(using, lambda session: audit.end(session, operation))
+    return operation is not None
 
 
 def _delete_chunk(session: Session, ref: GroupRef) -> bool:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import SubscriberHeartbeat
+from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.transactions import Session, apart, flat, run
 
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
 KEY = ("consumer_group", "topic", "subscriber_name")
@@ -56,6 +58,43 @@ def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
         session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(rows), on), flat(rows))
 
     run(using, delete)
+
+
+def remove(using: str, subscriber: str, *, by: str, lease_ms: int) -> int:
+    """Deletes a dead subscriber's rows, for all its groups: nobody waits for its leases to run out.
+
+    Returns:
+        How many rows there were.
+
+    Raises:
+        OperationRefused: it is alive.
+    """
+
+    def delete(session: Session) -> int:
+        places = sorted(
+            session.rows(
+                f"SELECT consumer_group, topic, subscriber_name FROM {HEARTBEATS} WHERE subscriber_name = %s",
+                (subscriber,),
+            )
+        )
+        if not places:
+            return 0
+        # By primary key and under lock: it may beat at this moment.
+        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+        alive = session.rows(
+            f"SELECT CASE WHEN {fresh('s', session)} THEN 1 ELSE 0 END "
+            f"FROM {session.dialect.rows(KEY, len(places))} {session.dialect.join} {HEARTBEATS} s ON {on}"
+            f"{session.dialect.for_update}",
+            (lease_ms, lease_ms, *flat(places)),
+        )
+        if any(is_alive for (is_alive,) in alive):
+            raise OperationRefused(f"The subscriber {subscriber!r} is alive: stop it first.")
+        session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(places), on), flat(places))
+        audit.once(session, "forget", len(alive), by=by, detail=subscriber)
+        return len(alive)
+
+    with apart(using):
+        return run(using, delete)
 
 
 def fresh(alias: str, session: Session) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
-from django_mysqlqueue.service import groups, heartbeats, partitions
+from django_mysqlqueue.service import audit, groups, heartbeats, partitions
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import UNION_TERMS, Session, flat, run
+from django_mysqlqueue.service.transactions import UNION_TERMS, Session, apart, flat, run
 
 LEASES = PartitionLease._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -203,6 +203,27 @@ def release(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -
 
     if keys:
         run(using, give_back)
+
+
+def revoke(using: str, ref: GroupRef, keys: Collection[str], *, by: str) -> int:
+    """Takes leases away from whoever holds them: any subscriber may have them next.
+
+    The holder notices with its next claim or tick and starts nothing more of
+    them; what it is handling ends stale if another has taken it meanwhile.
+
+    Returns:
+        How many leases there were.
+    """
+
+    def free(session: Session) -> int:
+        owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner)
+        _assign(session, ref, owned, "")
+        if owned:
+            audit.once(session, "release", len(owned), by=by, group=ref.group, topic=ref.topic)
+        return len(owned)
+
+    with apart(using):
+        return run(using, free) if keys else 0
 
 
 def drop_drained(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:

@@ -20,6 +20,7 @@ from django_mysqlqueue.exceptions import InvalidMessage
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
 CONTENT_TYPE = "content_type"
+GIVEN_TYPES = ((CONTENT_TYPE, JSON_TYPE), (CONTENT_TYPE, BINARY_TYPE))
 RESERVED_PREFIX = "mysqlqueue."
 PUBLISHER_KEY = RESERVED_PREFIX + "key"
 """Where the publisher's key is kept when it was hashed to a partition."""
@@ -73,6 +74,19 @@ def encode(topic: str, message: Message) -> OutboxRow:
     partition_key = _partition(topic, message.key, message_id, metadata)
     delay_ms, deliver_at = _schedule(message)
     return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at)
+
+
+def encode_body(payload: Any, metadata: Mapping[str, Any]) -> tuple[bytes, str]:
+    """A payload and its metadata, the queue's own included, as they are stored.
+
+    A content type that ``publish`` gave follows the payload; another one stays.
+
+    Raises:
+        InvalidMessage: naming the value and the rule that it breaks.
+    """
+    kept = {name: value for name, value in metadata.items() if (name, value) not in GIVEN_TYPES}
+    body = _payload(payload, kept)
+    return body, _stored(kept)
 
 
 def _payload(payload: Any, metadata: dict[str, Any]) -> bytes:
@@ -237,6 +251,16 @@ def _from_json(body: bytes) -> Any:
         raise ValueError(f"{name} is not JSON")
 
     return json.loads(body.decode(), parse_constant=refuse)
+
+
+ERROR_LENGTH = 16_000
+"""Characters of an error that are kept: its end, where a traceback names the exception."""
+
+
+def cut_error(error: str) -> str:
+    """An error text that fits its column and that UTF-8 can encode."""
+    text = error.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= ERROR_LENGTH else "…" + text[1 - ERROR_LENGTH :]
 
 
 def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
 
 
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
-    """Refuses a single row that the server would refuse by closing the connection; ``_chunks`` takes care of several."""
+    """Refuses a single row that the server would refuse by closing the connection; ``_chunks`` counts several."""
     if len(chunk) > 1:
         return
     size = len(chunk[0].payload) + len(chunk[0].metadata.encode()) + 2000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import partitions, watermarks
+from django_mysqlqueue.service import partitions, seeking, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session, flat, run
 from django_mysqlqueue.service.watermarks import BY_KEY
@@ -91,7 +91,7 @@ def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | 
     return (topic, keys) if keys else None
 
 
-def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | None:
+def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | None = None) -> dict[str, int] | None:
     """How far every registered group has passed each partition; None: the topic has no group.
 
     A group without an offsets row in a partition counts with its start offset:
@@ -102,6 +102,8 @@ def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | No
             f"SELECT consumer_group, start_offset FROM {ConsumerGroup._meta.db_table} WHERE topic = %s", (topic,)
         )
     )
+    if leaving_out is not None:
+        starts.pop(leaving_out, None)
     if not starts:
         return None
     acked: dict[str, dict[str, int]] = {key: {} for key in keys}
@@ -113,6 +115,23 @@ def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | No
         ):
             acked[key][group] = offset
     return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
+
+
+def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
+    """How many messages of a topic GC keeps for this group alone, at most ``most``.
+
+    Once they are old enough it may delete them when the group is gone.
+    """
+    held = 0
+    after: str | None = None
+    while held < most and (keys := partitions.in_log(session, ref.topic, after=after, limit=PARTITIONS)):
+        after = keys[-1]
+        present = floors(session, ref.topic, keys) or {}
+        without = floors(session, ref.topic, keys, leaving_out=ref.group)
+        ranges = {key: (present.get(key, 0), NO_FLOOR if without is None else without[key]) for key in keys}
+        behind = {key: place for key, place in ranges.items() if place[0] < place[1]}
+        held += sum(seeking.count_between(session, ref.topic, behind, most).values())
+    return min(held, most)
 
 
 def _collect_chunk(

@@ -12,9 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from django_mysqlqueue import names
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.service import dead_letters, watermarks
+from django_mysqlqueue.service import dead_letters, history, watermarks
+from django_mysqlqueue.service.dead_letters import Letter
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.transactions import Session, apart, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
 
@@ -69,9 +71,14 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
             (*flat(chunk), *ref),
         )
     if rejected:
-        letters = [(delivery.key, delivery.offset, delivery.attempt, error) for delivery, error in rejected]
-        dead_letters.dead_letter(session, ref, letters)
+        dead_letters.dead_letter(session, ref, [_letter(delivery, error) for delivery, error in rejected])
     return set()
+
+
+def _letter(delivery: Claimed, error: str, handled_ms: int = 0) -> Letter:
+    return Letter(
+        delivery.key, delivery.offset, delivery.attempt, error, delivery.delivered_at, handled_ms, delivery.by
+    )
 
 
 def record_start(using: str, delivery: Claimed) -> bool:
@@ -225,11 +232,28 @@ def apply(
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
     ]
     _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
+    if history.level(ref) == "all":
+        _record_acks(session, ref, outcomes, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # One without a row (the group was dropped, the partition collected) has no watermark to move.
     flushed.skipped = watermarks.existing(session, ref, left) if left else set()
     return flushed
+
+
+def _record_acks(session: Session, ref: GroupRef, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+    """One row for each ack that this flush has written, or the handler's own transaction before it."""
+    not_written = {id(outcome) for outcome in (*flushed.stale, *flushed.locked)}
+    _record(
+        session,
+        ref,
+        [
+            _event(outcome, history.Outcome.ACKED)
+            for outcome in outcomes
+            if (outcome.kind is Kind.ACK or (outcome.kind is Kind.SETTLED and outcome.said is Kind.ACK))
+            and id(outcome) not in not_written
+        ],
+    )
 
 
 def _mark_acked(
@@ -283,7 +307,8 @@ def _apply_failures(
     places = [(outcome.delivery.key, outcome.delivery.offset) for outcome in ordered]
     held = _lock_rows(session, ref, places, session.dialect.skip_locked)
     there = _read_rows(session, ref, [place for place in places if place not in held])
-    letters: list[tuple[str, int, int, str]] = []
+    letters: list[Letter] = []
+    events: list[history.Event] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
     for outcome in ordered:
         delivery = outcome.delivery
@@ -293,7 +318,7 @@ def _apply_failures(
         elif held.get((key, offset)) != delivery.token:
             flushed.stale.append(outcome)
         elif _is_final(outcome, max_attempts, ref):
-            letters.append((key, offset, delivery.attempt, outcome.error))
+            letters.append(_letter(delivery, outcome.error, outcome.handled_ms))
             flushed.dead.append((delivery, outcome.error))
         else:
             # Nack stores the attempt that failed; the others store what was there before it.
@@ -302,14 +327,43 @@ def _apply_failures(
             error = outcome.error if failed else None
             # A suspect that never started stays one.
             keep = outcome.kind is Kind.GIVE_BACK and delivery.suspect
-            waits.append((key, offset, outcome.delay_ms, count, error and dead_letters.cut(error), int(keep)))
+            waits.append((key, offset, outcome.delay_ms, count, error and cut_error(error), int(keep)))
+            if failed:
+                events.append(_event(outcome, history.Outcome.FAILED))
+            elif outcome.kind is Kind.SNOOZE:
+                events.append(_event(outcome, history.Outcome.SNOOZED))
     if letters:
         dead_letters.dead_letter(session, ref, letters)
+    _record(session, ref, events)
     if waits:
         _make_wait(session, ref, waits)
         now = session.now()
         for key, offset, delay, _, _, _ in waits:
             flushed.waiting[key, offset] = now + delay if delay else 0
+
+
+def _event(outcome: Outcome, what: history.Outcome) -> history.Event:
+    delivery = outcome.delivery
+    return history.Event(
+        delivery.ref,
+        delivery.key,
+        delivery.offset,
+        delivery.attempt,
+        what,
+        delivery.delivered_at,
+        outcome.handled_ms,
+        delivery.by,
+        outcome.error,
+    )
+
+
+def _record(session: Session, ref: GroupRef, events: Sequence[history.Event]) -> None:
+    """Records what the group's setting asks for; dead letters record themselves."""
+    level = history.level(ref) if events else "none"
+    if level == "failures":
+        events = [event for event in events if event.outcome == history.Outcome.FAILED]
+    if level != "none":
+        history.record(session, events)
 
 
 def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool:

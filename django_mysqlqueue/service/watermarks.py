@@ -132,6 +132,21 @@ def store(
         )
 
 
+def put(session: Session, ref: GroupRef, keys: Collection[str], offset: int) -> None:
+    """Stores one offset as watermark and cursor of locked rows: for seek, which alone may take them back."""
+    for chunk in session.chunks(sorted(keys)):
+        session.execute(
+            session.dialect.update_joined(
+                OFFSETS,
+                ("k", "o"),
+                len(chunk),
+                BY_KEY,
+                {"offset_acked": "v.o", "offset_claimed": "v.o", "updated_at": session.dialect.now_ms},
+            ),
+            (*flat((key, offset) for key in chunk), *ref),
+        )
+
+
 def advance(
     session: Session, ref: GroupRef, offsets: Mapping[str, Offsets], acks: Mapping[str, Mapping[int, int]]
 ) -> Advanced:
@@ -163,7 +178,8 @@ def advance(
                 result.settled.add((key, offset))
         else:
             if len(rows) == len(mine) + LOOK_AHEAD:
-                watermark = rows[-1][0]
+                # (A seek has put the cursor below rows that it has not deleted yet.)
+                watermark = min(rows[-1][0], place.claimed)
                 result.unfinished.add(key)
         if watermark > place.acked:
             result.watermarks[key] = watermark

@@ -43,6 +43,8 @@ DEFAULTS = {
     "MAX_PAYLOAD_BYTES": 1048576,
     "KEYLESS_PARTITIONS": 16,
     "EAGER": False,
+    "RECORD_DELIVERIES": "failures",
+    "HISTORY_RETENTION": 7 * 86400,
     "TOPICS": {},
     "GROUPS": {},
 }
@@ -63,7 +65,8 @@ def test_the_defaults_written_out_are_sound_and_change_nothing(mysqlqueue):
 
 def test_no_other_setting_exists():
     """A setting without a default in the issue would be neither documented nor tested here."""
-    assert {name.upper() for name in conf.Settings.__dataclass_fields__} == set(DEFAULTS)
+    read_from_groups = {"RECORDED"}
+    assert {name.upper() for name in conf.Settings.__dataclass_fields__} - read_from_groups == set(DEFAULTS)
 
 
 def test_a_project_without_the_setting_gets_the_defaults(settings):

@@ -14,10 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_mysqlqueue.runtime import inbox as inbox_module
 from django_mysqlqueue.runtime.inbox import FLUSH_DELAY, SLICE, Batch, Held, Inbox
+from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from tests.harness import handler
 
 numbers = itertools.count(1)
+
+BODY = Body("id", b"", "{}", "", 0, 0)
 
 
 class Queue:
@@ -33,7 +36,7 @@ class Queue:
     def held(self, group, key="k", *, suspect=False, size=1):
         one = self.handlers[group]
         number = next(numbers)
-        return Held(Claimed(one.ref, key, number, number, 1, suspect, size), body=None, handler=one)
+        return Held(Claimed(one.ref, key, number, number, 1, suspect, size), body=BODY, handler=one)
 
     def put(self, group, *keys, **fields):
         """Puts one delivery for each key, in this order."""
@@ -503,7 +506,7 @@ def test_put_wakes_waiting_threads():
     inbox = Inbox([one.ref], leases_good=lambda: True)
     taken = []
     threads = [in_background(lambda: taken.append(inbox.take(None))) for _ in range(3)]
-    inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), None, one) for key in "abc")
+    inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), BODY, one) for key in "abc")
     for thread in threads:
         thread.join(10)
     assert sorted(batch.items[0].claimed.key for batch in taken) == ["a", "b", "c"]
@@ -537,7 +540,7 @@ def test_wake_ends_the_pollers_sleep_and_is_remembered():
 def test_an_outcome_ends_the_pollers_sleep(enough):
     one = handler()
     inbox = Inbox([one.ref], leases_good=lambda: True)
-    inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), None, one) for key in "ab")
+    inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), BODY, one) for key in "ab")
     batch = inbox.take(None)
     began = time.monotonic()
     thread = in_background(lambda: inbox.wait(60, enough=enough))
@@ -550,7 +553,7 @@ def test_an_outcome_ends_the_pollers_sleep(enough):
 def test_an_empty_inbox_ends_the_pollers_sleep():
     one = handler()
     inbox = Inbox([one.ref], leases_good=lambda: True)
-    inbox.put([Held(Claimed(one.ref, "a", 1, 1, 1, False, 1), None, one)])
+    inbox.put([Held(Claimed(one.ref, "a", 1, 1, 1, False, 1), BODY, one)])
     inbox.take(None)
     began = time.monotonic()
     assert inbox.wait(60, enough=100) is False
@@ -618,7 +621,7 @@ class InboxMachine(RuleBasedStateMachine):
         items = []
         for key, suspect, size, attempt in batch:
             self.offset += 1
-            items.append(Held(Claimed(one.ref, key, self.offset, self.offset, attempt, suspect, size), None, one))
+            items.append(Held(Claimed(one.ref, key, self.offset, self.offset, attempt, suspect, size), BODY, one))
         blocked = {key: self.inbox.is_blocked(one.ref, key) for key in KEYS}
         self.inbox.put(items)
         for held in items:

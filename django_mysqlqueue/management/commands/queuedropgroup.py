@@ -7,49 +7,51 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import groups, heartbeats, stats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.management.operations import COUNTED, OperationCommand, Plan, add_group, counted, group_of, who
+from django_mysqlqueue.service import groups, heartbeats, retention, seeking
 from django_mysqlqueue.service.transactions import Session
 
 
-class Command(QueueCommand):
+class Command(OperationCommand):
     help = "Forgets a consumer group of a topic with all its state: GC no longer keeps messages for it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("group")
-        parser.add_argument("topic")
-        parser.add_argument("--noinput", "--no-input", action="store_false", dest="interactive", help="do not ask")
+        add_group(parser)
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
-        ref = GroupRef(options["group"], options["topic"])
+    def plan(self, using: str, options: dict[str, Any]) -> Plan:
+        ref = group_of(using, options).ref
         session = Session(using)
-        if groups.find(using, ref) is None:
-            known = ", ".join(
-                f"{group} of {topic}"
-                for group, topic in ConsumerGroup.objects.using(using).values_list("consumer_group", "topic")
-            )
-            raise CommandError(f"There is no group {ref.group!r} of {ref.topic!r}. Registered: {known or 'none'}.")
-        lag, _ = stats.unsettled(session, ref)
-        lease_ms = int(get_settings().lease_duration * 1000)
-        live = heartbeats.live(session, [ref], lease_ms)[ref]
-        self.stdout.write(
-            f"The group {ref.group!r} of {ref.topic!r} has {lag} unsettled message{'' if lag == 1 else 's'}."
+        unsettled = seeking.preview(using, ref, seeking.place_of(using, "latest")).skipped
+        kept = retention.held_back_by(session, ref, most=COUNTED)
+        live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
+        summary = [
+            f"The group {ref.group!r} of {ref.topic!r} has {counted(unsettled, 'unsettled message')}.",
+            f"GC keeps {counted(kept, 'message')} for it alone: when they are old enough, it may delete them.",
+        ]
+        warnings = (
+            [f"Live subscribers: {', '.join(live)}. They stop claiming; a restart registers anew."] if live else []
         )
-        if live:
-            self.stdout.write(
-                self.style.WARNING(
-                    f"Live subscribers: {', '.join(live)}. They stop claiming; a restart registers anew."
-                )
-            )
-        if options["interactive"]:
-            try:
-                answer = input("Type the group's name to drop it: ")
-            except EOFError:
-                raise CommandError("Nobody is there to ask: pass --noinput to drop it.") from None
-            if answer != ref.group:
-                raise CommandError("Not dropped.")
-        groups.drop(using, ref)
-        self.stdout.write(f"Dropped the group {ref.group!r} of {ref.topic!r}.")
+
+        def drop(progress: object) -> int:
+            return int(groups.drop(using, ref, by=who()))
+
+        facts = {
+            "group": ref.group,
+            "topic": ref.topic,
+            "unsettled": unsettled,
+            "kept_for_it_alone": kept,
+            "live_subscribers": list(live),
+        }
+        return Plan("drop", summary, 1, drop, facts, warnings)
+
+    def ask(self, plan: Plan, options: dict[str, Any]) -> None:
+        try:
+            answer = input("Type the group's name to drop it: ")
+        except EOFError:
+            raise CommandError("Nobody is there to ask: pass --noinput to drop it.") from None
+        if answer != options["group"]:
+            raise CommandError("Not dropped.")
+
+    def done(self, plan: Plan, changed: int) -> str:
+        return f"dropped the group {plan.facts['group']!r} of {plan.facts['topic']!r}."

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_mysqlqueue", "0001_initial")]
+    dependencies = [("django_mysqlqueue", "0002_operations")]
     operations = [
         migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0)),
     ]

@@ -1,0 +1,48 @@
+"""``manage.py queuerelease``: takes leases away, or forgets a dead subscriber."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.management.operations import OperationCommand, Plan, counted, who
+from django_mysqlqueue.management.operations import group_of as registered_group
+from django_mysqlqueue.service import heartbeats, leasing
+
+
+class Command(OperationCommand):
+    help = "Releases leases of partitions (GROUP TOPIC KEY…), or forgets a dead subscriber (--subscriber)."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("group", nargs="?")
+        parser.add_argument("topic", nargs="?")
+        parser.add_argument("key", nargs="*", help="partition keys")
+        parser.add_argument("--subscriber", metavar="NAME", help="forget this dead subscriber with all its leases")
+
+    def plan(self, using: str, options: dict[str, Any]) -> Plan:
+        name = options["subscriber"]
+        if (name is None) == (options["group"] is None):
+            raise CommandError("Say what: GROUP TOPIC KEY…, or --subscriber NAME.")
+        if name is not None:
+            lease_ms = int(get_settings().lease_duration * 1000)
+
+            def forget(progress: object) -> int:
+                return heartbeats.remove(using, name, by=who(), lease_ms=lease_ms)
+
+            return Plan("forget", [f"The subscriber {name!r} will be forgotten; its leases are free."], 1, forget)
+        keys = options["key"]
+        if not keys:
+            raise CommandError("Say which partitions: GROUP TOPIC KEY…")
+        group = registered_group(using, options)
+
+        def release(progress: object) -> int:
+            return leasing.revoke(using, group.ref, keys, by=who())
+
+        summary = [f"{counted(len(keys), 'lease')} of the group {group.ref} will be taken from whoever holds them."]
+        return Plan("release", summary, len(keys), release)
+
+    def done(self, plan: Plan, changed: int) -> str:
+        return f"{changed} released." if plan.action == "release" else f"{changed} heartbeats deleted."

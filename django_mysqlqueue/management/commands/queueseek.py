@@ -1,0 +1,70 @@
+"""``manage.py queueseek``: a group goes on from another place of the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mysqlqueue.management.operations import (
+    COUNTED,
+    OperationCommand,
+    Plan,
+    Progress,
+    add_group,
+    counted,
+    group_of,
+    moment,
+    who,
+)
+from django_mysqlqueue.service import seeking
+
+
+class Command(OperationCommand):
+    help = (
+        "Lets a consumer group go on from another place of the log, forwards or back, while its subscribers run. "
+        "Says how many messages that replays or skips."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add_group(parser)
+        parser.add_argument(
+            "place", nargs="?", help="earliest, latest, or the offset of the message that is to come next"
+        )
+        parser.add_argument(
+            "--time", metavar="WHEN", help="instead: what took its place in the log then (ISO 8601) or later comes next"
+        )
+
+    def plan(self, using: str, options: dict[str, Any]) -> Plan:
+        group = group_of(using, options)
+        target, when = options["place"], options["time"]
+        if (target is None) == (when is None):
+            raise CommandError("Say where to: earliest, latest, an offset, or --time.")
+        if when is not None:
+            place, said = seeking.place_of(using, time_ms=moment(when)), f"time {when}"
+        else:
+            place = seeking.place_of(using, int(target) if target.isdecimal() else target)
+            said = target
+        preview = seeking.preview(using, group.ref, place)
+        summary = [
+            f"The group {group.ref} will go on at offset {place.offset + 1} ({said}).",
+            f"  handled again:  {counted(preview.replayed, 'message')}",
+            f"  skipped:        {counted(preview.skipped, 'message')}",
+            "What is in flight is given up: its end changes nothing.",
+        ]
+        warnings = [f"{counted(preview.skipped, 'message')} will never be handled."] if preview.skipped else []
+
+        def seek(progress: Progress) -> int:
+            return seeking.seek(using, group.ref, place, by=who(), detail=said, progress=progress)
+
+        facts = {
+            "offset": place.offset + 1,
+            "replayed": preview.replayed,
+            "skipped": preview.skipped,
+            "counted_up_to": COUNTED,
+        }
+        return Plan("seek", summary, max(1, preview.replayed + preview.skipped), seek, facts, warnings)
+
+    def done(self, plan: Plan, changed: int) -> str:
+        return f"the next message is the first from offset {plan.facts['offset']} on."

@@ -1,0 +1,57 @@
+"""The record of what operators did: one row for each operation, with how much it has changed so far.
+
+It is written in the operation's own transactions, so after a crash it says
+exactly what was done.
+"""
+
+from __future__ import annotations
+
+from django.db.models import F
+
+from django_mysqlqueue.fields import NowMilliseconds
+from django_mysqlqueue.models import Operation
+from django_mysqlqueue.names import KEY_LENGTH
+from django_mysqlqueue.service import history
+from django_mysqlqueue.service.transactions import Session, run
+
+OPERATIONS = Operation._meta.db_table
+
+KEEP_SECONDS = 365 * 86400.0
+"""How long the record stays."""
+
+
+def begin(session: Session, action: str, *, by: str, group: str = "", topic: str = "", detail: str = "") -> int:
+    """Puts an operation on record; returns its id."""
+    row = Operation.objects.using(session.using).create(
+        action=action, consumer_group=group, topic=topic, actor=by[:KEY_LENGTH], detail=detail
+    )
+    return int(row.pk)
+
+
+def add(session: Session, operation: int, changed: int) -> None:
+    """Counts what the present transaction changes."""
+    if changed:
+        Operation.objects.using(session.using).filter(pk=operation).update(changed=F("changed") + changed)
+
+
+def end(session: Session, operation: int) -> None:
+    """The operation is complete."""
+    Operation.objects.using(session.using).filter(pk=operation).update(ended_at=NowMilliseconds())
+
+
+def collect(using: str) -> int:
+    """Deletes some of the oldest rows, by primary key, that are older than ``KEEP_SECONDS``; returns how many."""
+
+    def delete(session: Session) -> int:
+        return history.delete_old(session, OPERATIONS, "started_at", int(KEEP_SECONDS * 1000))
+
+    return run(using, delete)
+
+
+def once(
+    session: Session, action: str, changed: int, *, by: str, group: str = "", topic: str = "", detail: str = ""
+) -> None:
+    """Records an operation that the present transaction does as a whole."""
+    operation = begin(session, action, by=by, group=group, topic=topic, detail=detail)
+    add(session, operation, changed)
+    end(session, operation)

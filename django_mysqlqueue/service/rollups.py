@@ -1,0 +1,149 @@
+"""Rollups: counts of each minute and hour, for charts that must not read the log.
+
+A subscriber counts in memory and adds what it has counted every few seconds. A
+process that is killed takes its last few seconds of counts with it: these are
+for looking, nothing rests on them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import LATENCY_BOUNDS_MS, Rollup
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, flat, run
+
+ROLLUPS = Rollup._meta.db_table
+MINUTE, HOUR = 60, 3600
+"""Seconds that a row stands for."""
+MINUTES_KEPT = 6 * HOUR
+"""Rows of minutes are kept so many seconds; those of hours as long as ``HISTORY_RETENTION`` says."""
+KEY = ("grain", "bucket_at", "consumer_group", "topic")
+BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
+COUNTS = ("acked", "failed", "dead_lettered", *BUCKETS)
+BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+CHUNK = 1000
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one process has counted of a group since it wrote last."""
+
+    failed: int = 0
+    dead_lettered: int = 0
+    buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
+    unmeasured: int = 0
+    """Acks of which the latency is not known."""
+
+    def acked(self, latency_ms: int | None) -> None:
+        """Counts an ack, by the time since the message took its place in the log."""
+        if latency_ms is None:
+            self.unmeasured += 1
+        else:
+            self.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+
+    def counts(self) -> tuple[int, ...]:
+        """In the order of ``COUNTS``."""
+        return (sum(self.buckets) + self.unmeasured, self.failed, self.dead_lettered, *self.buckets)
+
+
+def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
+    """Adds to the rows of the present minute and hour, by the database's clock."""
+    counted = sorted((ref, tally.counts()) for ref, tally in tallies.items())
+    if not any(any(counts) for _, counts in counted):
+        return
+
+    def write(session: Session) -> None:
+        now = session.now()
+        rows = [
+            (grain, now // (grain * 1000) * grain * 1000, *ref, *counts)
+            for grain in (MINUTE, HOUR)
+            for ref, counts in counted
+            if any(counts)
+        ]
+        for chunk in session.chunks(rows):
+            session.execute(
+                f"INSERT INTO {ROLLUPS} ({', '.join(KEY)}) VALUES "
+                + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s)")
+                + session.dialect.on_conflict_keep(ROLLUPS, KEY),
+                flat(row[: len(KEY)] for row in chunk),
+            )
+        assign = ", ".join(f"{name} = {name} + %s" for name in COUNTS)
+        where = " AND ".join(f"{name} = %s" for name in KEY)
+        for row in sorted(rows):
+            session.execute(f"UPDATE {ROLLUPS} SET {assign} WHERE {where}", (*row[len(KEY) :], *row[: len(KEY)]))
+
+    run(using, write)
+
+
+def collect(using: str) -> int:
+    """Deletes rows that are too old, by primary key; returns how many."""
+    keep_ms = {MINUTE: MINUTES_KEPT * 1000, HOUR: int(get_settings().history_retention * 1000)}
+
+    def delete(session: Session) -> int:
+        now = session.now()
+        deleted = 0
+        for grain, kept in keep_ms.items():
+            rows = session.rows(
+                f"SELECT {', '.join(KEY)} FROM {ROLLUPS} WHERE grain = %s AND bucket_at < %s "
+                f"ORDER BY {', '.join(KEY)} LIMIT %s",
+                (grain, now - kept, CHUNK),
+            )
+            for chunk in session.chunks(rows):
+                session.execute(session.dialect.delete_joined(ROLLUPS, KEY, len(chunk), BY_KEY), flat(chunk))
+            deleted += len(rows)
+        return deleted
+
+    return run(using, delete)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A minute's or an hour's counts of one group."""
+
+    ref: GroupRef
+    at: int
+    """When it began, epoch milliseconds."""
+    acked: int
+    failed: int
+    dead_lettered: int
+    latency: tuple[int, ...]
+    """Acks by latency: bucket n reaches up to ``LATENCY_BOUNDS_MS[n]``."""
+
+
+def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None) -> list[Bucket]:
+    """The rows of a grain (seconds) from a moment on (epoch milliseconds), in order of time."""
+    one, parameters = ("", ()) if ref is None else (" AND consumer_group = %s AND topic = %s", tuple(ref))
+    rows = session.rows(
+        f"SELECT consumer_group, topic, bucket_at, {', '.join(COUNTS)} FROM {ROLLUPS} "
+        f"WHERE grain = %s AND bucket_at >= %s{one}",
+        (grain, moment, *parameters),
+    )
+    found = [
+        Bucket(GroupRef(group, topic), at, acked, failed, dead, tuple(latency))
+        for group, topic, at, acked, failed, dead, *latency in rows
+    ]
+    return sorted(found, key=lambda bucket: (bucket.at, bucket.ref))
+
+
+def percentile(latency: Sequence[int], share: float) -> float | None:
+    """The latency in milliseconds that so large a share of the acks stays within; None: nothing was acked.
+
+    Within a bucket acks count as spread evenly, so the answer is as exact as
+    the bucket is narrow; above the last bound it is that bound.
+    """
+    total = sum(latency)
+    if not total:
+        return None
+    wanted = share * total
+    passed = 0
+    for place, count in enumerate(latency):
+        if passed + count >= wanted and count:
+            low = LATENCY_BOUNDS_MS[place - 1] if place else 0
+            high = LATENCY_BOUNDS_MS[min(place, len(LATENCY_BOUNDS_MS) - 1)]
+            return low + (high - low) * (wanted - passed) / count
+        passed += count
+    return float(LATENCY_BOUNDS_MS[-1])

@@ -1,0 +1,290 @@
+"""Seek: a group goes on from another place of the log, forwards or back, while its subscribers run.
+
+The group is paused and gets its new start under its row's exclusive lock, so no
+claim is under way and none begins. Then, partition by partition, both offsets
+are stored before the state rows are deleted: what was in flight has no row with
+its token any more, and its end changes nothing. At last the group goes on, with
+a new revision, which makes its subscribers forget what they remember. A seek
+that died leaves the group paused, and is run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.service import audit, groups, partitions, watermarks
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import UNION_TERMS, Session, apart, flat, run
+from django_mysqlqueue.service.watermarks import BY_ROW
+
+LOG = QueueMessage._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+STATE = DeliveryState._meta.db_table
+AfterSeek = ConsumerGroup.AfterSeek
+CHUNK = 1000
+"""Partitions, or state rows, of one transaction."""
+LOCKED_PAUSE = 0.05
+"""Seconds to wait for rows that an atomic handler has locked."""
+COUNTED = 10_000
+"""A preview counts no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a group is to go on: everything at or below ``offset`` counts as settled."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a seek would do. Counts of messages, exact up to ``COUNTED``.
+
+    (Messages that were redriven for another group are among them.)
+    """
+
+    place: Place
+    replayed: int
+    """Settled ones that would come again."""
+    skipped: int
+    """Unsettled ones that would never come."""
+
+
+def place_of(
+    using: str, target: Literal["earliest", "latest"] | int = "latest", *, time_ms: int | None = None
+) -> Place:
+    """The place of a target in the log as it is now.
+
+    Args:
+        target: ``"earliest"``: the oldest message that is left; ``"latest"``: behind
+            the newest one; a number: the message at that offset comes next.
+        time_ms: instead of the target: what took its place in the log then or
+            later (epoch milliseconds) comes next.
+    """
+    session = Session(using)
+    if time_ms is not None:
+        return Place(_first_since(session, time_ms) - 1)
+    if target == "earliest":
+        return Place(0)
+    if target == "latest":
+        row = session.row(f"SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m")
+        assert row is not None  # noqa: S101  # an aggregate has one row
+        return Place(int(row[0]))
+    if isinstance(target, bool) or not isinstance(target, int) or target < 1:
+        raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or a number from 1")
+    last = place_of(using, "latest").offset
+    if target > last + 1:
+        raise OperationRefused(f"offset {target}: the log ends at {last}; what comes before {target} would be lost")
+    return Place(target - 1)
+
+
+def _first_since(session: Session, moment: int) -> int:
+    """The lowest offset that took its place at a moment or later, by bisection: the log is in order of time."""
+    row = session.row(
+        f"SELECT (SELECT COALESCE(MIN(m.`offset`), 1) FROM {LOG} m), "
+        f"(SELECT COALESCE(MAX(m.`offset`), 0) + 1 FROM {LOG} m)"
+    )
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    low, high = int(row[0]), int(row[1])
+    while low < high:
+        middle = (low + high) // 2
+        found = session.row(
+            f"SELECT m.`offset`, m.published_at FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
+            "WHERE m.`offset` >= %s ORDER BY m.`offset` LIMIT 1",
+            (middle,),
+        )
+        if found is None or found[1] >= moment:
+            high = middle
+        else:
+            low = int(found[0]) + 1
+    return low
+
+
+# -- what it would do ---------------------------------------------------------
+
+
+def preview(using: str, ref: GroupRef, place: Place) -> Preview:
+    """Counts what a seek would replay and skip, partition by partition, without changing anything.
+
+    Raises:
+        OperationRefused: there is no such group.
+    """
+    session = Session(using)
+    registered = groups.find(using, ref)
+    if registered is None:
+        raise OperationRefused(f"There is no group {ref.group!r} of {ref.topic!r}.")
+    replayed = skipped = 0
+    after: str | None = None
+    while keys := partitions.in_log(session, ref.topic, after=after, limit=CHUNK):
+        after = keys[-1]
+        acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
+        back = {key: (place.offset, mark) for key, mark in acked.items() if mark > place.offset}
+        forth = {key: (mark, place.offset) for key, mark in acked.items() if mark < place.offset}
+        replayed += sum(count_between(session, ref.topic, back, COUNTED).values())
+        skipped += sum(count_between(session, ref.topic, forth, COUNTED).values())
+        if min(replayed, skipped) >= COUNTED or max(replayed, skipped) >= 2 * COUNTED:
+            break
+    settled_behind = _settled(session, ref, place.offset, above=True)
+    settled_before = _settled(session, ref, place.offset, above=False)
+    return Preview(place, min(replayed + settled_behind, COUNTED), min(max(0, skipped - settled_before), COUNTED))
+
+
+def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, int]:
+    return {
+        key: int(acked)
+        for chunk in session.chunks(sorted(keys))
+        for key, acked in session.rows(
+            f"SELECT s.partition_key, s.offset_acked FROM {session.dialect.rows(('k',), len(chunk))} "
+            f"{session.dialect.join} {OFFSETS} s ON {watermarks.BY_KEY}",
+            (*chunk, *ref),
+        )
+    }
+
+
+def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool) -> int:
+    """Settled rows that the watermark has not passed, on one side of an offset; no more than ``COUNTED``."""
+    row = session.row(
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND message_offset {'>' if above else '<='} %s "
+        "LIMIT %s) n",
+        (*ref, True, offset, COUNTED),
+    )
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    return int(row[0])
+
+
+def count_between(session: Session, topic: str, ranges: Mapping[str, tuple[int, int]], most: int) -> dict[str, int]:
+    """Counts messages in the log: partition key → (above, up to) → how many, at most ``most`` for each.
+
+    It reads what it counts of the index, and nothing else.
+    """
+    one = (
+        f"SELECT %s AS k, COUNT(*) AS n FROM (SELECT 1 FROM {LOG}"
+        f"{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND partition_key = %s AND `offset` > %s AND `offset` <= %s LIMIT %s) m"
+    )
+    found: dict[str, int] = {}
+    items = sorted(ranges.items())
+    for start in range(0, len(items), UNION_TERMS):
+        piece = items[start : start + UNION_TERMS]
+        sql = " UNION ALL ".join(f"SELECT * FROM ({one}{number}) p{number}" for number in range(len(piece)))
+        found.update(session.rows(sql, flat((key, topic, key, above, upto, most) for key, (above, upto) in piece)))
+    return found
+
+
+# -- doing it -----------------------------------------------------------------
+
+
+def seek(
+    using: str,
+    ref: GroupRef,
+    place: Place,
+    *,
+    by: str,
+    detail: str = "",
+    progress: Callable[[int], object] = lambda rows: None,
+) -> int:
+    """Puts a group to another place; it goes on from there, unless it was paused before.
+
+    Args:
+        by: who does it, for the record.
+        progress: is told how many partitions and deliveries each step has reset.
+
+    Returns:
+        How many deliveries were forgotten: in flight, waiting, or settled ahead of the watermark.
+
+    Raises:
+        OperationRefused: there is no such group, or another seek of it has begun meanwhile.
+    """
+    with apart(using):
+        operation = run(using, lambda session: _begin(session, ref, place, by, detail))
+        after: str | None = ""
+        while after is not None:
+            last: str = after
+            reset, after = run(using, lambda session, last=last: _reset_offsets(session, ref, place, last))  # type: ignore[misc]
+            progress(reset)
+        forgotten = 0
+        while (deleted := run(using, lambda session: _delete_states(session, ref, place, operation))) is not None:
+            forgotten += deleted
+            progress(deleted)
+            if not deleted:
+                time.sleep(LOCKED_PAUSE)
+        run(using, lambda session: _end(session, ref, place, operation))
+    return forgotten
+
+
+def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str) -> int:
+    found = groups.lock(session, ref)
+    after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
+    groups.change(session, ref, paused=True, after_seek=after, start_offset=place.offset)
+    text = f"to offset {place.offset + 1}" + (f" ({detail})" if detail else "")
+    return audit.begin(session, "seek", by=by, group=ref.group, topic=ref.topic, detail=text)
+
+
+def _check(session: Session, ref: GroupRef, place: Place) -> None:
+    """Under the group row's shared lock: this seek is still the one that is under way."""
+    fence = groups.fence(session, ref)
+    if fence is None or not fence.paused or fence.start_offset != place.offset:
+        raise OperationRefused(
+            f"The group {ref.group!r} of {ref.topic!r} was dropped, or another seek of it has begun: "
+            "this one has stopped."
+        )
+
+
+def _reset_offsets(session: Session, ref: GroupRef, place: Place, above: str) -> tuple[int, str | None]:
+    """Stores both offsets of the next partitions; returns how many, and behind which key to go on."""
+    _check(session, ref, place)
+    comparison = ">" if above else ">="
+    keys = [
+        key
+        for (key,) in session.rows(
+            f"SELECT partition_key FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s "
+            f"AND partition_key {comparison} %s ORDER BY partition_key LIMIT %s",
+            (*ref, above, CHUNK),
+        )
+    ]
+    locked = watermarks.lock(session, ref, keys)
+    watermarks.put(session, ref, sorted(locked), place.offset)
+    return len(keys), keys[-1] if len(keys) == CHUNK else None
+
+
+def _delete_states(session: Session, ref: GroupRef, place: Place, operation: int) -> int | None:
+    """Deletes some of the group's state rows by primary key; None when there are no more.
+
+    Rows that an atomic handler has locked are passed over: it commits its ack or
+    rolls back in a moment.
+    """
+    _check(session, ref, place)
+    rows = session.rows(
+        f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT %s",
+        (*ref, CHUNK),
+    )
+    if not rows:
+        return None
+    deleted = 0
+    for chunk in session.chunks(rows):
+        free = session.rows(
+            f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+            f"{session.dialect.join} {STATE} s ON {BY_ROW}{session.dialect.skip_locked}",
+            (*flat(chunk), *ref),
+        )
+        if free:
+            deleted += session.execute(
+                session.dialect.delete_joined(STATE, ("k", "o"), len(free), BY_ROW), (*flat(sorted(free)), *ref)
+            )
+    audit.add(session, operation, deleted)
+    return deleted
+
+
+def _end(session: Session, ref: GroupRef, place: Place, operation: int) -> None:
+    found = groups.lock(session, ref)
+    if found.start_offset != place.offset or not found.after_seek:
+        raise OperationRefused(f"Another seek of the group {ref.group!r} of {ref.topic!r} has begun meanwhile.")
+    groups.change(session, ref, revise=True, paused=found.after_seek == AfterSeek.STAY, after_seek=AfterSeek.NOTHING)
+    audit.end(session, operation)

@@ -1,0 +1,728 @@
+"""What operators do: seek, pause, redrive, discard, retry, reschedule; beside subscribers that work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connection, transaction
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryEvent,
+    DeliveryState,
+    Operation,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+    Rollup,
+)
+from django_mysqlqueue.service import groups, heartbeats, leasing, redriving, rescheduling, retrying, rollups, seeking
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.service.seeking import Place
+from django_mysqlqueue.service.transactions import Session
+from tests.app.models import Effect
+from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.test_conformance import Recorder, both_modes, fail
+
+G = GroupRef("g", "t")
+ME = "ada"
+
+
+def offsets_of(topic="t"):
+    return list(QueueMessage.objects.filter(topic=topic).order_by("offset").values_list("offset", flat=True))
+
+
+def log(count, keys="ab", topic="t"):
+    """Puts messages 0, 1, … into the log, over some partitions by turns; returns their offsets."""
+    publish_many(topic, (Message(number, key=keys[number % len(keys)]) for number in range(count)))
+    sequence()
+    return offsets_of(topic)
+
+
+def dead_letters(count, group="g", topic="t", keys="ab"):
+    """Lets a group fail messages for good; returns the offsets of the dead letters."""
+    log(count, keys, topic)
+    sub = Sub(handler(topic, group, fail, max_attempts=1))
+    sub.settle()
+    sub.leave()
+    sequence()
+    return offsets_of(f"{topic}_dlq")
+
+
+def resumed(sub):
+    """The next tick, at which a subscriber reads what operators have said."""
+    sub.step(times=2)
+    return sub
+
+
+# -- pause and resume ---------------------------------------------------------
+
+
+@both_modes
+def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
+    log(4, "a")
+    got = Recorder()
+    sub = Sub(handler(function=got, mode=mode), batch_size=2, prefetch=2)
+    sub.step()
+    assert groups.pause(USING, G, by=ME, reason="a bad deploy")
+    assert not groups.pause(USING, G, by=ME)  # it is
+    sub.settle()
+    assert got.payloads == [0, 1]
+    if mode == "ordered":
+        assert PartitionLease.objects.get().leased_by == sub.name
+    assert groups.resume(USING, G, by=ME)
+    assert not groups.resume(USING, G, by=ME)
+    sub.settle()
+    assert got.payloads == [0, 1, 2, 3]
+    assert list(Operation.objects.values_list("action", "actor", "detail", "consumer_group", "topic")) == [
+        ("pause", ME, "a bad deploy", "g", "t"),
+        ("resume", ME, "", "g", "t"),
+    ]
+
+
+def test_an_unknown_group_is_refused_and_nothing_recorded(db):
+    ref = GroupRef("nobody", "t")
+    for operation in (
+        lambda: groups.pause(USING, ref, by=ME),
+        lambda: groups.resume(USING, ref, by=ME),
+        lambda: seeking.seek(USING, ref, Place(0), by=ME),
+        lambda: seeking.preview(USING, ref, Place(0)),
+        lambda: retrying.retry_now(USING, ref, by=ME),
+    ):
+        with pytest.raises(OperationRefused, match="no group 'nobody' of 't'"):
+            operation()
+    assert not Operation.objects.exists()
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_an_operation_in_a_request_commits_by_itself_and_holds_no_lock(db, end):
+    """``ATOMIC_REQUESTS``: until the response is sent every claim of the group would wait."""
+    log(2, "a")
+    got = Recorder()
+    sub = Sub(handler(function=got))
+    outer = connection.connection
+    with transaction.atomic():
+        Effect.objects.create(name="request")
+        groups.pause(USING, G, by=ME)
+        groups.resume(USING, G, by=ME)
+        in_thread(sub.settle)
+        assert got.payloads == [0, 1]
+        if end == "rollback":
+            transaction.set_rollback(True)
+    assert connection.connection is outer
+    assert Effect.objects.count() == (end == "commit")
+    assert Operation.objects.count() == 2
+
+
+# -- seek ---------------------------------------------------------------------
+
+
+@both_modes
+def test_seek_to_the_beginning_replays_everything(db, mode):
+    offsets = log(6)
+    got = Recorder()
+    sub = Sub(handler(function=got, mode=mode))
+    sub.settle()
+    place = seeking.place_of(USING, "earliest")
+    assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=6, skipped=0)
+    seeking.seek(USING, G, place, by=ME)
+    resumed(sub).settle()
+    assert sorted(got.payloads) == sorted([*range(6), *range(6)])
+    assert lag() == 0
+    assert {row.offset_acked for row in ConsumerOffset.objects.all()} == set(offsets[-2:])
+
+
+@both_modes
+def test_seek_to_the_end_skips_what_is_unsettled(db, mode):
+    log(6)
+    got = Recorder()
+    sub = Sub(handler(function=got, mode=mode), batch_size=2, prefetch=2)
+    sub.step()  # some are in flight
+    place = seeking.place_of(USING, "latest")
+    assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=0, skipped=6)
+    assert seeking.seek(USING, G, place, by=ME) == 2
+    assert lag() == 0
+    publish("t", "new", key="a")
+    resumed(sub).settle()
+    assert "new" in got.payloads
+    assert len(got.payloads) <= 3  # no more than what was running
+    assert not DeliveryState.objects.exists()
+
+
+def test_seek_to_an_offset_and_to_a_time(db, clock):
+    offsets = log(3, "a")
+    clock.advance(100)
+    moment = Session(USING).now()
+    publish_many("t", (Message(number, key="a") for number in range(3, 6)))
+    sequence()
+    later = offsets_of()[3]
+    got = Recorder()
+    sub = Sub(handler(function=got))
+    sub.settle()
+    del got.deliveries[:]
+    assert seeking.place_of(USING, time_ms=moment).offset == later - 1
+    assert seeking.place_of(USING, time_ms=0).offset < offsets[0]
+    assert seeking.place_of(USING, time_ms=moment + 10**9) == seeking.place_of(USING, "latest")
+    seeking.seek(USING, G, seeking.place_of(USING, offsets[1]), by=ME, detail="once more")
+    resumed(sub).settle()
+    assert got.payloads == [1, 2, 3, 4, 5]
+    operation = Operation.objects.get()
+    assert (operation.action, operation.detail) == ("seek", f"to offset {offsets[1]} (once more)")
+    assert operation.ended_at >= operation.started_at > 0
+
+
+@pytest.mark.parametrize("target", [0, -1, True, "first", 1.5])
+def test_a_seek_to_nowhere_is_refused(db, target):
+    log(1)
+    with pytest.raises(OperationRefused, match="must be 'earliest', 'latest' or a number from 1"):
+        seeking.place_of(USING, target)
+
+
+def test_a_seek_beyond_the_end_of_the_log_is_refused(db):
+    (last,) = log(1)
+    with pytest.raises(OperationRefused, match=f"the log ends at {last}"):
+        seeking.place_of(USING, last + 2)
+    assert seeking.place_of(USING, last + 1) == Place(last)
+
+
+@both_modes
+def test_what_was_in_flight_is_stale_after_a_seek(db, mode):
+    """Its end changes nothing, whichever comes: an ack would hide the replay, a nack would doom it."""
+    log(3, "a")
+    sub = Sub(handler(mode=mode))
+    sub.step()
+    held = sub.take()
+    seeking.seek(USING, G, Place(0), by=ME)
+    sub.run(held)
+    sub.flush()
+    assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
+    assert lag() == 3
+    got = Recorder()
+    sub.leave()
+    Sub(handler(function=got, mode=mode)).settle()
+    assert got.payloads == [0, 1, 2]
+
+
+def test_an_atomic_handler_that_runs_through_a_seek_leaves_nothing(db):
+    log(1, "a")
+    sub = Sub(handler(function=lambda delivery: Effect.objects.create(name="half"), atomic=True))
+    sub.step()
+    held = sub.take()
+    seeking.seek(USING, G, Place(0), by=ME)
+    sub.run(held)
+    assert not Effect.objects.exists()
+    resumed(sub).settle()
+    assert Effect.objects.count() == 1
+
+
+def test_what_waits_in_a_subscriber_does_not_start_after_a_seek(db):
+    """Claimed and not started: it would run beside its replay, out of order."""
+    log(4, "a")
+    got = Recorder()
+    sub = Sub(handler(function=got))
+    sub.step()
+    seeking.seek(USING, G, Place(0), by=ME)
+    resumed(sub).settle()
+    assert got.payloads == [0, 1, 2, 3]
+    assert got.attempts == [(number, 1) for number in range(4)]
+
+
+@pytest.mark.defect(20)
+@both_modes
+def test_flushes_during_a_seek_move_nothing(db, mode):
+    """The state rows that a seek has not deleted yet must not lift the watermark that it has put back."""
+    log(250, "a")
+    sub = Sub(handler(mode=mode), batch_size=250, prefetch=250)
+    sub.step()
+    head = sub.take()
+    sub.work()
+    sub.flush()  # 249 are marked behind the head
+    sub.run(head)
+
+    def half_way(session):
+        groups.lock(session, G)
+        groups.change(session, G, paused=True, after_seek="resume", start_offset=0)
+        seeking._reset_offsets(session, G, Place(0), "")
+
+    seeking.run(USING, half_way)
+    sub.flush()
+    assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
+    seeking.seek(USING, G, Place(0), by=ME)
+    assert lag() == 250
+
+
+def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
+    log(4)
+    got = Recorder()
+    sub = Sub(handler(function=got))
+    sub.settle()
+
+    def die(*args):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(seeking, "_delete_states", die)
+        with pytest.raises(RuntimeError):
+            seeking.seek(USING, G, Place(0), by=ME)
+    resumed(sub).settle()
+    assert len(got.payloads) == 4
+    group = ConsumerGroup.objects.get()
+    assert (group.paused, group.after_seek) == (True, "resume")
+    with pytest.raises(OperationRefused, match="has begun and not ended"):
+        groups.resume(USING, G, by=ME)
+    with pytest.raises(OperationRefused, match="has begun and not ended"):
+        groups.pause(USING, G, by=ME)
+    seeking.seek(USING, G, Place(0), by=ME)
+    resumed(sub).settle()
+    assert len(got.payloads) == 8
+
+
+def test_a_group_that_was_paused_stays_so_after_a_seek(db):
+    log(2)
+    Sub(handler()).settle()
+    groups.pause(USING, G, by=ME)
+    seeking.seek(USING, G, Place(0), by=ME)
+    group = ConsumerGroup.objects.get()
+    assert (group.paused, group.after_seek) == (True, "")
+
+
+def test_of_two_seeks_at_a_time_the_later_one_holds(db):
+    offsets = log(4, "a")
+    sub = Sub(handler())
+    sub.settle()
+    begun = seeking.run(USING, lambda session: seeking._begin(session, G, Place(0), ME, ""))
+    seeking.seek(USING, G, Place(offsets[1]), by="bob")
+    for step in (
+        lambda session: seeking._reset_offsets(session, G, Place(0), ""),
+        lambda session: seeking._delete_states(session, G, Place(0), begun),
+        lambda session: seeking._end(session, G, Place(0), begun),
+    ):
+        with pytest.raises(OperationRefused, match=r"[Aa]nother seek"):
+            seeking.run(USING, step)
+    assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(offsets[1], offsets[1])}
+    assert not ConsumerGroup.objects.get().paused
+
+
+def test_the_preview_knows_what_is_settled_ahead_of_the_watermark(db):
+    offsets = log(5, "a")
+    sub = Sub(handler(function=lambda delivery: fail(delivery) if delivery.payload == 0 else None, max_attempts=None))
+    sub.step()
+    sub.work()
+    sub.flush()
+    assert seeking.preview(USING, G, Place(offsets[2])) == seeking.Preview(Place(offsets[2]), replayed=2, skipped=1)
+    assert seeking.preview(USING, G, Place(0)).replayed == 4
+
+
+# -- redrive, discard, edit ---------------------------------------------------
+
+
+def test_redrive_reaches_the_group_that_failed_and_no_other(db):
+    got, other = Recorder(), Recorder()
+    Sub(handler(group="h", function=other)).settle()
+    letters = dead_letters(3)
+    Sub(handler(group="h", function=other)).settle()
+    ids = set(QueueMessage.objects.filter(topic="t").values_list("message_id", flat=True))
+    assert redriving.count(USING, Letters("t_dlq"), most=10) == 3
+    assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 3
+    Sub(handler(function=got)).settle()
+    Sub(handler(group="h", function=other)).settle()
+    assert sorted(got.payloads) == [0, 1, 2]
+    assert sorted(other.payloads) == [0, 1, 2]
+    assert {delivery.id for delivery in got.deliveries} == ids
+    assert all(delivery.attempt == 1 for delivery in got.deliveries)
+    assert offsets_of("t_dlq") == []
+    assert lag("g") == lag("h") == 0
+    events = DeliveryEvent.objects.filter(outcome="redriven").order_by("message_offset")
+    assert [event.message_offset for event in events] == letters
+    assert {event.settled_by for event in events} == {ME}
+    # Each says where its letter went.
+    sent = set(QueueMessage.objects.exclude(target_group="").values_list("message_id", flat=True))
+    assert {event.related_id for event in events} == sent
+    assert Operation.objects.get(action="redrive").changed == 3
+
+
+def test_a_redriven_message_may_fail_again(db):
+    dead_letters(1)
+    first = QueueMessage.objects.get(topic="t")
+    for _ in range(2):
+        redriving.redrive(USING, Letters("t_dlq"), by=ME)
+        sub = Sub(handler(function=fail, max_attempts=1))
+        sub.settle()
+        sub.leave()
+        sequence()
+    letter = QueueMessage.objects.get(topic="t_dlq")
+    assert (letter.original_id, letter.original_offset, letter.original_topic) == (first.message_id, first.offset, "t")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"group": "g"}, {("g", 0), ("g", 1)}),
+        ({"group": "nobody"}, set()),
+        ({"error": "no 1"}, {("g", 1), ("h", 1)}),
+        ({"error": "NO 1"}, set()),
+        ({"group": "h", "error": "no 0"}, {("h", 0)}),
+        ({"since": 0, "until": 1}, set()),
+        ({"since": 1}, {("g", 0), ("g", 1), ("h", 0), ("h", 1)}),
+    ],
+)
+def test_a_selection_of_dead_letters(db, conditions, expected):
+    log(2)
+    for group in "gh":
+        Sub(handler("t", group, fail, max_attempts=1)).settle()
+    sequence()
+    chosen = [
+        offset for page in redriving.pages(Session(USING), Letters("t_dlq", **conditions), size=1) for offset in page
+    ]
+    found = QueueMessage.objects.filter(offset__in=chosen)
+    assert {(row.failed_group, json.loads(bytes(row.payload))) for row in found} == expected
+    assert redriving.discard(USING, Letters("t_dlq", **conditions), by=ME, reason="test") == len(expected)
+    assert len(offsets_of("t_dlq")) == 4 - len(expected)
+
+
+def test_chosen_ones_and_a_limit(db):
+    letters = dead_letters(4, keys="a")
+    assert redriving.redrive(USING, Letters("t_dlq", offsets=(letters[2], letters[0], 10**9)), by=ME) == 2
+    assert offsets_of("t_dlq") == [letters[1], letters[3]]
+    assert redriving.redrive(USING, Letters("t_dlq"), by=ME, limit=1) == 1
+    assert offsets_of("t_dlq") == [letters[3]]
+
+
+def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
+    dead_letters(6, keys="a")
+    steps = []
+    assert redriving.redrive(USING, Letters("t_dlq"), by=ME, rate=40, progress=steps.append) == 6
+    got = Recorder()
+    Sub(handler(function=got)).settle()
+    assert got.payloads == list(range(6))
+    with pytest.raises(OperationRefused, match="rate 0"):
+        redriving.redrive(USING, Letters("t_dlq"), by=ME, rate=0)
+
+
+def test_an_ordinary_message_is_never_taken_for_a_dead_letter(db):
+    (offset,) = log(1)
+    assert redriving.redrive(USING, Letters("t", offsets=(offset,)), by=ME) == 0
+    assert redriving.discard(USING, Letters("t"), by=ME, reason="no") == 0
+    with pytest.raises(OperationRefused, match="no dead letter at offset"):
+        redriving.replace(USING, "t", offset, 1, by=ME)
+    assert offsets_of() == [offset]
+
+
+def test_redrive_to_a_group_that_is_gone_is_refused(db):
+    """Nobody would get it, and GC would take it: a silent loss."""
+    dead_letters(2)
+    groups.drop(USING, G, by=ME)
+    with pytest.raises(OperationRefused, match="group 'g' of 't', which failed the message, is not registered"):
+        redriving.redrive(USING, Letters("t_dlq"), by=ME)
+    assert len(offsets_of("t_dlq")) == 2
+    assert not OutboxMessage.objects.exists()
+
+
+def test_discard_wants_a_reason_and_keeps_it(db):
+    letters = dead_letters(2)
+    with pytest.raises(OperationRefused, match="reason"):
+        redriving.discard(USING, Letters("t_dlq"), by=ME, reason=" ")
+    assert redriving.discard(USING, Letters("t_dlq"), by=ME, reason="a test account") == 2
+    assert offsets_of("t_dlq") == []
+    events = DeliveryEvent.objects.filter(outcome="discarded")
+    assert {(event.message_offset, event.error, event.settled_by) for event in events} == {
+        (offset, "a test account", ME) for offset in letters
+    }
+
+
+def test_edit_and_redrive(db):
+    (letter,) = dead_letters(1)
+    old = QueueMessage.objects.get(topic="t")
+    new_id = redriving.replace(USING, "t_dlq", letter, {"amount": 7}, by=ME)
+    got = Recorder()
+    Sub(handler(function=got)).settle()
+    (delivery,) = got.deliveries
+    assert (delivery.payload, delivery.id, delivery.key) == ({"amount": 7}, new_id, "a")
+    stored = QueueMessage.objects.get(message_id=new_id)
+    assert stored.metadata["mysqlqueue.replaces"] == old.message_id
+    event = DeliveryEvent.objects.get(outcome="replaced")
+    assert (event.message_offset, event.related_id) == (letter, new_id)
+    with pytest.raises(OperationRefused, match="no dead letter"):
+        redriving.replace(USING, "t_dlq", letter, 1, by=ME)
+
+
+def test_a_corrected_payload_obeys_the_rules_of_publish(db, settings):
+    (letter,) = dead_letters(1)
+    settings.MYSQLQUEUE = {"MAX_PAYLOAD_BYTES": 10}
+    for payload in (float("nan"), "x" * 20):
+        with pytest.raises(InvalidMessage):
+            redriving.replace(USING, "t_dlq", letter, payload, by=ME)
+    assert offsets_of("t_dlq") == [letter]
+    redriving.replace(USING, "t_dlq", letter, b"raw", by=ME)
+    assert OutboxMessage.objects.get().metadata["content_type"] == "application/octet-stream"
+
+
+@pytest.mark.servers_only
+def test_two_operators_do_not_send_a_letter_twice(db):
+    (letter,) = dead_letters(1)
+    with transaction.atomic():
+        list(QueueMessage.objects.filter(offset=letter).select_for_update())
+        assert in_thread(lambda: redriving.redrive(USING, Letters("t_dlq"), by="bob")) == 0
+    assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 1
+    assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 0
+    assert OutboxMessage.objects.count() == 1
+
+
+# -- retry now ----------------------------------------------------------------
+
+
+@both_modes
+@pytest.mark.parametrize("reset", [False, True])
+def test_backoffs_end_at_once(db, mode, reset):
+    log(3, "abc")
+    got = Recorder(lambda delivery: delivery.nack(delay=3600) if delivery.attempt == 1 and not reset else None)
+    if reset:
+        got.action = lambda delivery: delivery.nack(delay=3600) if len(got.deliveries) <= 3 else None
+    sub = Sub(handler(function=got, mode=mode))
+    sub.settle()
+    assert retrying.waiting(USING, G, most=2) == 2
+    assert retrying.retry_now(USING, G, by=ME, reset_attempts=reset) == 3
+    resumed(sub).settle()
+    assert sorted(got.attempts) == sorted(
+        (number, attempt) for number in range(3) for attempt in (1, 1 if reset else 2)
+    )
+    assert lag() == 0
+    assert Operation.objects.get().changed == 3
+
+
+def test_retry_of_chosen_ones_leaves_the_others(db):
+    offsets = log(3, "abc")
+    got = Recorder(lambda delivery: delivery.nack(delay=3600) if delivery.attempt == 1 else None)
+    sub = Sub(handler(function=got))
+    sub.settle()
+    assert retrying.retry_now(USING, G, by=ME, rows=[("b", offsets[1]), ("b", 10**9)]) == 1
+    resumed(sub).settle()
+    assert got.attempts[3:] == [(1, 2)]
+
+
+@both_modes
+def test_retry_leaves_alone_what_is_being_handled(db, mode):
+    log(1)
+    sub = Sub(handler(mode=mode))
+    sub.step()
+    before = DeliveryState.objects.values().get()
+    assert retrying.retry_now(USING, G, by=ME) == 0
+    assert DeliveryState.objects.values().get() == before
+
+
+def test_retry_goes_through_many_with_one_due_time(db, monkeypatch):
+    monkeypatch.setattr(retrying, "CHUNK", 7)
+    log(50, "abc")
+    sub = Sub(handler(function=lambda delivery: delivery.nack(delay=3600)))
+    sub.settle()
+    DeliveryState.objects.update(invisible_until=Session(USING).now() + 10**6)
+    assert retrying.retry_now(USING, G, by=ME) == 50
+    assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {0}
+
+
+# -- scheduled messages -------------------------------------------------------
+
+
+def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
+    now = Session(USING).now()
+    for number in range(5):
+        publish("t", number, delay=1000 * (number + 1))
+    publish("u", "other", delay=50)
+    publish("t", "at once")
+    listed = rescheduling.scheduled(USING, limit=4)
+    assert [one.topic for one in listed] == ["u", "t", "t", "t"]
+    rest = rescheduling.scheduled(USING, after=(listed[-1].deliver_at, listed[-1].outbox_id))
+    assert len(rest) == 2
+    of_t = rescheduling.scheduled(USING, topic="t")
+    assert len(of_t) == 5
+    ids = [one.outbox_id for one in of_t]
+    assert rescheduling.cancel(USING, [ids[0], ids[0], 10**9], by=ME, reason="no") == 1
+    assert rescheduling.move(USING, [ids[1]], now + 9_000_000, by=ME) == 1
+    assert rescheduling.deliver_now(USING, [ids[2], ids[3]], by=ME) == 2
+    assert rescheduling.cancel(USING, [ids[2]], by=ME) == 0  # it has come due
+    sequence()
+    assert {json.loads(bytes(row.payload)) for row in QueueMessage.objects.all()} == {2, 3, "at once"}
+    assert [one.outbox_id for one in rescheduling.scheduled(USING, topic="t")] == [ids[4], ids[1]]
+    assert list(Operation.objects.order_by("id").values_list("action", "changed")) == [
+        ("cancel", 1),
+        ("reschedule", 1),
+        ("deliver now", 2),
+    ]
+
+
+@pytest.mark.servers_only
+def test_a_message_that_the_sequencer_is_moving_cannot_be_cancelled(db, monkeypatch):
+    publish("t", 1, delay=1000)
+    sequence()  # makes the mutex
+    (one,) = rescheduling.scheduled(USING)
+    monkeypatch.setattr(rescheduling, "MUTEX_ATTEMPTS", 3)
+    with transaction.atomic():
+        connection.cursor().execute("SELECT id FROM queue_sequencer FOR UPDATE")
+        with pytest.raises(OperationRefused, match="sequencer"):
+            in_thread(lambda: rescheduling.cancel(USING, [one.outbox_id], by=ME))
+    assert OutboxMessage.objects.count() == 1
+
+
+# -- leases, subscribers ------------------------------------------------------
+
+
+def test_a_lease_that_is_released_goes_to_another(db):
+    log(2, "a")
+    sub = Sub(handler(), batch_size=1, prefetch=1)
+    sub.step()
+    assert leasing.revoke(USING, G, ["a", "nothing"], by=ME) == 1
+    got = Recorder()
+    second = Sub(handler(function=got))
+    second.step()
+    assert second.owned() == {"a"}
+    sub.step()
+    assert sub.owned() == set()
+    second.settle()
+    assert got.payloads == [0, 1]
+
+
+def test_a_dead_subscriber_is_forgotten_and_a_live_one_is_not(db, clock):
+    log(1)
+    dead = Sub(handler())
+    dead.step()
+    lease_ms = 30_000
+    with pytest.raises(OperationRefused, match="is alive"):
+        heartbeats.remove(USING, dead.name, by=ME, lease_ms=lease_ms)
+    clock.advance(31)
+    assert heartbeats.remove(USING, dead.name, by=ME, lease_ms=lease_ms) == 1
+    assert heartbeats.remove(USING, dead.name, by=ME, lease_ms=lease_ms) == 0
+    got = Recorder()
+    Sub(handler(function=got)).settle()
+    assert got.payloads == [0]
+
+
+# -- recorded deliveries and rollups ------------------------------------------
+
+
+def outcomes():
+    return list(DeliveryEvent.objects.order_by("id").values_list("outcome", "attempt", "message_offset"))
+
+
+SNOOZED = set()
+
+
+def flaky(delivery):
+    if delivery.payload == 0 and delivery.attempt == 1:
+        raise ValueError("the first attempt")
+    if delivery.payload == 1:
+        delivery.reject("never")
+    if delivery.payload == 2 and delivery.offset not in SNOOZED:
+        SNOOZED.add(delivery.offset)
+        delivery.snooze(0)
+
+
+@pytest.mark.parametrize("level", ["all", "failures", "none"])
+@pytest.mark.parametrize("atomic", [False, True])
+@both_modes
+def test_what_is_recorded(db, settings, level, atomic, mode):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "none", "GROUPS": {"g": {"RECORD_DELIVERIES": level}}}
+    a, b, c = log(3, "abc")
+    sub = Sub(handler(function=flaky, atomic=atomic, mode=mode))
+    sub.settle()
+    failures = {("failed", 1, a), ("dead_lettered", 1, b)}
+    rest = {("acked", 2, a), ("acked", 1, c), ("snoozed", 1, c)}
+    expected = {"all": failures | rest, "failures": failures, "none": set()}[level]
+    found = outcomes()
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    for event in DeliveryEvent.objects.all():
+        assert event.settled_by == sub.name
+        assert event.settled_at >= event.delivered_at > 0
+    for event in DeliveryEvent.objects.filter(outcome="failed"):
+        assert "the first attempt" in event.error
+    for event in DeliveryEvent.objects.filter(outcome="dead_lettered"):
+        assert QueueMessage.objects.get(topic="t_dlq").message_id == event.related_id
+
+
+def test_a_lost_delivery_is_recorded_with_who_had_it(db, clock):
+    (offset,) = log(1)
+    first = Sub(handler())
+    first.step()
+    clock.advance(31)
+    Sub(handler()).settle()
+    event = DeliveryEvent.objects.get()
+    assert (event.outcome, event.message_offset, event.settled_by) == ("lost", offset, first.name)
+
+
+def test_a_flush_that_is_written_twice_records_once(db, settings):
+    """Of two deliveries of one message the stale one's end is nobody's."""
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "all"}
+    log(1)
+    first = Sub(handler(mode="shared"))
+    first.step()
+    held = first.take()
+    DeliveryState.objects.update(delivery_token=5)
+    first.run(held)
+    first.flush()
+    assert outcomes() == []
+
+
+def test_old_events_are_collected(db, settings, clock):
+    from django_mysqlqueue.service import audit, history
+
+    settings.MYSQLQUEUE = {"HISTORY_RETENTION": 60.0}
+    dead_letters(2)
+    groups.pause(USING, G, by=ME)
+    assert history.collect(USING) == 0
+    clock.advance(61)
+    assert history.collect(USING) == 2
+    assert audit.collect(USING) == 0
+    clock.advance(audit.KEEP_SECONDS)
+    assert audit.collect(USING) == 1
+    assert not Operation.objects.exists()
+
+
+def test_rollups_count_what_happened(db, clock):
+    log(5, "abc")
+    sub = Sub(handler(function=lambda delivery: fail(delivery) if delivery.payload == 2 else None, max_attempts=2))
+    clock.advance(2)
+    sub.settle()
+    sub.poller.write_rollups()
+    sub.poller.write_rollups()  # nothing is counted twice
+    for grain in (rollups.MINUTE, rollups.HOUR):
+        (bucket,) = rollups.since(Session(USING), grain, 0)
+        assert (bucket.ref, bucket.acked, bucket.failed, bucket.dead_lettered) == (G, 4, 2, 1)
+        assert sum(bucket.latency) == 4
+        assert 1000 <= rollups.percentile(bucket.latency, 0.5) <= 5000
+    log(1)
+    sub.settle()
+    sub.poller.write_rollups()
+    assert sum(bucket.acked for bucket in rollups.since(Session(USING), rollups.HOUR, 0, G)) == 5
+    assert rollups.since(Session(USING), rollups.HOUR, 0, GroupRef("h", "t")) == []
+
+
+def test_old_rollups_are_collected(db, clock):
+    log(1)
+    sub = Sub(handler())
+    sub.settle()
+    sub.poller.write_rollups()
+    clock.advance(rollups.MINUTES_KEPT + 61)
+    assert rollups.collect(USING) == 1
+    assert Rollup.objects.get().grain == rollups.HOUR
+    clock.advance(8 * 86400)
+    assert rollups.collect(USING) == 1
+
+
+@pytest.mark.parametrize(
+    ("latency", "share", "expected"),
+    [
+        ([0] * 16, 0.5, None),
+        ([4] + [0] * 15, 0.5, 2.5),
+        ([0, 4] + [0] * 14, 1.0, 10),
+        ([1, 0, 1] + [0] * 13, 0.75, 17.5),
+        ([0] * 15 + [3], 0.5, 3_600_000),
+    ],
+)
+def test_percentiles_of_buckets(latency, share, expected):
+    assert rollups.percentile(latency, share) == expected
