@@ -18,7 +18,7 @@ from django.urls import path
 from django_mysqlqueue import Message, TransactionMismatch, checks, publish, publish_many, subscriber
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.base import require_tables
-from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import groups, sequencing, stats
 from django_mysqlqueue.service.groups import GroupRef
@@ -118,6 +118,20 @@ class SendsTheQueueElsewhere:
     db_for_write = db_for_read
 
 
+OPERATIONS = [
+    ("queuepause g t", "Done: it is paused"),
+    ("queueresume g t", "Done: it goes on"),
+    ("queueseek g t latest", "Done: the next message"),
+    ("queueretry g t --dry-run", "0 messages"),
+    ("queueredrive t --dry-run", "0 dead letters"),
+    ("queuediscard t --reason x --dry-run", "0 dead letters"),
+    ("queuescheduled", "Nothing is scheduled"),
+    ("queuecancel 1", "Done: 0 cancelled"),
+    ("queuerelease g t k", "Done: 0 released"),
+]
+"""A command line, and what it says."""
+
+
 def test_every_command_works_where_the_queue_is(named):
     publish("t", 1, using=QUEUE)
     groups.register(QUEUE, GroupRef("g", "t"), mode="ordered", start="earliest")
@@ -128,6 +142,9 @@ def test_every_command_works_where_the_queue_is(named):
     assert "Deleted 0 messages" in command("queuegc", *named)
     assert "is shared now" in command("queuegroupmode", "g", "t", "shared", *named)
     assert groups.find(QUEUE, GroupRef("g", "t")).mode == "shared"
+    for line, said in OPERATIONS:
+        assert said in command(*line.split(), *(("--noinput",) if said.startswith("Done") else ()), *named), line
+    assert on_queue(Operation) == len([line for line, said in OPERATIONS if said.startswith("Done: it")]) + 1
     assert "Done: dropped" in command("queuedropgroup", "g", "t", "--noinput", *named)
     assert on_queue(ConsumerGroup) == 0
     assert on_queue(QueueMessage) == 1
@@ -139,7 +156,7 @@ def test_no_command_is_left_out():
 
     mine = {name for name, app in get_commands().items() if app == "django_mysqlqueue"}
     here = {"queuesequence", "queuestatus", "queuegc", "queuegroupmode", "queuedropgroup", "runsubscriber"}
-    assert mine == here
+    assert mine == here | {line.split()[0] for line, _ in OPERATIONS}
 
 
 # -- migrate ------------------------------------------------------------------

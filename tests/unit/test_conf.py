@@ -110,7 +110,7 @@ def test_value_taken(mysqlqueue, name, given, value):
 
 SECONDS = ("POLL_INTERVAL", "MAX_POLL_INTERVAL", "LEASE_DURATION", "LEASE_RENEWAL_INTERVAL")
 TIMEOUTS = ("VISIBILITY_TIMEOUT", "MAX_PROCESSING_TIME")
-RETENTIONS = ("RETENTION", "DLQ_RETENTION")
+RETENTIONS = ("RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION")
 COUNTS = ("BATCH_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
 NO_NUMBER = ("1", True, [], float("nan"))
 NO_INTEGER = ("1", True, [], 1.0, float("nan"))
@@ -126,6 +126,8 @@ WRONG = [
     ("KEYLESS_PARTITIONS", 100_001),
     ("MAX_PAYLOAD_BYTES", 2**30 + 1),
     *(("EAGER", value) for value in (None, 1, "yes")),
+    *(("RECORD_DELIVERIES", value) for value in (None, True, "acks", "ALL")),
+    ("HISTORY_RETENTION", None),
     *((name, None) for name in COUNTS if name != "MAX_ATTEMPTS"),
     ("DATABASE", "nowhere"),
     ("DATABASE", 1),
