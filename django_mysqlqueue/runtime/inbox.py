@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.service import history
 from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
@@ -80,6 +81,9 @@ class _Group:
     waiting_bytes: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
     first_outcome_at: float = 0.0
+    acked: list[float] = field(default_factory=list)
+    """See ``take_acked``."""
+    records_acks: bool = False
     good_until: float = float("inf")
     """Shared mode: until when what waits is certainly this process's."""
 
@@ -100,7 +104,7 @@ class Inbox:
         self._work = threading.Condition(self._lock)
         self._poller = threading.Condition(self._lock)
         self._leases_good = leases_good
-        self._groups = {ref: _Group() for ref in refs}
+        self._groups = {ref: _Group(records_acks=history.level(ref) == "all") for ref in refs}
         self._ring = deque(self._groups)
         self._running: dict[int, Held] = {}
         self._suspect: Claimed | None = None
@@ -145,6 +149,14 @@ class Inbox:
             group = self._groups[ref]
             outcomes, group.outcomes = group.outcomes, []
             return outcomes
+
+    def take_acked(self, ref: GroupRef) -> list[float]:
+        """Of each message that was acked since the last call: its time of publication (epoch milliseconds) less the
+        monotonic clock's at its ack. What is missing to the latency is how far the two clocks are apart."""
+        with self._lock:
+            group = self._groups[ref]
+            acked, group.acked = group.acked, []
+            return acked
 
     def put_back_outcomes(self, ref: GroupRef, outcomes: list[Outcome]) -> None:
         """After a flush that failed: they are written by the next one."""
@@ -330,12 +342,15 @@ class Inbox:
         """
         with self._lock:
             group = self._groups[batch.items[0].claimed.ref]
-            handled_ms = round((time.monotonic() - batch.items[0].started_at) * 1000)
             for held, outcome in zip(batch.items, outcomes, strict=True):
                 group.running -= 1
                 del self._running[id(held)]
-                if outcome.kind is not Kind.GIVE_BACK:
-                    outcome = Outcome(*outcome[:5], handled_ms, held.body.published_at)
+                if outcome.kind is Kind.ACK or outcome.said is Kind.ACK:
+                    group.acked.append(held.body.published_at - time.monotonic() * 1000)
+                if outcome.kind is not Kind.ACK or group.records_acks:
+                    # Only for what may be recorded: each message would feel it.
+                    handled_ms = round((time.monotonic() - held.started_at) * 1000)
+                    outcome = outcome._replace(handled_ms=handled_ms)
                 self._settle(group, outcome)
                 if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
                     group.lanes[held.claimed.key].blocked = True

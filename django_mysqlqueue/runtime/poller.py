@@ -203,6 +203,9 @@ class Poller:
     def write_rollups(self) -> None:
         """Adds what was counted to the charts' rows; after an error it is written with the next ones."""
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
+        for ref, tally in self.tallies.items():
+            for published_before in self.inbox.take_acked(ref):
+                tally.acked(round(self.clock.offset_ms - published_before))
         rollups.add(self.using, self.tallies)
         self.tallies = {ref: rollups.Tally() for ref in self.tallies}
 

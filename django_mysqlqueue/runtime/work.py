@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SHUTDOWN_FLUSHES = 10
 """Flushes of a group at shutdown; watermarks that have further to go are the next owner's."""
+FAILED = (Kind.NACK, Kind.REJECT)
 MAX_DEPTHS = 10_000
 """Partitions of which it is remembered how deep they are."""
 MAX_FLUSHED = 1000
@@ -290,24 +291,18 @@ class GroupWork(ABC):
                 outcome=outcome.kind.value,
             )
         self._log_dead(flushed.dead)
-        self._count(outcomes, flushed)
+        self._count_failures(outcomes, flushed)
         self._written(outcomes, flushed)
 
-    def _count(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
-        """What the charts and metrics show of this flush."""
-        stale = {id(outcome) for outcome in flushed.stale}
-        now = self.poller.clock.now()
+    def _count_failures(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        """What the charts show of this flush; acks are counted when the rollups are written."""
         tally = self.poller.tallies[self.ref]
+        stale = {id(outcome) for outcome in flushed.stale}
         for outcome in outcomes:
-            if id(outcome) in stale:
-                continue
-            kind = outcome.said if outcome.said is not None else outcome.kind
-            if kind is Kind.ACK:
-                tally.acked(now - outcome.published_at if outcome.published_at else None)
-            elif kind in (Kind.NACK, Kind.REJECT):
-                tally.failed += 1
-        rejected = sum(outcome.said is Kind.REJECT for outcome in outcomes)
-        tally.dead_lettered += len(flushed.dead) + rejected
+            if outcome.kind is not Kind.ACK and id(outcome) not in stale:
+                tally.failed += outcome.kind in FAILED or outcome.said is Kind.REJECT
+                tally.dead_lettered += outcome.said is Kind.REJECT
+        tally.dead_lettered += len(flushed.dead)
 
     def _log_dead(self, dead: Iterable[tuple[Claimed, str]]) -> None:
         for delivery, error in dead:

@@ -23,6 +23,7 @@ from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
 
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
+NOT_SUSPECT = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,19 +409,7 @@ def _above_cursors(
                 continue
             if not budget.takes(size):
                 break
-            taken.append(
-                Claimed(
-                    claimant.ref,
-                    key,
-                    offset,
-                    token,
-                    1,
-                    suspect=False,
-                    size=size,
-                    delivered_at=now,
-                    by=claimant.subscriber,
-                )
-            )
+            taken.append(Claimed(claimant.ref, key, offset, token, 1, NOT_SUSPECT, size, now, claimant.subscriber))
             cursors[key] = offset
         if len(rows) < look_at and (not rows or cursors.get(key) == rows[-1][0]):
             result.drained.add(key)

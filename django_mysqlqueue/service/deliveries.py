@@ -57,8 +57,6 @@ class Outcome(NamedTuple):
     """Where ``kind`` is SETTLED: what the handler's own transaction has written."""
     handled_ms: int = 0
     """How long the handler's call took; one call of a batch handler is counted for each of its messages."""
-    published_at: int = 0
-    """When the message took its place in the log, epoch milliseconds; 0: no handler was called."""
 
 
 @dataclass(slots=True)

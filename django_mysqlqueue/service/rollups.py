@@ -35,19 +35,14 @@ class Tally:
     failed: int = 0
     dead_lettered: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
-    unmeasured: int = 0
-    """Acks of which the latency is not known."""
 
-    def acked(self, latency_ms: int | None) -> None:
+    def acked(self, latency_ms: int) -> None:
         """Counts an ack, by the time since the message took its place in the log."""
-        if latency_ms is None:
-            self.unmeasured += 1
-        else:
-            self.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        self.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
 
     def counts(self) -> tuple[int, ...]:
         """In the order of ``COUNTS``."""
-        return (sum(self.buckets) + self.unmeasured, self.failed, self.dead_lettered, *self.buckets)
+        return (sum(self.buckets), self.failed, self.dead_lettered, *self.buckets)
 
 
 def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
