@@ -14,7 +14,8 @@ from django.db import connections
 from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.runtime import handling
 from django_mysqlqueue.runtime.delivery import Delivery
-from django_mysqlqueue.runtime.inbox import Batch, Held, Inbox
+from django_mysqlqueue.runtime.inbox import Inbox
+from django_mysqlqueue.runtime.lanes import Batch, Held
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import groups, heartbeats, sequencing, stats

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.runtime.inbox import Batch
+from django_mysqlqueue.runtime.lanes import Batch
 from django_mysqlqueue.service.transactions import Session
 from tests.app.models import Effect
 from tests.harness import Sub, handler, in_thread, lag, payloads

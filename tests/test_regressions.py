@@ -21,7 +21,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.runtime import executor, handling
 from django_mysqlqueue.runtime.heart import Heart
-from django_mysqlqueue.runtime.inbox import Batch
+from django_mysqlqueue.runtime.lanes import Batch
 from django_mysqlqueue.service import claiming, groups, heartbeats, retention, settling, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.retention import Place

@@ -43,7 +43,7 @@ from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.runtime import handling
 from django_mysqlqueue.runtime.heart import Heart
-from django_mysqlqueue.runtime.inbox import Batch, Held
+from django_mysqlqueue.runtime.lanes import Batch, Held
 from django_mysqlqueue.service import groups, retention, sequencing
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import handle
-from django_mysqlqueue.runtime.inbox import Batch, Inbox
+from django_mysqlqueue.runtime.inbox import Inbox
+from django_mysqlqueue.runtime.lanes import Batch
 from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.loop import Loop
 from django_mysqlqueue.service.deliveries import Kind, Outcome

@@ -15,7 +15,7 @@ from django.db import Error, connections, transaction
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.runtime import forks, sessions
 from django_mysqlqueue.runtime.delivery import Delivery
-from django_mysqlqueue.runtime.inbox import Held
+from django_mysqlqueue.runtime.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import settling

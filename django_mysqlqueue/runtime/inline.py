@@ -20,7 +20,8 @@ from django_mysqlqueue.exceptions import InvalidMessage, QueueError
 from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.handling import handle
-from django_mysqlqueue.runtime.inbox import Batch, Held, Inbox
+from django_mysqlqueue.runtime.inbox import Inbox
+from django_mysqlqueue.runtime.lanes import Batch, Held
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.process import incarnation

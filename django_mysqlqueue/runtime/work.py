@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from django.db import Error
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.runtime.inbox import Held
+from django_mysqlqueue.runtime.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import bodies, claiming, settling, watermarks

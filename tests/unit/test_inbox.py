@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_mysqlqueue.runtime import inbox as inbox_module
-from django_mysqlqueue.runtime.inbox import FLUSH_DELAY, SLICE, Batch, Held, Inbox
+from django_mysqlqueue.runtime import lanes
+from django_mysqlqueue.runtime.inbox import FLUSH_DELAY, SLICE, Inbox
+from django_mysqlqueue.runtime.lanes import Batch, Held
 from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from tests.harness import handler
@@ -28,7 +30,8 @@ class Queue:
 
     def __init__(self, monkeypatch, **groups):
         self.now = 1000.0
-        monkeypatch.setattr(inbox_module, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+        for module in (inbox_module, lanes):
+            monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         self.leases_good = True
         self.handlers = {group: handler(group=group, **options) for group, options in groups.items()}
         self.inbox = Inbox([one.ref for one in self.handlers.values()], leases_good=lambda: self.leases_good)
