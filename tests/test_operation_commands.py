@@ -233,6 +233,8 @@ def test_scheduled_messages_are_listed(db):
     assert [one["topic"] for one in found] == ["t", "u"]
     with pytest.raises(CommandError, match="Say which"):
         run("queuescheduled", "--now")
+    with pytest.raises(CommandError, match="--limit -5: must be at least 1"):
+        run("queuescheduled", "--limit", "-5")
     ids = [str(one["outbox_id"]) for one in found]
     with pytest.raises(CommandError, match="Say when"):
         run("queuescheduled", *ids)

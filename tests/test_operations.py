@@ -319,6 +319,19 @@ def test_the_preview_knows_what_is_settled_ahead_of_the_watermark(db):
     assert seeking.preview(USING, G, Place(0)).replayed == 4
 
 
+def test_the_preview_counts_one_side_to_the_end_when_the_other_is_full(db, monkeypatch):
+    monkeypatch.setattr(seeking, "COUNTED", 3)
+    monkeypatch.setattr(seeking, "CHUNK", 1)
+    offsets = log(20, "ab")
+    Sub(handler())
+    for key, acked in (("a", 0), ("b", offsets[-1])):
+        ConsumerOffset.objects.create(
+            consumer_group="g", topic="t", partition_key=key, offset_acked=acked, offset_claimed=acked
+        )
+    found = seeking.preview(USING, G, Place(offsets[-3]))
+    assert (found.skipped, found.replayed) == (3, 1)
+
+
 # -- redrive, discard, edit ---------------------------------------------------
 
 
@@ -391,6 +404,10 @@ def test_chosen_ones_and_a_limit(db):
     assert redriving.redrive(USING, Letters("t_dlq", offsets=(letters[2], letters[0], 10**9)), by=ME) == 2
     assert offsets_of("t_dlq") == [letters[1], letters[3]]
     assert redriving.redrive(USING, Letters("t_dlq"), by=ME, limit=1) == 1
+    assert offsets_of("t_dlq") == [letters[3]]
+    for limit in (0, -1):
+        with pytest.raises(OperationRefused, match=f"limit {limit}: must be at least 1"):
+            redriving.redrive(USING, Letters("t_dlq"), by=ME, limit=limit)
     assert offsets_of("t_dlq") == [letters[3]]
 
 

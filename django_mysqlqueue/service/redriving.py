@@ -245,6 +245,8 @@ def _take_all(
 ) -> int:
     if rate is not None and rate <= 0:
         raise OperationRefused(f"rate {rate!r}: must be above 0 messages a second")
+    if limit is not None and limit < 1:
+        raise OperationRefused(f"limit {limit!r}: must be at least 1")
     size = BATCH if rate is None else max(1, min(BATCH, int(rate)))
 
     def write(session: Session, page: Sequence[int]) -> int:

@@ -125,10 +125,11 @@ def preview(using: str, ref: GroupRef, place: Place) -> Preview:
         acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
         back = {key: (place.offset, mark) for key, mark in acked.items() if mark > place.offset}
         forth = {key: (mark, place.offset) for key, mark in acked.items() if mark < place.offset}
-        replayed += sum(count_between(session, ref.topic, back, COUNTED).values())
-        skipped += sum(count_between(session, ref.topic, forth, COUNTED).values())
-        if min(replayed, skipped) >= COUNTED or max(replayed, skipped) >= 2 * COUNTED:
-            break
+        if replayed < COUNTED:
+            replayed += sum(count_between(session, ref.topic, back, COUNTED).values())
+        # Twice as far: what is settled ahead of the watermark is taken off again.
+        if skipped < 2 * COUNTED:
+            skipped += sum(count_between(session, ref.topic, forth, 2 * COUNTED).values())
     settled_behind = _settled(session, ref, place.offset, above=True)
     settled_before = _settled(session, ref, place.offset, above=False)
     return Preview(place, min(replayed + settled_behind, COUNTED), min(max(0, skipped - settled_before), COUNTED))

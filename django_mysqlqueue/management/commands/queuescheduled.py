@@ -33,6 +33,8 @@ class Command(OperationCommand):
         self._list(using, options)
 
     def _list(self, using: str, options: dict[str, Any]) -> None:
+        if options["limit"] < 1:
+            raise CommandError(f"--limit {options['limit']}: must be at least 1.")
         found = rescheduling.scheduled(using, topic=options["topic"], limit=options["limit"])
         if options["format"] == "json":
             rows = [
