@@ -78,7 +78,8 @@ def _options() -> argparse.Namespace:
     add("--only", nargs="+", choices=("idle", "claims", "snapshot"))
     add("--partitions", type=int, nargs="+", default=[1, 100, 10_000], help="idle: partitions")
     add("--processes", type=int, nargs="+", default=[1, 10, 50], help="idle: subscriber processes")
-    add("--seconds", type=float, default=30.0, help="idle: what is measured at a time (three ticks by default)")
+    add("--settle", type=float, default=75.0, help="idle: seconds of rest after all hold their parts (the first scan)")
+    add("--seconds", type=float, default=60.0, help="idle: what is measured at a time (a round of housekeeping)")
     add("--messages", type=int, default=10_000_000, help="claims: the large backlog")
     add("--small", type=int, default=20_000, help="claims: the small backlog")
     add("--acked", type=int, default=1_000_000, help="claims: settled rows behind the stuck head")
@@ -295,7 +296,9 @@ def idle(options: argparse.Namespace, pid: int | None) -> list[dict[str, Any]]:
             try:
                 for count in sorted(options.processes):
                     workers += [_start("idle", "ordered") for _ in range(count - len(workers))]
-                    balanced = _await_rest(count, 0 if settled else partitions)
+                    balanced = _await_shares(count, 0 if settled else partitions)
+                    # The scan of the start is over, and who polls less and less often does so at its longest interval.
+                    time.sleep(options.settle)
                     row = {"state": state, "partitions": partitions, "processes": count, "balanced": balanced}
                     row |= _measure_idle(options.seconds, pid, workers)
                     found.append(row)
@@ -310,9 +313,9 @@ def row_of(row: dict[str, Any]) -> list[Any]:
     return [row[name] for name in names]
 
 
-def _await_rest(processes: int, leases: int) -> bool:
-    """Until all beat and hold their equal parts; False if that takes more than two minutes."""
-    deadline = time.monotonic() + 120
+def _await_shares(processes: int, leases: int) -> bool:
+    """Until all beat and hold their equal parts; False if that takes more than three minutes."""
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         time.sleep(1)
         beating = _rows(SMALL, "SELECT COUNT(*) FROM queue_subscriber_heartbeats")[0][0]
@@ -324,20 +327,7 @@ def _await_rest(processes: int, leases: int) -> bool:
         ]
         fair = sum(owned) == leases and (not leases or max(owned) <= -(-leases // processes))
         if beating == processes and fair:
-            return _await_steady_rate(deadline)
-    return False
-
-
-def _await_steady_rate(deadline: float) -> bool:
-    """Until the scans of the start are over and who polls less and less often has come to its longest interval."""
-    rate = float("inf")
-    while time.monotonic() < deadline:
-        before = _counters()["questions"]
-        time.sleep(3)
-        now = _counters()["questions"] - before
-        if now > 0.9 * rate:
             return True
-        rate = now
     return False
 
 
