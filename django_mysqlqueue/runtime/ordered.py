@@ -27,7 +27,7 @@ LOOKED_AT = 1000
 TAKE_OVER = 1000
 """Partitions that one transaction takes: 50,000 at once took 5 s, in which nothing else was done."""
 AHEAD = 5000
-"""With so many partitions to look at, no more are taken: leases, and each tick that reads them, must not grow with keys."""
+"""With so many partitions to look at no more are taken: leases, which each tick reads, must not grow with keys."""
 CHOICE = 5000
 """Of the partitions that wait for an owner so many are chosen from, those that have waited longest."""
 MAX_PENDING = 1000

@@ -94,7 +94,7 @@ class OverviewPage(Page):
                 _("live subscribers"),
                 str(len(found.live)),
                 self._to("subscribers"),
-                bool(found.groups) and not found.live,
+                bool(found.lag or found.outbox.waiting) and not found.live,
             ),
         ]
 
