@@ -335,6 +335,7 @@ class OrderedWork(GroupWork):
             for key in leasing.drop_drained(self.using, self.ref, self.poller.subscriber, chunk):
                 self._let_go(self.partitions[key])
             self._reload.update(key for key in chunk if key in self.partitions)
+            self.poller.progressed_at = time.monotonic()
 
     # -- claiming -------------------------------------------------------------
 

@@ -358,6 +358,7 @@ class Subscriber:
             while not self._rest:
                 keys, after = leasing.find_work(session, ref, after=after, limit=500)
                 self._rest = any(key in self.subset for key in keys)
+                self.poller.progressed_at = time.monotonic()  # a million partitions take most of a minute
                 if after is None:
                     break
 
