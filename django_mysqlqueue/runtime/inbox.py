@@ -65,6 +65,8 @@ class Inbox:
         self._hungry = False
         self._limit = limit
         self._started = 0
+        self.is_watched: Callable[[], bool] = lambda: False
+        """Whether somebody wants to hear of the ends of deliveries: then their outcomes keep what was handled."""
 
     # -- the poller's side ----------------------------------------------------
 
@@ -294,6 +296,7 @@ class Inbox:
         """
         with self._lock:
             group = self._groups[batch.items[0].claimed.ref]
+            watched = self.is_watched()
             for held, outcome in zip(batch.items, outcomes, strict=True):
                 group.running -= 1
                 del self._running[id(held)]
@@ -303,6 +306,9 @@ class Inbox:
                     # Only for what may be recorded: each message would feel it.
                     handled_ms = round((time.monotonic() - held.started_at) * 1000)
                     outcome = outcome._replace(handled_ms=handled_ms)
+                if watched:
+                    held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)
+                    outcome = outcome._replace(held=held)
                 self._settle(group, outcome)
                 if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
                     group.lanes[held.claimed.key].blocked = True
