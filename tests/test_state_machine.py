@@ -44,9 +44,10 @@ from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage
 from django_mysqlqueue.runtime import handling
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.lanes import Batch, Held
-from django_mysqlqueue.service import groups, retention, sequencing
+from django_mysqlqueue.service import groups, overview, retention, sequencing, stats
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
@@ -559,6 +560,15 @@ class Machine(RuleBasedStateMachine):
             self.clock.hours_off = which - 3
 
     # -- what must hold -------------------------------------------------------
+
+    @invariant()
+    def the_overview_counts_what_is_there(self) -> None:
+        for ref in self.model.lives if self.model.step else ():
+            shown = overview.one_group(USING, ref, lease_ms=30_000)
+            count, oldest = stats.unsettled(Session(USING), ref)
+            assert shown is not None
+            assert (shown.lag.value, shown.oldest_at) == (count, oldest), ref
+            assert not shown.live or shown.lag.exact
 
     @invariant()
     def agrees_with_the_model(self) -> None:

@@ -1,0 +1,181 @@
+"""The queue at a glance: what the dashboard, the metrics and the health check read, beside exact counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
+from django_mysqlqueue.service import groups, overview, redriving, sequencing, stats
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.overview import Count
+from django_mysqlqueue.service.transactions import Session
+from tests.harness import USING, Sub, handler, sequence
+from tests.test_conformance import both_modes, fail
+
+pytestmark = pytest.mark.usefixtures("db")
+G = GroupRef("g", "t")
+LEASE_MS = 30_000
+
+
+def read():
+    return overview.read(USING, lease_ms=LEASE_MS)
+
+
+def group(ref=G):
+    found = overview.one_group(USING, ref, lease_ms=LEASE_MS)
+    assert found is not None
+    assert found in read().groups
+    return found
+
+
+def log(count, keys="ab", topic="t"):
+    publish_many(topic, (Message(number, key=keys[number % len(keys)]) for number in range(count)))
+    sequence()
+
+
+def register(ref=G, mode="ordered", start="earliest"):
+    groups.register(USING, ref, mode=mode, start=start)
+
+
+def test_an_empty_queue():
+    found = read()
+    assert (found.groups, found.lag, found.live, found.oldest_at) == ((), Count(0), frozenset(), None)
+    assert found.outbox == overview.OutboxOverview(Count(0), None, Count(0), None)
+    assert overview.one_group(USING, G, lease_ms=LEASE_MS) is None
+
+
+@both_modes
+def test_each_stage_of_a_message_is_counted_where_it_is(mode):
+    sub = Sub(handler(mode=mode, function=fail, max_attempts=2, backoff=Backoff(initial=3600, jitter=0)))
+    publish("t", 1, key="a")
+    assert (read().outbox.waiting, group().lag) == (Count(1), Count(0))
+    assert read().outbox.waiting_since == pytest.approx(read().now, abs=60_000)
+    sequence()
+    assert (read().outbox.waiting, group().lag, group().in_flight) == (Count(0), Count(1), Count(0))
+    sub.step()
+    held = sub.take()
+    assert (group().lag, group().in_flight, group().retrying) == (Count(1), Count(1), Count(0))
+    (head,) = group().heads
+    assert (head.key, head.started, head.delivered_by) == ("a", True, sub.name)
+    sub.run(held)
+    sub.flush()
+    assert (group().lag, group().in_flight, group().retrying) == (Count(1), Count(0), Count(1))
+    (head,) = group().heads
+    assert (head.attempts, head.delivered_by) == (1, "")
+    assert "ValueError: no 1" in head.last_error
+    assert head.invisible_until > read().now
+
+
+def test_dead_letters_count_for_the_group_that_failed_them():
+    sub = Sub(handler("t", "bad", fail, max_attempts=1), handler("t", "good"))
+    log(3)
+    sub.settle()
+    sequence()
+    assert group(GroupRef("bad", "t")).dead_letters == Count(3)
+    assert group(GroupRef("good", "t")).dead_letters == Count(0)
+    assert (group(GroupRef("bad", "t")).lag, read().dead_letters) == (Count(0), Count(3))
+
+
+def test_scheduled_messages_are_not_waiting():
+    at = read().now + 3_600_000
+    publish("t", 1, delay=3600)
+    found = read().outbox
+    assert (found.waiting, found.scheduled) == (Count(0), Count(1))
+    assert found.next_at == pytest.approx(at, abs=60_000)
+
+
+@both_modes
+def test_partitions_that_a_group_has_never_seen_count(mode):
+    register(mode=mode)
+    log(10)
+    assert group().lag == Count(10)
+    assert [head.key for head in group().heads] == ["a", "b"]
+    sub = Sub(handler(mode=mode))
+    sub.settle()
+    assert (group().lag, group().heads) == (Count(0), ())
+    log(4, keys="abcd")  # and two of them are new
+    assert group().lag == Count(4)
+    assert group().oldest_at == min(head.published_at for head in group().heads)
+
+
+def test_what_is_far_back_with_nobody_alive_makes_the_count_a_lower_bound(monkeypatch):
+    monkeypatch.setattr(overview, "NEWEST", 5)
+    register()
+    log(20)
+    assert (group().lag, group().lag.exact) == (Count(5, exact=False), False)
+    assert group().heads[0].offset == min(head.offset for head in group().heads)
+    sub = Sub(handler())
+    sub.settle()
+    log(20)
+    assert group().lag == Count(20), "all partitions are known now"
+
+
+@both_modes
+def test_counts_stop_at_the_cap_and_say_so(mode, monkeypatch):
+    monkeypatch.setattr(overview, "CAP", 7)
+    sub = Sub(handler(mode=mode))
+    log(2)
+    sub.settle()
+    log(6)
+    assert str(group().lag) == "6"
+    log(6)
+    assert str(group().lag) == "7+"
+    publish_many("t", [Message(number, delay=60) for number in range(9)])
+    assert str(read().outbox.scheduled) == "7+"
+
+
+def test_messages_for_another_group_are_no_lag():
+    register(GroupRef("other", "t"))
+    sub = Sub(handler("t", "bad", fail, max_attempts=1), handler("t", "g"))
+    log(2)
+    sub.settle()
+    sequence()
+    redriving.redrive(USING, redriving.Letters("t_dlq"), by="ada")
+    sequencing.sequence(USING)
+    assert group(GroupRef("bad", "t")).lag == Count(2)
+    assert group(G).lag == Count(0)
+
+
+def test_a_subscriber_is_live_silent_or_gone():
+    sub = Sub(handler())
+    assert [row.live for row in group().subscribers] == [True]
+    assert read().live == {sub.name}
+    SubscriberHeartbeat.objects.update(heartbeat_at=read().now - LEASE_MS - 1)
+    assert [(row.name, row.live) for row in group().subscribers] == [(sub.name, False)]
+    assert (group().live, read().live) == ((), frozenset())
+    sub.heart.beat()
+    sub.leave()
+    assert group().subscribers == ()
+
+
+def test_it_agrees_with_the_exact_counts_of_a_busy_queue():
+    handlers = [handler("t", "g", fail, max_attempts=2), handler("t", "s", mode="shared"), handler("u", "g")]
+    sub = Sub(*handlers, batch_size=7)
+    for number in range(12):
+        log(number * 3, keys="abcde"[: 1 + number % 5])
+        log(number, topic="u")
+        sub.step()
+        sub.work(limit=number)
+        if number % 3 == 0:
+            sub.flush()
+        for one in handlers:
+            count, oldest = stats.unsettled(Session(USING), one.ref)
+            assert (group(one.ref).lag, group(one.ref).oldest_at) == (Count(count), oldest)
+    assert ConsumerOffset.objects.count() > 10
+
+
+def test_only_so_many_groups_are_read():
+    for name in "abc":
+        register(GroupRef(name, "t"))
+    found = overview.read(USING, lease_ms=LEASE_MS, limit=2)
+    assert ([one.ref.group for one in found.groups], found.more_groups) == (["a", "b"], True)
+    assert not read().more_groups
+
+
+def test_every_topic_is_found_by_its_index():
+    for topic in ("b", "a", "B", "c"):
+        publish(topic, 1)
+    sequence()
+    assert overview.all_topics(Session(USING)) == ["B", "a", "b", "c"]
