@@ -144,6 +144,11 @@ class Inbox:
         with self._lock:
             return {ref: (group.waiting, group.waiting_bytes) for ref, group in self._groups.items()}
 
+    def counts(self) -> dict[GroupRef, tuple[int, int]]:
+        """Of every group how many deliveries wait to start, and how many run."""
+        with self._lock:
+            return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
+
     def is_idle(self, ref: GroupRef) -> bool:
         with self._lock:
             group = self._groups[ref]

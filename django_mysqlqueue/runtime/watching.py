@@ -46,7 +46,7 @@ class Settled(NamedTuple):
     latency: float
     """Since the message took its place in the log."""
     messages: int
-    """How many messages that call had."""
+    """How many messages that call had; 0: there was none."""
 
 
 # -- the handler's call ---------------------------------------------------------
