@@ -80,6 +80,8 @@ class Settings:
     record_deliveries: str = "failures"
     history_retention: float = 7 * 86400.0
     metrics_token: str | None = field(default=None, repr=False)
+    redact: Callable[..., str] | str | None = None
+    """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Handler options by group."""
@@ -169,6 +171,15 @@ def _boolean(value: Any) -> bool:
     return value
 
 
+def _function(value: Any) -> Callable[..., str] | str:
+    if isinstance(value, str):
+        if not all(part.isidentifier() for part in value.split(".")) or "." not in value:
+            raise _Invalid("must be a function or a dotted path to one")
+    elif not callable(value):
+        raise _Invalid("must be a function or a dotted path to one")
+    return value  # type: ignore[no-any-return]
+
+
 def _alias(value: Any) -> str:
     if not isinstance(value, str) or value not in django_settings.DATABASES:
         raise _Invalid(f"must be an alias of DATABASES ({', '.join(django_settings.DATABASES)})")
@@ -250,6 +261,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "record_deliveries": _choice("all", "failures", "none"),
     "history_retention": _number(),
     "metrics_token": _or_none(_token),
+    "redact": _or_none(_function),
 }
 _SECRETS = ("METRICS_TOKEN",)
 """Whose values are not shown."""

@@ -202,6 +202,20 @@ class ConsumerGroup(models.Model):
         return f"{self.consumer_group} of {self.topic}"
 
 
+class Dashboard(ConsumerGroup):
+    """What the admin's pages and their permissions hang on; it has no table of its own."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("queue")
+        verbose_name_plural = _("dashboard")
+        default_permissions = ("view",)
+        permissions = [
+            ("operate_dashboard", "Can steer the queue: pause, seek, retry, redrive, discard, reschedule"),
+            ("see_payloads", "Can see payloads and metadata of messages"),
+        ]
+
+
 class DeliveryState(models.Model):
     """A message's state for one group, from its claim until the watermark has passed it."""
 

@@ -268,7 +268,7 @@ def test_without_the_setting_no_token_is_right(site, settings, token, authorizat
 def test_users(site, options, permitted, status):
     user = User.objects.create_user("somebody", **options)
     if permitted:
-        user.user_permissions.add(Permission.objects.get(codename="view_consumergroup"))
+        user.user_permissions.add(Permission.objects.get(codename="view_dashboard"))
     site.force_login(user)
     assert get(site).status_code == status
     assert get(site, "Bearer wrong").status_code == 401, "who shows a token is judged by it"

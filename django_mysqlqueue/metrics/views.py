@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.contrib.auth import get_permission_codename
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
@@ -13,7 +12,9 @@ from prometheus_client.exposition import choose_encoder
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.metrics.queue import QueueCollector
-from django_mysqlqueue.models import ConsumerGroup
+
+PERMISSION = "django_mysqlqueue.view_dashboard"
+"""That of the pages that show the same to people."""
 
 
 @login_not_required  # it asks for itself
@@ -23,7 +24,7 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
     """The queue's state for Prometheus: mount it as ``path("metrics/", django_mysqlqueue.metrics.view)``.
 
     It wants ``Authorization: Bearer`` with the setting ``METRICS_TOKEN``, or a
-    logged-in member of staff with the permission to view consumer groups.
+    logged-in member of staff with the permission to view the dashboard.
     Nobody else: 401 to those who say nothing or a wrong token, 403 to users
     without the permission.
 
@@ -49,8 +50,7 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
     user = getattr(request, "user", None)  # there may be no AuthenticationMiddleware
     if user is None or not user.is_authenticated:
         return _unauthorized("Bearer")
-    permission = get_permission_codename("view", ConsumerGroup._meta)
-    if user.is_active and user.is_staff and user.has_perm(f"{ConsumerGroup._meta.app_label}.{permission}"):
+    if user.is_active and user.is_staff and user.has_perm(PERMISSION):
         return None
     return HttpResponse("You may not see the queue's metrics.\n", status=403, content_type="text/plain")
 

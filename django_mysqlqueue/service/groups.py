@@ -88,6 +88,12 @@ def find(using: str, ref: GroupRef) -> Registered | None:
     return None if row is None else Registered(ref, *row)
 
 
+def registered_refs(using: str) -> list[GroupRef]:
+    """Every group, in order of topic and group."""
+    rows = ConsumerGroup.objects.using(using).order_by("topic", "consumer_group")
+    return [GroupRef(*row) for row in rows.values_list("consumer_group", "topic")]
+
+
 def fence(session: Session, ref: GroupRef) -> Fence | None:
     """Locks the group row shared; None if the group has been dropped."""
     row = session.row(

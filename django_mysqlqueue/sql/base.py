@@ -34,6 +34,8 @@ class Dialect(ABC):
     max_rows: int
     """Rows that one derived table of keys may have."""
     has_row_locks: bool
+    oldest_transaction: str | None
+    """A SELECT of the age in seconds and the connection's id of the transaction that has been open longest."""
 
     def placeholders(self, rows: int, row: str) -> str:
         """``row`` repeated, for a multi-row VALUES."""
@@ -90,6 +92,10 @@ class Dialect(ABC):
     @abstractmethod
     def is_retryable(self, error: Error) -> bool:
         """A deadlock or a lock wait time-out: the same transaction may succeed when run again."""
+
+    def is_denied(self, error: Error) -> bool:
+        """The database's user lacks a privilege."""
+        return False
 
     @abstractmethod
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:

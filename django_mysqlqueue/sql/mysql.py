@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
+NEEDS_PRIVILEGE = 1227
 CHANGED_SINCE_SNAPSHOT = 1020
 """MariaDB with innodb_snapshot_isolation."""
 READ_ONLY = frozenset({1290, 1792, 1836})
@@ -58,6 +59,11 @@ class MySQL(Dialect):
     for_update = " FOR UPDATE"
     skip_locked = " FOR UPDATE SKIP LOCKED"
     join = "STRAIGHT_JOIN"
+    # The privilege PROCESS is needed.
+    oldest_transaction = (
+        "SELECT TIMESTAMPDIFF(SECOND, trx_started, NOW()), trx_mysql_thread_id FROM information_schema.innodb_trx "
+        "WHERE trx_mysql_thread_id > 0 ORDER BY trx_started LIMIT 1"
+    )
     greatest = "GREATEST"
     max_rows = 1000
     has_row_locks = True
@@ -125,6 +131,9 @@ class MySQL(Dialect):
                 cursor.execute("SELECT @@max_allowed_packet")
                 (self._packets[raw],) = cursor.fetchone()
         return self._packets[raw]
+
+    def is_denied(self, error: Error) -> bool:
+        return error.args[:1] == (NEEDS_PRIVILEGE,)
 
 
 DIALECT = MySQL()

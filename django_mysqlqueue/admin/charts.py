@@ -1,0 +1,163 @@
+"""Charts as inline SVG, made here: no script, no style attribute, colours by class from the style sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+WIDTH, HEIGHT = 600, 140
+LEFT, BOTTOM, TOP = 46, 20, 8
+SPARK_WIDTH, SPARK_HEIGHT = 120, 24
+
+
+def sparkline(values: Sequence[float], label: str) -> SafeString:
+    """A small line without axes; ``label`` is what a screen reader says."""
+    top = max(values, default=0) or 1
+    step = SPARK_WIDTH / max(1, len(values) - 1)
+    points = [(place * step, SPARK_HEIGHT - 2 - value / top * (SPARK_HEIGHT - 4)) for place, value in enumerate(values)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    area = f"0,{SPARK_HEIGHT} {line} {SPARK_WIDTH},{SPARK_HEIGHT}"
+    return format_html(
+        '<svg class="mq-spark" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">'
+        '<polygon class="mq-area" points="{}"/><polyline class="mq-line" points="{}"/></svg>',
+        SPARK_WIDTH,
+        SPARK_HEIGHT,
+        label,
+        area,
+        line,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One quantity over time; a ``None`` is a gap."""
+
+    name: str
+    css: str
+    """Class of its shapes."""
+    values: Sequence[float | None]
+
+
+def bars(series: Sequence[Series], times: Sequence[str], label: str) -> SafeString:
+    """Stacked bars, one stack for each time; a bar's numbers are its tooltip."""
+    stacks = [sum(one.values[place] or 0 for one in series) for place in range(len(times))]
+    top = nice(max(stacks, default=0))
+    width = (WIDTH - LEFT) / max(1, len(times))
+    shapes = []
+    for place, at in enumerate(times):
+        base = 0.0
+        for one in series:
+            value = one.values[place] or 0
+            if value:
+                height = value / top * (HEIGHT - TOP - BOTTOM)
+                y = HEIGHT - BOTTOM - base - height
+                x = LEFT + place * width
+                shapes.append(
+                    (
+                        one.css,
+                        f"{x:.2f}",
+                        f"{y:.2f}",
+                        f"{max(0.5, width - 1):.2f}",
+                        f"{height:.2f}",
+                        at,
+                        one.name,
+                        f"{value:,.0f}",
+                    )
+                )
+                base += height
+    inside = format_html_join(
+        "",
+        '<rect class="{}" x="{}" y="{}" width="{}" height="{}"><title>{} · {}: {}</title></rect>',
+        shapes,
+    )
+    return _frame(inside, top, times, label)
+
+
+def lines(series: Sequence[Series], times: Sequence[str], label: str) -> SafeString:
+    """Lines over the same times, with a dot for each value so that lonely ones are seen."""
+    top = nice(max((value for one in series for value in one.values if value is not None), default=0))
+    width = (WIDTH - LEFT) / max(1, len(times))
+    runs, dots = [], []
+    for one in series:
+        run: list[str] = []
+        for place, value in enumerate(one.values):
+            if value is None:
+                runs.append((one.css, " ".join(run)))
+                run = []
+                continue
+            x = LEFT + (place + 0.5) * width
+            y = HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+            run.append(f"{x:.2f},{y:.2f}")
+            dots.append((one.css, f"{x:.2f}", f"{y:.2f}", times[place], one.name, duration(value)))
+        runs.append((one.css, " ".join(run)))
+    inside = format_html(
+        "{}{}",
+        format_html_join("", '<polyline class="mq-line {}" points="{}"/>', [run for run in runs if " " in run[1]]),
+        format_html_join("", '<circle class="{}" cx="{}" cy="{}" r="2"><title>{} · {}: {}</title></circle>', dots),
+    )
+    return _frame(inside, top, times, label, duration)
+
+
+def nice(highest: float) -> float:
+    """The end of an axis: 1, 2 or 5 times a power of ten, at or above the highest value."""
+    if highest <= 0:
+        return 1.0
+    power = 10.0 ** (len(str(int(highest))) - 1) if highest >= 1 else 0.1
+    return next((power * step for step in (1, 2, 5, 10) if power * step >= highest), highest)
+
+
+def duration(milliseconds: float) -> str:
+    """``350 ms``, ``1.5 s``, ``12 min``."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _frame(inside: SafeString, top: float, times: Sequence[str], label: str, say: object = None) -> SafeString:
+    """The axis, three lines of the grid, and the first, the middle and the last time."""
+    words = duration if say is duration else _number
+    grid = format_html_join(
+        "",
+        '<line class="mq-grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="mq-tick mq-end" x="{}" y="{}">{}</text>',
+        [
+            (LEFT, WIDTH, y, y, LEFT - 5, y + 4, words(top * share))
+            for share in (0.0, 0.5, 1.0)
+            for y in (round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1),)
+        ],
+    )
+    width = (WIDTH - LEFT) / max(1, len(times))
+    places = sorted({0, len(times) // 2, len(times) - 1}) if times else []
+    ticks = format_html_join(
+        "",
+        '<text class="mq-tick {}" x="{}" y="{}">{}</text>',
+        [
+            (
+                "mq-end" if place == len(times) - 1 else "",
+                round(LEFT + place * width + (width if place == len(times) - 1 else 0), 1),
+                HEIGHT - 5,
+                times[place],
+            )
+            for place in places
+        ],
+    )
+    return format_html(
+        '<svg class="mq-chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}{}</svg>',
+        WIDTH,
+        HEIGHT,
+        label,
+        grid,
+        inside,
+        ticks,
+    )
+
+
+def _number(value: float) -> str:
+    if value >= 1_000_000:
+        return f"{value / 1_000_000:g}M"
+    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"

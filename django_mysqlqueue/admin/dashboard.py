@@ -1,0 +1,64 @@
+"""The dashboard: pages below the app's section of the admin, hung on one registered model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.urls import URLPattern, path
+from django.views.decorators.http import require_GET
+
+from django_mysqlqueue.admin import operations
+from django_mysqlqueue.admin.pages import PAGES
+from django_mysqlqueue.admin.pages.base import Page, demand, may_operate
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Any]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+OVERVIEW = "changelist"
+
+
+class DashboardAdmin(_ModelAdmin):
+    """Serves the pages of ``admin.pages`` and the operations of ``admin.operations``.
+
+    Register ``django_mysqlqueue.models.Dashboard`` with it on an admin site of your own.
+    """
+
+    def get_urls(self) -> list[URLPattern]:
+        prefix = "django_mysqlqueue_dashboard"
+        found = [
+            path("" if page.name == OVERVIEW else f"{page.name}/", self._page(page), name=f"{prefix}_{page.name}")
+            for page in PAGES
+        ]
+        operate = self.admin_site.admin_view(self.operate)
+        return [*found, path("do/<slug:name>/", operate, name=f"{prefix}_do")]
+
+    def _page(self, page: type[Page]) -> Callable[..., HttpResponseBase]:
+        @require_GET
+        def view(request: HttpRequest) -> HttpResponse:
+            demand(self.has_view_permission(request))
+            return page(self, request).respond()
+
+        return self.admin_site.admin_view(view)
+
+    def operate(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Asks for confirmation of an operation, and does it on a confirmed POST."""
+        demand(self.has_view_permission(request) and may_operate(request))
+        return operations.respond(self, request, name)
+
+    def menu(self) -> list[type[Page]]:
+        """The pages that the navigation names."""
+        return [page for page in PAGES if page.in_menu]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False

@@ -1,0 +1,195 @@
+"""An operation as a person does it: say what would happen, ask, do it, put it on record."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.admin.pages.base import url
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import QueueError
+from django_mysqlqueue.models import Dashboard
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.publishing import queue_alias
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.admin.dashboard import DashboardAdmin
+
+
+class RowsField(forms.Field):
+    """Rows that were ticked in a list: JSON texts of one type, repeated."""
+
+    widget = forms.MultipleHiddenInput
+
+    def __init__(self, kind: type, **options: Any) -> None:
+        super().__init__(**options)
+        self._kind = kind
+
+    def to_python(self, value: Any) -> list[Any]:
+        try:
+            found = [json.loads(one) for one in value or ()]
+        except (TypeError, ValueError):
+            found = [None]
+        if not all(type(one) is self._kind for one in found):
+            raise ValidationError(_("The selection cannot be read: %(value)s.") % {"value": str(value)[:200]})
+        return found
+
+    def validate(self, value: Any) -> None:
+        if self.required and not value:
+            raise ValidationError(_("Nothing is selected."))
+
+
+class TimeField(forms.DateTimeField):
+    """A time of day in the project's time zone, as epoch milliseconds."""
+
+    widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+
+    def clean(self, value: Any) -> Any:
+        found = super().clean(value)
+        if not isinstance(found, datetime.datetime):
+            return None
+        if timezone.is_naive(found):
+            found = timezone.make_aware(found)
+        return int(found.timestamp() * 1000)
+
+
+class GroupForm(forms.Form):
+    """What an operation on a group needs to know."""
+
+    group = forms.CharField(widget=forms.HiddenInput)
+    topic = forms.CharField(widget=forms.HiddenInput)
+
+
+class AdminOperation:
+    """One kind of operation, with what a person has filled in."""
+
+    do_not_call_in_templates = True
+
+    name: ClassVar[str]
+    """Of its URL."""
+    label: ClassVar[Any]
+    """What it does, as a heading and on its button."""
+    dangerous: ClassVar[bool] = False
+    """It cannot be taken back."""
+    form: ClassVar[type[forms.Form]] = GroupForm
+
+    def __init__(self, values: dict[str, Any], by: str) -> None:
+        self.values = values
+        self.by = by
+        self.using = queue_alias()
+        self.lease_ms = int(get_settings().lease_duration * 1000)
+
+    @property
+    def ref(self) -> GroupRef:
+        return GroupRef(self.values["group"], self.values["topic"])
+
+    def subject(self) -> str:
+        """What it is done to, for the admin's log."""
+        return str(self.ref)
+
+    def preview(self) -> list[str]:
+        """Sentences that say what it would do; it changes nothing.
+
+        Raises:
+            OperationRefused: it cannot be done, and why.
+        """
+        raise NotImplementedError
+
+    def run(self) -> str:
+        """Does it, and says what was done in a sentence.
+
+        Raises:
+            OperationRefused: it was not done, and why.
+        """
+        raise NotImplementedError
+
+
+def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
+    """The page that asks, or on a confirmed POST the deed and the way back.
+
+    What is done is what was previewed: values changed since are previewed anew.
+    """
+    posted = request.method == "POST"
+    given = (request.POST if posted else request.GET).copy()
+    for name, field in operation.form.base_fields.items():
+        if name not in given and field.initial is not None and "asked" not in given:
+            given[name] = str(field.initial)
+    back = _way_back(dashboard, request, given.get("next", ""))
+    form = operation.form(given)
+    sentences: list[str] = []
+    refusal = digest = ""
+    if form.is_valid():
+        digest = _digest(form.cleaned_data)
+        one = operation(form.cleaned_data, request.user.get_username())
+        try:
+            if posted and "confirmed" in given and given.get("previewed") == digest:
+                return _do(request, one, back)
+            sentences = one.preview()
+        except QueueError as error:
+            refusal = str(error)
+    context = {
+        **dashboard.admin_site.each_context(request),
+        "title": str(operation.label),
+        "opts": dashboard.opts,
+        "menu": dashboard.menu(),
+        "operation": operation,
+        "form": form,
+        "show_errors": "asked" in given,
+        "has_choices": any(not field.is_hidden for field in form),
+        "hidden_errors": [error for field in form.hidden_fields() for error in field.errors],
+        "sentences": sentences,
+        "refusal": refusal,
+        "previewed": digest,
+        "back": back,
+    }
+    request.current_app = dashboard.admin_site.name
+    response = TemplateResponse(request, "admin/django_mysqlqueue/dashboard/confirm.html", context)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def _do(request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
+    try:
+        done = operation.run()
+    except QueueError as error:
+        # Part of it may have been done: the queue's own record says how much.
+        _log(request, operation, f"{operation.label}: {error}")
+        messages.error(request, str(error))
+    else:
+        _log(request, operation, done)
+        messages.success(request, done)
+    return HttpResponseRedirect(back)
+
+
+def _log(request: HttpRequest, operation: AdminOperation, text: str) -> None:
+    LogEntry.objects.create(
+        user_id=request.user.pk or 0,
+        content_type=ContentType.objects.get_for_model(Dashboard, for_concrete_model=False),
+        object_repr=operation.subject()[:200],
+        action_flag=CHANGE,
+        change_message=text,
+    )
+
+
+def _digest(values: dict[str, Any]) -> str:
+    """Names what was filled in, so that what is confirmed is what was shown."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _way_back(dashboard: DashboardAdmin, request: HttpRequest, wanted: str) -> str:
+    if url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
+        return wanted
+    return url(dashboard.admin_site.name, "changelist")

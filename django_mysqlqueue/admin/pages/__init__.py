@@ -1,0 +1,23 @@
+"""The dashboard's pages, in the order of the navigation."""
+
+from __future__ import annotations
+
+from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.pages.group import GroupPage
+from django_mysqlqueue.admin.pages.letters import DeadLettersPage
+from django_mysqlqueue.admin.pages.messages import MessagePage, MessagesPage
+from django_mysqlqueue.admin.pages.overview import OverviewPage
+from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
+from django_mysqlqueue.admin.pages.workers import InFlightPage, LeasesPage, SubscribersPage
+
+PAGES: tuple[type[Page], ...] = (
+    OverviewPage,
+    GroupPage,
+    InFlightPage,
+    DeadLettersPage,
+    ScheduledPage,
+    SubscribersPage,
+    LeasesPage,
+    MessagesPage,
+    MessagePage,
+)

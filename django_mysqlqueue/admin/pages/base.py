@@ -1,0 +1,137 @@
+"""What every page of the dashboard is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlencode
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.publishing import queue_alias
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.admin.dashboard import DashboardAdmin
+
+OPERATE = "django_mysqlqueue.operate_dashboard"
+SEE_PAYLOADS = "django_mysqlqueue.see_payloads"
+PAGE_ROWS = 50
+"""Rows of a list on one page."""
+
+
+class BadQuery(Exception):
+    """A query string that names nothing; its text is shown."""
+
+
+class Page:
+    """One page for one request: ``context`` reads what the template shows.
+
+    A page changes nothing. It is asked again every few seconds while somebody
+    looks at it.
+    """
+
+    do_not_call_in_templates = True
+
+    name: ClassVar[str]
+    """Of the URL, and its path below the dashboard's."""
+    title: ClassVar[Any]
+    template: ClassVar[str]
+    in_menu: ClassVar[bool] = True
+    live: ClassVar[bool] = True
+    """Whether it refreshes itself."""
+
+    def __init__(self, dashboard: DashboardAdmin, request: HttpRequest) -> None:
+        self.dashboard = dashboard
+        self.request = request
+        self.using = queue_alias()
+        self.lease_ms = int(get_settings().lease_duration * 1000)
+
+    def context(self) -> dict[str, Any]:
+        """What the template needs beside what every page has."""
+        raise NotImplementedError
+
+    def heading(self) -> str:
+        """The page's title, with what it is about."""
+        return str(self.title)
+
+    # -- what a page asks for -------------------------------------------------
+
+    def text(self, name: str) -> str | None:
+        """A parameter of the query string; None: it is not there or empty."""
+        return self.request.GET.get(name) or None
+
+    def number(self, name: str, *, minimum: int = 0) -> int | None:
+        """A whole number of the query string; None: it is not there or empty.
+
+        Raises:
+            BadQuery: it is something else.
+        """
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            found = int(value)
+        except ValueError:
+            found = minimum - 1
+        if not minimum <= found < 2**63:
+            raise BadQuery(f"{name}={value!r}: must be a whole number from {minimum}")
+        return found
+
+    def ref(self) -> GroupRef | None:
+        """The group that the query string names."""
+        group, topic = self.text("group"), self.text("topic")
+        return GroupRef(group, topic) if group and topic else None
+
+    # -- answering ------------------------------------------------------------
+
+    def respond(self) -> HttpResponse:
+        """The page; 400 with the reason where the query string is wrong."""
+        status, problem = 200, ""
+        try:
+            found = self.context()
+        except BadQuery as error:
+            status, problem, found = 400, str(error), {}
+        context = {
+            **self.dashboard.admin_site.each_context(self.request),
+            **found,
+            "title": self.heading(),
+            "opts": self.dashboard.opts,
+            "page": self,
+            "problem": problem,
+            "menu": self.dashboard.menu(),
+            "may_operate": may_operate(self.request),
+            "may_see_payloads": may_see_payloads(self.request),
+        }
+        self.request.current_app = self.dashboard.admin_site.name
+        response = TemplateResponse(
+            self.request, f"admin/django_mysqlqueue/dashboard/{self.template}", context, status=status
+        )
+        response["Cache-Control"] = "no-store"
+        return response
+
+
+def may_operate(request: HttpRequest) -> bool:
+    """Whether the user may change anything."""
+    return request.user.has_perm(OPERATE)
+
+
+def may_see_payloads(request: HttpRequest) -> bool:
+    """Whether the user may read payloads and metadata."""
+    return request.user.has_perm(SEE_PAYLOADS)
+
+
+def demand(allowed: bool) -> None:  # noqa: FBT001
+    """403 for who may not."""
+    if not allowed:
+        raise PermissionDenied
+
+
+def url(site: str, name: str, **parameters: object) -> str:
+    """The address of a page of the dashboard; None and '' are left out of its query string."""
+    address = reverse(f"admin:django_mysqlqueue_dashboard_{name}", current_app=site)
+    given = {key: value for key, value in parameters.items() if value not in (None, "")}
+    return f"{address}?{urlencode(given)}" if given else address

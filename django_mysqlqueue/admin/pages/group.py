@@ -1,0 +1,82 @@
+"""One group: where it stands in its partitions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.admin.words import age, last_line, moment, redacted
+from django_mysqlqueue.service import browsing, overview, problems
+from django_mysqlqueue.service.browsing import Partition
+from django_mysqlqueue.service.overview import Count, QueueOverview
+from django_mysqlqueue.service.transactions import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A partition in the table."""
+
+    partition: Partition
+    value: str
+    """What a tick in this row sends."""
+    oldest: str
+    next_at: str
+    error: str
+    live: bool
+    """Whether its owner is alive."""
+
+
+class GroupPage(Page):
+    name = "group"
+    title = gettext_lazy("Group")
+    template = "group.html"
+    in_menu = False
+
+    def heading(self) -> str:
+        ref = self.ref()
+        return str(self.title) if ref is None else _("Group %(ref)s") % {"ref": ref}
+
+    def context(self) -> dict[str, Any]:
+        ref = self.ref()
+        if ref is None:
+            raise BadQuery(_("No group is named: group and topic are needed."))
+        group = overview.one_group(self.using, ref, lease_ms=self.lease_ms)
+        if group is None:
+            raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
+        session = Session(self.using)
+        now = session.now()
+        order = "key" if self.text("order") == "key" or self.text("prefix") or self.text("after") else "oldest"
+        prefix = self.text("prefix") or ""
+        if order == "oldest":
+            found = browsing.at(session, ref, [head.key for head in group.heads])
+        else:
+            after = self.request.GET.get("after")
+            found = browsing.partitions(session, ref, after=after, prefix=prefix, limit=PAGE_ROWS)
+        live = {row.name for row in group.live}
+        whole = QueueOverview(now, 0, 0, overview.outbox(session, now), (group,), Count(0))
+        return {
+            "group": group,
+            "problems": [one for one in problems.find(self.using, whole) if one.ref == ref],
+            "oldest": "" if group.oldest_at is None else age(max(0, now - group.oldest_at) / 1000),
+            "registered": moment(group.registered_at),
+            "rows": [self._row(partition, now, live) for partition in found],
+            "order": order,
+            "prefix": prefix,
+            "next_after": found[-1].key if order == "key" and len(found) == PAGE_ROWS else None,
+            "is_first": not self.text("after"),
+        }
+
+    def _row(self, partition: Partition, now: int, live: set[str]) -> Row:
+        head = partition.head
+        oldest = next_at = error = ""
+        if head is not None:
+            oldest = age(max(0, now - head.published_at) / 1000)
+            error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
+            if not head.delivered_by and head.invisible_until > now:
+                next_at = age((head.invisible_until - now) / 1000)
+        return Row(partition, json.dumps(partition.key), oldest, next_at, error, partition.owner in live)

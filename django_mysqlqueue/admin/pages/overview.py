@@ -1,0 +1,170 @@
+"""The first page: how the queue is, and what is wrong."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils import timezone
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue.admin import charts
+from django_mysqlqueue.admin.pages.base import Page, url
+from django_mysqlqueue.admin.words import age
+from django_mysqlqueue.service import overview, problems, rollups
+from django_mysqlqueue.service.overview import GroupOverview
+from django_mysqlqueue.service.problems import Problem
+from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
+from django_mysqlqueue.service.transactions import Session
+
+SPARK_MINUTES = 30
+SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
+"""Rollup rows of so many seconds, and how many of them a chart shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One number of the first row."""
+
+    name: str
+    value: str
+    link: str = ""
+    alarming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A group in the table."""
+
+    group: GroupOverview
+    link: str
+    spark: SafeString
+    oldest: str
+    acked: int
+    """In the minutes of the sparkline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A problem, and where it can be mended."""
+
+    problem: Problem
+    link: str
+    action: str
+
+
+class OverviewPage(Page):
+    name = "changelist"
+    title = gettext_lazy("Queue")
+    template = "overview.html"
+
+    def context(self) -> dict[str, Any]:
+        found = overview.read(self.using, lease_ms=self.lease_ms)
+        session = Session(self.using)
+        span = self.text("span")
+        span = span if span in SPANS else "hour"
+        grain, number = SPANS[span]
+        minutes = rollups.since(session, MINUTE, found.now - SPARK_MINUTES * 60_000)
+        return {
+            "overview": found,
+            "cards": self._cards(found),
+            "problems": [self._linked(problem) for problem in problems.find(self.using, found)],
+            "rows": [self._row(group, minutes, found.now) for group in found.groups],
+            "span": span,
+            "spans": [("hour", _("last hour")), ("day", _("last day"))],
+            **self._charts(rollups.since(session, grain, found.now - grain * number * 1000), grain, number, found.now),
+        }
+
+    def _cards(self, found: overview.QueueOverview) -> list[Card]:
+        oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
+        waits = age(max(0, found.now - min(oldest)) / 1000) if oldest else "-"
+        return [
+            Card(_("lag"), str(found.lag)),
+            Card(_("oldest waits"), waits),
+            Card(_("in flight"), str(found.in_flight), self._to("inflight")),
+            Card(_("retrying"), str(found.retrying)),
+            Card(_("dead letters"), str(found.dead_letters), self._to("deadletters"), bool(found.dead_letters)),
+            Card(_("in the outbox"), str(found.outbox.waiting)),
+            Card(_("scheduled"), str(found.outbox.scheduled), self._to("scheduled")),
+            Card(
+                _("live subscribers"),
+                str(len(found.live)),
+                self._to("subscribers"),
+                bool(found.groups) and not found.live,
+            ),
+        ]
+
+    def _to(self, name: str, **parameters: object) -> str:
+        return url(self.dashboard.admin_site.name, name, **parameters)
+
+    def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> Row:
+        counts = dict.fromkeys(range(SPARK_MINUTES), 0)
+        first = now // 60_000 - SPARK_MINUTES + 1
+        for bucket in minutes:
+            place = bucket.at // 60_000 - first
+            if bucket.ref == group.ref and place in counts:
+                counts[place] += bucket.acked
+        values = list(counts.values())
+        label = _("%(number)s acked in %(minutes)s minutes") % {"number": sum(values), "minutes": SPARK_MINUTES}
+        oldest = "" if group.oldest_at is None else age(max(0, now - group.oldest_at) / 1000)
+        link = self._to("group", group=group.ref.group, topic=group.ref.topic)
+        return Row(group, link, charts.sparkline(values, label), oldest, sum(values))
+
+    def _linked(self, problem: Problem) -> Linked:
+        ref = problem.ref
+        named = {"group": ref.group, "topic": ref.topic} if ref else {}
+        match problem.kind:
+            case "stuck":
+                return Linked(problem, self._to("message", offset=problem.offset), _("Look at the message"))
+            case "silent":
+                return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
+            case "dead_letters":
+                return Linked(problem, self._to("deadletters", **named), _("Look at the dead letters"))
+            case "outbox":
+                return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
+            case "long_transaction":
+                return Linked(problem, "", "")
+            case _:
+                return Linked(problem, self._to("group", **named), _("Look at the group"))
+
+    @staticmethod
+    def _charts(buckets: list[Bucket], grain: int, number: int, now: int) -> dict[str, Any]:
+        """Throughput and latency of all groups together."""
+        first = now // (grain * 1000) - number + 1
+        sums = [[0, 0, 0] for _place in range(number)]
+        latency = [[0] * len(rollups.BUCKETS) for _place in range(number)]
+        for bucket in buckets:
+            place = bucket.at // (grain * 1000) - first
+            if 0 <= place < number:
+                for kind, count in enumerate((bucket.acked, bucket.failed, bucket.dead_lettered)):
+                    sums[place][kind] += count
+                latency[place] = [a + b for a, b in zip(latency[place], bucket.latency, strict=True)]
+        times = [_clock((first + place) * grain * 1000) for place in range(number)]
+        kinds = ((_("acked"), "mq-acked"), (_("failed"), "mq-failed"), (_("dead-lettered"), "mq-dead"))
+        counted = [charts.Series(name, css, [one[kind] for one in sums]) for kind, (name, css) in enumerate(kinds)]
+        percentiles = [
+            charts.Series(name, css, [rollups.percentile(one, share) for one in latency])
+            for name, css, share in (("p50", "mq-p50", 0.5), ("p95", "mq-p95", 0.95))
+        ]
+        whole = [sum(column) for column in zip(*latency, strict=True)]
+        return {
+            "throughput": charts.bars(counted, times, _("Deliveries over time: acked, failed, dead-lettered")),
+            "latency": charts.lines(percentiles, times, _("Latency from the log to the ack over time: p50 and p95")),
+            "totals": [sum(column) for column in zip(*sums, strict=True)],
+            "p50": _said(rollups.percentile(whole, 0.5)),
+            "p95": _said(rollups.percentile(whole, 0.95)),
+            "per": _("per minute") if grain == MINUTE else _("per hour"),
+        }
+
+
+def _said(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else charts.duration(milliseconds)
+
+
+def _clock(milliseconds: int) -> str:
+    at = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+    return at.astimezone(timezone.get_current_timezone()).strftime("%H:%M")

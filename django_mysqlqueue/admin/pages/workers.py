@@ -1,0 +1,175 @@
+"""Who works: what is in flight, the subscribers, their leases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.admin.words import age, moment
+from django_mysqlqueue.service import browsing, overview
+from django_mysqlqueue.service.browsing import InFlight, LeaseRow
+from django_mysqlqueue.service.groups import GroupRef, registered_refs
+from django_mysqlqueue.service.subsets import EVERYTHING
+from django_mysqlqueue.service.transactions import Session
+
+SHOWN_IN_FLIGHT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A row of the in-flight page."""
+
+    delivery: InFlight
+    value: str
+    since: str
+    until: str
+    live: bool
+
+
+class InFlightPage(Page):
+    name = "inflight"
+    title = gettext_lazy("In flight")
+    template = "inflight.html"
+
+    def context(self) -> dict[str, Any]:
+        session = Session(self.using)
+        now = session.now()
+        ref = self.ref()
+        refs = registered_refs(self.using)
+        found: list[InFlight] = []
+        for one in refs if ref is None else [ref]:
+            found += browsing.in_flight(session, one, subscriber=self.text("subscriber"), limit=SHOWN_IN_FLIGHT)
+        found.sort(key=lambda delivery: delivery.since)
+        live = {
+            row.name
+            for rows in overview.read_subscribers(session, lease_ms=self.lease_ms).values()
+            for row in rows
+            if row.live
+        }
+        return {
+            "rows": [self._row(delivery, now, live) for delivery in found[:SHOWN_IN_FLIGHT]],
+            "shown": SHOWN_IN_FLIGHT,
+            "more": len(found) > SHOWN_IN_FLIGHT or len(found) == SHOWN_IN_FLIGHT,
+            "refs": refs,
+            "ref": ref,
+            "subscriber": self.text("subscriber") or "",
+        }
+
+    @staticmethod
+    def _row(delivery: InFlight, now: int, live: set[str]) -> Held:
+        until = ""
+        if delivery.visible_until > now:
+            until = age((delivery.visible_until - now) / 1000)
+        return Held(
+            delivery,
+            json.dumps([delivery.key, delivery.offset]),
+            age(max(0, now - delivery.since) / 1000),
+            until,
+            delivery.subscriber in live,
+        )
+
+
+@dataclass(slots=True)
+class Worker:
+    """A subscriber process on the page."""
+
+    name: str
+    live: bool
+    seen: str
+    """How long ago it gave its last sign of life."""
+    info: dict[str, Any]
+    subset: str
+    groups: list[tuple[GroupRef, int, str]] = field(default_factory=list)
+    """Of each group: how many partitions it holds, and what share of those that have an owner."""
+
+
+class SubscribersPage(Page):
+    name = "subscribers"
+    title = gettext_lazy("Subscribers")
+    template = "subscribers.html"
+
+    def context(self) -> dict[str, Any]:
+        session = Session(self.using)
+        now = session.now()
+        shares = browsing.shares(session)
+        owned: dict[GroupRef, int] = {}
+        waiting: dict[GroupRef, int] = {}
+        for (owner, ref), number in shares.items():
+            place = owned if owner else waiting
+            place[ref] = place.get(ref, 0) + number
+        workers: dict[str, Worker] = {}
+        rows = overview.read_subscribers(session, lease_ms=self.lease_ms)
+        for row in sorted((row for found in rows.values() for row in found), key=lambda row: (not row.live, row.name)):
+            subset = "" if row.subset == EVERYTHING else str(row.subset)
+            seen = age(max(0, now - row.heartbeat_at) / 1000)
+            worker = workers.setdefault(row.name, Worker(row.name, row.live, seen, row.info, subset))
+            number = shares.get((row.name, row.ref), 0)
+            share = f"{number / owned[row.ref]:.0%}" if number else ""
+            worker.groups.append((row.ref, number, share))
+        known = {(row.name, row.ref) for found in rows.values() for row in found}
+        return {
+            "workers": list(workers.values()),
+            "waiting": sorted(waiting.items()),
+            "orphans": sorted(
+                (owner, ref, number) for (owner, ref), number in shares.items() if owner and (owner, ref) not in known
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A row of the leases page."""
+
+    lease: LeaseRow
+    value: str
+    since: str
+    live: bool
+
+
+class LeasesPage(Page):
+    name = "leases"
+    title = gettext_lazy("Leases")
+    template = "leases.html"
+
+    def context(self) -> dict[str, Any]:
+        session = Session(self.using)
+        ref = self.ref()
+        after = None
+        if "after_key" in self.request.GET:
+            after = tuple(self.request.GET.get(name, "") for name in ("after_group", "after_topic", "after_key"))
+        owner = self.text("owner")
+        if self.text("unowned"):
+            owner = ""
+        found = browsing.leases(session, ref=ref, owner=owner, after=after, limit=PAGE_ROWS)  # type: ignore[arg-type]
+        subscribers = overview.read_subscribers(session, lease_ms=self.lease_ms)
+        live = {row.name for rows in subscribers.values() for row in rows if row.live}
+        last = found[-1] if len(found) == PAGE_ROWS else None
+        return {
+            "rows": list(self._rows(found, live)),
+            "refs": registered_refs(self.using),
+            "ref": ref,
+            "owner": self.text("owner") or "",
+            "unowned": bool(self.text("unowned")),
+            "last": last,
+            "next_link": self._next(last),
+            "is_first": after is None,
+            "none_said": _("There are leases only where an ordered group has something to do."),
+        }
+
+    def _next(self, last: LeaseRow | None) -> str:
+        if last is None:
+            return ""
+        query = self.request.GET.copy()
+        query["after_group"], query["after_topic"], query["after_key"] = last.ref.group, last.ref.topic, last.key
+        return f"{self.request.path}?{query.urlencode()}"
+
+    @staticmethod
+    def _rows(found: Iterable[LeaseRow], live: set[str]) -> Iterable[Lease]:
+        for lease in found:
+            yield Lease(lease, json.dumps(lease.key), moment(lease.leased_at), lease.owner in live)

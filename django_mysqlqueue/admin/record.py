@@ -1,0 +1,54 @@
+"""The record of what operators did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from django_mysqlqueue.admin.words import moment
+from django_mysqlqueue.models import Operation
+from django_mysqlqueue.service.publishing import queue_alias
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Any]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+
+class OperationAdmin(_ModelAdmin):
+    """A read-only list: the queue's own record, kept for a year."""
+
+    list_display = ("started", "action", "consumer_group", "topic", "changed", "actor", "detail", "ended")
+    list_filter = ("action",)
+    search_fields = ("=consumer_group", "=topic", "=actor")
+    search_help_text = _("A whole group, topic or user name")
+    ordering = ("-id",)
+    list_per_page = 50
+    show_full_result_count = False
+    actions = None
+    fields = list_display
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        # The queue's database, whatever the router says of reads: a replica lags behind.
+        return super().get_queryset(request).using(queue_alias())
+
+    @admin.display(description=_("started"), ordering="started_at")
+    def started(self, row: Operation) -> str:
+        return moment(row.started_at)
+
+    @admin.display(description=_("ended"), ordering="ended_at")
+    def ended(self, row: Operation) -> str:
+        return moment(row.ended_at) or str(_("runs, or has died"))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False

@@ -1,0 +1,81 @@
+"""How the pages say times, ages, payloads and errors."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+from django.conf import settings as django_settings
+from django.utils import timezone
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue.conf import get_settings
+
+SHOWN_CHARACTERS = 20_000
+"""A page shows no more of a payload or an error than that."""
+
+
+def moment(milliseconds: int | None) -> str:
+    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''."""
+    if not milliseconds:
+        return ""
+    value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+    value = value.astimezone(zone)
+    return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
+
+
+def age(seconds: float | None) -> str:
+    """A length of time in its two largest units: ``3 d 4 h``; None is ''."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return _("%(seconds).1f s") % {"seconds": max(0.0, seconds)}
+    left = round(seconds)
+    units = ((86_400, _("d")), (3600, _("h")), (60, _("min")), (1, _("s")))
+    parts: list[tuple[int, str]] = []
+    for size, unit in units:
+        if left >= size or parts:
+            parts.append((left // size, unit))
+            left %= size
+    return " ".join(f"{number} {unit}" for number, unit in parts[:2] if number)
+
+
+def messages(number: int) -> str:
+    """``1 message``, ``12 messages``."""
+    return ngettext("%(number)s message", "%(number)s messages", number) % {"number": f"{number:,}"}
+
+
+def last_line(error: str) -> str:
+    """What a traceback says in the end."""
+    lines = error.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def payload_text(payload: bytes) -> str:
+    """A payload as text: JSON in readable lines, anything else as it is, bytes that are no text escaped."""
+    if len(payload) <= SHOWN_CHARACTERS:
+        try:
+            return json.dumps(json.loads(payload), indent=2, ensure_ascii=False)
+        except ValueError:
+            pass
+    text = payload[:SHOWN_CHARACTERS].decode(errors="backslashreplace")
+    if len(payload) > SHOWN_CHARACTERS:
+        text += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{len(payload):,}"}
+    return text
+
+
+def redacted(text: str, *, topic: str, kind: str) -> str:
+    """What the setting ``REDACT`` leaves of a text of a message.
+
+    Args:
+        kind: ``"payload"``, ``"metadata"`` or ``"error"``.
+    """
+    hook = get_settings().redact
+    if hook is None:
+        return text
+    if isinstance(hook, str):
+        hook = import_string(hook)
+    return str(hook(text, topic=topic, kind=kind))

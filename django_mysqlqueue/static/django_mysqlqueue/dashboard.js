@@ -1,0 +1,111 @@
+/* Refreshes a page of the queue in place, and makes filters by group and "select all" work.
+   Without it every page works, too: it is then as old as its last load. */
+"use strict";
+(() => {
+  const page = document.querySelector(".mq-page");
+  if (!page) return;
+
+  // -- ticking all rows, and choosing a group (two parameters of the query) --
+  document.addEventListener("change", (event) => {
+    const target = event.target;
+    if (target.matches(".mq-all")) {
+      for (const box of target.closest("table").querySelectorAll("tbody input[type=checkbox]")) box.checked = target.checked;
+    }
+    if (target.matches(".mq-group-choice")) {
+      const chosen = target.selectedOptions[0];
+      target.form.elements.group.value = chosen.dataset.group || "";
+      target.form.elements.topic.value = chosen.dataset.topic || "";
+    }
+  });
+
+  const seconds = Number(page.dataset.live);
+  const live = document.getElementById("mq-live");
+  if (!seconds || !live) return;
+  const button = document.getElementById("mq-pause");
+  const state = document.getElementById("mq-state");
+  let paused = false;
+  let timer = null;
+  let asked = 0;
+
+  const say = (text, stale) => {
+    if (state.textContent !== text) state.textContent = text;
+    state.classList.toggle("mq-stale", stale);
+  };
+
+  // Ticks, what is open, what has the focus and how far boxes are scrolled outlive a refresh.
+  const remember = () => ({
+    ticked: new Set([...live.querySelectorAll("input[type=checkbox]:checked")].map((box) => `${box.name} ${box.id} ${box.value}`)),
+    open: new Set([...live.querySelectorAll("details[open][id]")].map((one) => one.id)),
+    scrolled: [...live.querySelectorAll(".mq-scroll, pre")].map((box) => [box.scrollLeft, box.scrollTop]),
+    focus: describe(document.activeElement),
+  });
+  const describe = (element) => {
+    if (!element || !live.contains(element)) return null;
+    return `${element.tagName} ${element.id} ${element.name || ""} ${element.value || ""} ${element.getAttribute("href") || ""}`;
+  };
+  const restore = (kept) => {
+    for (const box of live.querySelectorAll("input[type=checkbox]")) box.checked = kept.ticked.has(`${box.name} ${box.id} ${box.value}`);
+    for (const one of live.querySelectorAll("details[id]")) one.open = kept.open.has(one.id);
+    live.querySelectorAll(".mq-scroll, pre").forEach((box, place) => {
+      if (kept.scrolled[place]) [box.scrollLeft, box.scrollTop] = kept.scrolled[place];
+    });
+    if (kept.focus) {
+      for (const element of live.querySelectorAll("a, button, input, select, textarea, summary")) {
+        if (describe(element) === kept.focus) {
+          element.focus({ preventScroll: true });
+          break;
+        }
+      }
+    }
+  };
+
+  const busy = () => {
+    const element = document.activeElement;
+    const typing = element && live.contains(element) && element.matches("input:not([type=checkbox]), textarea, select");
+    const selection = document.getSelection();
+    return typing || (selection && !selection.isCollapsed && live.contains(selection.anchorNode));
+  };
+
+  const refresh = async () => {
+    if (paused || document.hidden) return;
+    if (busy()) return plan();
+    const mine = ++asked;
+    try {
+      const answer = await fetch(location.href, { headers: { "X-Requested-With": "fetch" }, credentials: "same-origin" });
+      if (answer.redirected || answer.status === 403) {
+        say(page.dataset.ended, true);
+        return;
+      }
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("mq-live");
+      if (!found) throw new Error(String(answer.status));
+      if (mine === asked && !paused && !busy()) {
+        const kept = remember();
+        live.replaceChildren(...found.childNodes);
+        restore(kept);
+      }
+      say("", false);
+    } catch {
+      say(page.dataset.stale, true);
+    }
+    plan();
+  };
+  const plan = () => {
+    clearTimeout(timer);
+    timer = setTimeout(refresh, seconds * 1000);
+  };
+
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    paused = !paused;
+    button.setAttribute("aria-pressed", String(paused));
+    button.textContent = paused ? button.dataset.go : button.dataset.pause;
+    say(paused ? page.dataset.paused : "", false);
+    clearTimeout(timer);
+    if (!paused) refresh();
+  });
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(timer);
+    if (!document.hidden && !paused) refresh();
+  });
+  plan();
+})();

@@ -1,0 +1,47 @@
+"""What the dashboard's templates need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from django_mysqlqueue.admin.pages.base import url
+
+register = template.Library()
+
+
+@register.simple_tag(takes_context=True)
+def queue_url(context: dict[str, Any], name: str, **parameters: object) -> str:
+    """The address of a page of the dashboard, with a query string."""
+    return url(context["request"].current_app, name, **parameters)
+
+
+@register.simple_tag(takes_context=True)
+def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
+    """The address of an operation's page, which comes back to the present one."""
+    request = context["request"]
+    address = reverse("admin:django_mysqlqueue_dashboard_do", args=[name], current_app=request.current_app)
+    given = {key: value for key, value in parameters.items() if value not in (None, "")}
+    return f"{address}?{urlencode({**given, 'next': request.get_full_path()})}"
+
+
+@register.simple_tag(takes_context=True)
+def queue_action(context: dict[str, Any], name: str) -> str:
+    """Where a form with ticked rows is sent."""
+    return reverse("admin:django_mysqlqueue_dashboard_do", args=[name], current_app=context["request"].current_app)
+
+
+@register.simple_tag(takes_context=True)
+def queue_here(context: dict[str, Any], **changes: object) -> str:
+    """The present page with other parameters; one that becomes '' or None is left out."""
+    request = context["request"]
+    query = request.GET.copy()
+    for name, value in changes.items():
+        if value in (None, ""):
+            query.pop(name, None)
+        else:
+            query[name] = str(value)
+    return f"{request.path}?{query.urlencode()}" if query else str(request.path)
