@@ -37,7 +37,7 @@ napoleon_use_ivar = False
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(datetime|collections|asyncio|typing|django|pytest|unittest|opentelemetry|prometheus_client)\..*",
+        r"(datetime|collections|asyncio|typing|django|pytest|unittest|opentelemetry|prometheus_client|health_check)\..*",
     ),
     ("py:class", r"django_mysqlqueue\.runtime\.registry\.(One|Many)"),
     (
