@@ -38,9 +38,9 @@ Arguments:
 
 - ``delivery``: the object that the handler got.
 - ``outcome``: ``"acked"``; ``"failed"``: it comes again after a backoff; ``"snoozed"``: it comes again, as the handler
-  asked for; ``"dead_lettered"``: it was rejected, or failed for the last time; ``"given_back"``: it comes again, and no
-  attempt is counted; ``"lost"``: it had been handed out again or settled, so nothing was written, and the effects of
-  a handler that is not atomic may have happened twice.
+  asked for; ``"dead_lettered"``: it failed for the last time, or was rejected (then ``delivery.outcome`` is
+  ``"reject"``); ``"given_back"``: it comes again, and no attempt is counted; ``"lost"``: it had been handed out again
+  or settled, so nothing was written, and the effects of a handler that is not atomic may have happened twice.
 - ``error``: the traceback of a failure, or the reason that the handler gave; else empty.
 - ``seconds``: how long the handler's call took; of a batch handler, the whole call.
 - ``latency``: seconds since the message took its place in the log, by the database's clock.
