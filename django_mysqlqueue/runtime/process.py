@@ -346,6 +346,9 @@ class Subscriber:
             return False
         if poller.housekeeping.is_scanning() or not all(self.inbox.is_idle(work.ref) for work in poller.works):
             return False
+        # While it knows of something to do, the look through all partitions is spared.
+        if not all(work.stopped or work.is_idle() for work in poller.works):
+            return False
         self._drain_checked_at = now
         return poller.guarded(self._look_for_rest) and not self._rest
 
