@@ -82,7 +82,7 @@ def test_a_working_queue_is_well(db, clock):
 @pytest.mark.parametrize(("limit", "code"), [("2", 1), ("3", 0)])
 def test_max_lag(db, limit, code):
     backlog()
-    register()
+    Sub(handler())
     found, output = run("--max-lag", limit)
     assert found == code
     assert ("PROBLEM  g/t has a lag of 3; the limit is 2.\n" in output) == (code == 1)
@@ -183,17 +183,23 @@ def test_a_mistake_is_no_health(db, arguments, text):
         run(*arguments)
 
 
-def test_a_count_that_stopped_is_not_taken_for_a_small_number(db, monkeypatch):
+def test_a_count_that_stopped_is_not_taken_for_a_small_number(db, clock, monkeypatch):
     """Of partitions that nobody has worked in it is not known how much they hold."""
     monkeypatch.setattr(overview, "NEWEST", 4)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(10)])
     sequence()
-    register()
+    Sub(handler())
     found = json.loads(run("--format", "json", "--max-lag", "50")[1])
     assert found["groups"][0]["lag"] == {"value": 4, "exact": False}
     assert [one["kind"] for one in found["problems"]] == ["lag"]
     assert found["problems"][0]["text"] == "g/t has a lag of 4+; the limit is 50."
+    clock.advance(40)
+    assert kinds("--max-lag", "50") == set(), "all subscribers are being restarted: that alone is no alarm"
+    assert kinds("--max-lag", "3") == {("lag", "g")}
+    clock.advance(40)
+    assert kinds("--max-lag", "50") == {("no_subscriber", "g")}, "but this is"
     monkeypatch.setattr(overview, "NEWEST", 2000)
+    Sub(handler())
     assert kinds("--max-lag", "50") == set()
 
 
@@ -209,7 +215,7 @@ def test_a_partition_that_nobody_takes(db, clock):
 
 def test_the_whole_of_the_json(db):
     backlog()
-    register()
+    Sub(handler())
     assert json.loads(run("--format", "json")[1]) == {
         "database": "default",
         "healthy": True,
@@ -224,7 +230,7 @@ def test_the_whole_of_the_json(db):
                 "in_flight": {"value": 0, "exact": True},
                 "retrying": {"value": 0, "exact": True},
                 "dead_letters": {"value": 0, "exact": True},
-                "subscribers": 0,
+                "subscribers": 1,
                 "paused": False,
             }
         ],
@@ -268,12 +274,12 @@ def result(**options):
 
 def test_the_check(db):
     backlog()
-    register()
+    Sub(handler())
     assert QueueHealth(max_lag=3).run() is None
     with pytest.raises(ServiceUnavailable, match="g/t has a lag of 3; the limit is 2"):
         QueueHealth(max_lag=2).run()
-    with pytest.raises(ServiceUnavailable, match="g/t has 0 live subscribers; there should be 1"):
-        QueueHealth(min_subscribers=1).run()
+    with pytest.raises(ServiceUnavailable, match="g/t has 1 live subscriber; there should be 2"):
+        QueueHealth(min_subscribers=2).run()
     with pytest.raises(ServiceUnavailable, match="group 'x': none is registered"):
         QueueHealth(groups=["x"]).run()
     everything = QueueHealth(max_lag=3, topics=["t"], groups=["g"], max_age=60, max_dead_letters=0)
@@ -322,7 +328,7 @@ def test_its_thread_keeps_no_connection(db):
 
 def test_in_the_view(db, settings):
     settings.ROOT_URLCONF = __name__
-    register()
+    Sub(handler())
     client = Client()
 
     def get():

@@ -126,14 +126,14 @@ def _beyond(limits: Limits, groups: Collection[GroupOverview], state: QueueOverv
 
 def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterator[Finding]:
     ref: GroupRef = group.ref
-    if limits.lag is not None and _may_pass(group.lag, limits.lag):
+    if limits.lag is not None and _may_pass(group, group.lag, limits.lag):
         text = _("%(ref)s has a lag of %(lag)s; the limit is %(limit)s.")
         yield Finding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
     if limits.age is not None and waits > limits.age:
         text = _("The oldest message of %(ref)s waits for %(age)s; the limit is %(limit)s.")
         values = {"ref": ref, "age": f"{waits:,.0f} s", "limit": f"{limits.age:,g} s"}
         yield Finding("age", text % values, ref)
-    if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
+    if limits.dead_letters is not None and _may_pass(group, group.dead_letters, limits.dead_letters):
         text = _("%(ref)s has %(number)s dead letters; the limit is %(limit)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "limit": f"{limits.dead_letters:,}"}
         yield Finding("dead_letters", text % values, ref)
@@ -147,9 +147,14 @@ def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterato
         yield Finding("subscribers", text % values, ref)
 
 
-def _may_pass(count: Count, limit: int) -> bool:
-    """A count that stopped below the limit may stand for any number: silence would be the wrong mistake."""
-    return count.value > limit or not count.exact
+def _may_pass(group: GroupOverview, count: Count, limit: int) -> bool:
+    """Whether a count is above its limit, for all that is known.
+
+    One that stopped below it may stand for any number, and silence would be the
+    wrong mistake. But of a group without a subscriber no lag is exact: that
+    nobody works is a problem of its own, after a while, and a restart is none.
+    """
+    return count.value > limit or (not count.exact and bool(group.live))
 
 
 def _age(state: QueueOverview, since: int | None) -> float:
