@@ -61,7 +61,9 @@ class _Families:
 
         self.counts = {name: gauge(name, text, LABELS) for name, text in COUNTS.items()}
         self.exact = gauge(
-            "count_exact", "0 where the count of that name stopped and the true number may be larger.", (*LABELS, "count")
+            "count_exact",
+            "0 where the count of that name stopped and the true number may be larger.",
+            (*LABELS, "count"),
         )
         self.oldest = gauge(
             "oldest_unacked_age_seconds",
