@@ -27,6 +27,7 @@ from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler, mode_text
+from django_mysqlqueue.runtime.telling import Teller
 from django_mysqlqueue.service import groups, heartbeats, leasing, news, wakeups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -41,6 +42,8 @@ DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
 HANDLER_MARGIN = 10.0
 """Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
+TELL_TIMEOUT = 2.0
+"""Seconds that receivers of ``delivery_settled`` have at the end of the process."""
 MEMORY_GRACE = 5.0
 """Seconds that a process works whatever its memory."""
 TURN = 0.2
@@ -155,13 +158,16 @@ class Subscriber:
             subset=subset,
             threads=self.threads,
         )
+        patient = sessions.Timeouts(
+            idle=longest + HANDLER_MARGIN, lock_wait=50, network=60, read=longest + HANDLER_MARGIN
+        )
+        self.teller = Teller(using, patient)
+        self.poller.watch.send = self.teller.put
         self.executor = Executor(
             self.inbox,
             using,
             threads=self.threads,
-            timeouts=sessions.Timeouts(
-                idle=longest + HANDLER_MARGIN, lock_wait=50, network=60, read=longest + HANDLER_MARGIN
-            ),
+            timeouts=patient,
             with_loop=any(handler.is_async for handler in self.handlers.values()),
         )
 
@@ -388,6 +394,7 @@ class Subscriber:
         self._insist(self._release_all)
         self.heart.stop()
         self._insist(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
+        self.teller.close(TELL_TIMEOUT)
         if running:
             self.exit_code = EXIT_UNCLEAN
             event(logging.ERROR, "subscriber.left_running", name=self.name, handlers=running)
