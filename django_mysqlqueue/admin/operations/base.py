@@ -84,6 +84,8 @@ class AdminOperation:
     """What it does, as a heading and on its button."""
     dangerous: ClassVar[bool] = False
     """It cannot be taken back."""
+    removes: ClassVar[bool] = False
+    """The page that it was asked from is about nothing afterwards: the way goes on to the overview."""
     form: ClassVar[type[forms.Form]] = GroupForm
 
     def __init__(self, values: dict[str, Any], by: str) -> None:
@@ -137,7 +139,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
         subject = one.subject()
         try:
             if posted and "confirmed" in given and given.get("previewed") == digest:
-                return _do(request, one, back)
+                return _do(dashboard, request, one, back)
             sentences = one.preview()
         except QueueError as error:
             refusal = str(error)
@@ -163,7 +165,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     return response
 
 
-def _do(request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
+def _do(dashboard: DashboardAdmin, request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
     try:
         done = operation.run()
     except QueueError as error:
@@ -173,6 +175,8 @@ def _do(request: HttpRequest, operation: AdminOperation, back: str) -> HttpRespo
     else:
         _log(request, operation, done)
         messages.success(request, done)
+        if operation.removes:
+            return HttpResponseRedirect(url(dashboard.admin_site.name, "changelist"))
     return HttpResponseRedirect(back)
 
 
