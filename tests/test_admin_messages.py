@@ -370,7 +370,7 @@ def test_a_seek_makes_it_skipped_and_its_records_stay(client, settings):
     sub.leave()
     seeking.seek(USING, G, seeking.place_of(USING, "latest"), by="ada")
     assert life(client, first)[0] == "acked"
-    tag, told, note = life(client, second)
+    tag, told, _ = life(client, second)
     assert tag == "before its start"
     assert told == [f"The group goes on behind offset {second}: it was settled before a seek, or is passed over."]
 
