@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from django.db import connection, connections, transaction
 
-from django_mysqlqueue import Message, publish, publish_many, service
+from django_mysqlqueue import Message, names, publish, publish_many, service
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import (
     audit,
@@ -30,6 +30,8 @@ from django_mysqlqueue.service import (
     heartbeats,
     history,
     leasing,
+    lives,
+    logbook,
     news,
     redriving,
     rescheduling,
@@ -316,8 +318,32 @@ def _operate(ref: GroupRef) -> None:
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000, ref)
     history.of_message(session, places[:2])
+    _look(session, ref, places)
     for collect in (history.collect, rollups.collect, audit.collect):
         collect(USING)
+
+
+def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
+    """Everything that people look at in the log."""
+    log = logbook.page(session, limit=10)
+    for place in ({"before": log.older}, {"after": log.older}):
+        for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}):
+            found = logbook.page(session, limit=10, **what, **place)
+            assert found.entries or "after" in place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logbook, "MERGED", 2)  # as if there were thousands of partitions
+        for place in ({"before": log.older}, {"after": log.older}):
+            assert logbook.page(session, topic="t", limit=10, **place).entries
+    entry = logbook.page(session, topic="t", key="k1", limit=1).entries[0]
+    for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}, {"topic": "t_dlq"}):
+        found = logbook.by_id(session, entry.message_id, **what)
+        assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])
+    logbook.by_id(session, names.new_message_id())
+    content = lives.content(session, entry.offset, most=100)
+    assert content is not None
+    assert lives.states(session, entry)
+    lives.made_of(session, lives.recorded(session, letters[0])[0])
+    lives.successors(session, ref, entry.key, entry.offset, content)
 
 
 def _life(*subs: Sub) -> None:
