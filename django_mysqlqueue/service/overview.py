@@ -301,8 +301,8 @@ def all_topics(session: Session) -> list[str]:
     hint = session.dialect.force_index("queue_messages_partition")
     found: list[str] = []
     while True:
-        above, parameters = ("", ()) if not found else (" WHERE topic > %s", (found[-1],))
-        row = session.row(f"SELECT topic FROM {LOG}{hint}{above} ORDER BY topic LIMIT 1", parameters)
+        above, last = (">", found[-1]) if found else (">=", "")
+        row = session.row(f"SELECT topic FROM {LOG}{hint} WHERE topic {above} %s ORDER BY topic LIMIT 1", (last,))
         if row is None:
             return found
         found.append(row[0])
