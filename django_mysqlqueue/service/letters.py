@@ -91,8 +91,8 @@ class FullLetter:
     payload: bytes
     """No more than its first ``READ_BYTES``."""
     metadata: dict[str, Any]
-    created_at: int
-    """When its group gave it up, which is when the copy was made."""
+    published_at: int
+    """When it took its place in the DLQ topic."""
 
     @property
     def whole(self) -> bool:
@@ -116,12 +116,6 @@ class Happening:
     related_id: str
 
 
-def last_line(error: str) -> str:
-    """What a traceback says in the end."""
-    lines = error.strip().splitlines()
-    return lines[-1] if lines else ""
-
-
 def dlq_topics(session: Session) -> list[tuple[str, Count]]:
     """The DLQ topics that hold messages, by name; each count stops at ``CAP``."""
     return [(topic, _number(session, topic)) for topic in all_topics(session) if names.is_dlq(topic)]
@@ -136,8 +130,12 @@ def _number(session: Session, topic: str) -> Count:
     return counted(int(row[0]))
 
 
-def look(session: Session, letters: Letters) -> Look:
-    """Goes through the named dead letters, or the first ``LOOKED`` of the topic, for those that match."""
+def look(session: Session, letters: Letters, *, newest: int | None = None) -> Look:
+    """Goes through the named dead letters, or the first ``LOOKED`` of the topic, for those that match.
+
+    Args:
+        newest: leaves out those of a higher offset, which have come since it was seen.
+    """
     condition, parameters = letters.condition()
     select = "SELECT m.`offset`, m.failed_group, m.original_topic"
     found: list[tuple[Any, ...]] = []
@@ -158,6 +156,7 @@ def look(session: Session, letters: Letters) -> Look:
             (letters.topic, LOOKED, *parameters),
         )
         whole = _number(session, letters.topic).exact
+    found = [row for row in found if newest is None or row[0] <= newest]
     refs = Counter(GroupRef(group, topic) for _, group, topic in found)
     offsets = sorted((int(row[0]) for row in found), reverse=True)
     return Look(letters.topic, tuple(offsets), dict(refs.most_common()), whole)
@@ -172,7 +171,7 @@ def kinds(session: Session, found: Look) -> list[ErrorKind]:
             f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m ON m.`offset` = v.o",
             sorted(chunk),
         ):
-            number[GroupRef(group, topic), last_line(end)] += 1
+            number[GroupRef(group, topic), messages.last_line(end)] += 1
     return [ErrorKind(ref, line, count) for (ref, line), count in number.most_common()]
 
 
@@ -199,12 +198,12 @@ def one(session: Session, offset: int) -> FullLetter | None:
     row = session.row(
         "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.original_id, m.original_offset, "
         "m.failed_at, m.failure_count, m.size, m.last_error, m.topic, m.id, SUBSTR(m.payload, 1, %s), m.metadata, "
-        f"m.created_at FROM {LOG} m WHERE m.`offset` = %s AND m.failed_group <> ''",
+        f"m.published_at FROM {LOG} m WHERE m.`offset` = %s AND m.failed_group <> ''",
         (READ_BYTES, offset),
     )
     if row is None:
         return None
-    topic, message_id, payload, metadata, created_at = row[10:]
+    topic, message_id, payload, metadata, published_at = row[10:]
     return FullLetter(
         topic,
         message_id,
@@ -212,7 +211,7 @@ def one(session: Session, offset: int) -> FullLetter | None:
         row[9],
         bodies.content(payload),
         messages.decode_metadata(metadata),
-        int(created_at),
+        int(published_at),
     )
 
 

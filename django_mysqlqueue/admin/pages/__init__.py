@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.group import GroupPage
-from django_mysqlqueue.admin.pages.letters import DeadLettersPage
+from django_mysqlqueue.admin.pages.letters import DeadLetterPage, DeadLettersPage
 from django_mysqlqueue.admin.pages.messages import MessagePage, MessagesPage
 from django_mysqlqueue.admin.pages.overview import OverviewPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
@@ -15,6 +15,7 @@ PAGES: tuple[type[Page], ...] = (
     GroupPage,
     InFlightPage,
     DeadLettersPage,
+    DeadLetterPage,
     ScheduledPage,
     SubscribersPage,
     LeasesPage,
