@@ -165,6 +165,19 @@ def test_more_than_a_look_goes_through_is_said(client, monkeypatch):
     assert "left: 0 or more" in ask(client, "redrive", topic="t_dlq", upto=10**9)
 
 
+def test_errors_are_searched_in_the_newest_alone_and_that_is_said(client, monkeypatch):
+    monkeypatch.setattr(letters, "ERRORS_READ", 2)
+    red, *green = (fail_with(place, error) for place, error in enumerate(("red", "green", "green")))
+    context = listed(client, error="green")
+    assert (offsets(context), str(context["found"].count), context["found"].whole) == (green[::-1], "2+", False)
+    assert not offsets(listed(client, error="red"))
+    assert "in the newest 2 errors alone" in page(client, "deadletters", error="red")
+    assert "errors alone" not in page(client, "deadletters")
+    assert offsets(listed(client, error="red", until="2020-01-01T00:00")) == []
+    assert "left: 0 or more" in ask(client, "redrive", topic="t_dlq", error="green", upto=10**9)
+    assert offsets(listed(client))[-1] == red
+
+
 def test_a_dlq_topic_with_a_handler_of_its_own_is_readable(client):
     (offset,) = dead_letters(1)
     Sub(handler("t_dlq", "reader")).settle()

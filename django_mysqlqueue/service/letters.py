@@ -5,6 +5,7 @@ A look reads no more than ``LOOKED`` dead letters of a topic, however many it ha
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ EVENTS = DeliveryEvent._meta.db_table
 
 LOOKED = 10_000
 """A look goes through no more dead letters than that: the first ones of the topic by partition key."""
-TOLD_APART = 2000
-"""So many of the newest that match are told apart by their errors."""
+ERRORS_READ = 2000
+"""Errors are searched, and told apart, of no more than so many: the newest that match otherwise."""
 LINE = 300
 """So many characters of an error's end are read for a list."""
 READ_BYTES = 250_000
@@ -53,8 +54,15 @@ class Look:
     """Newest first."""
     refs: dict[GroupRef, int]
     """How many of them each group failed, with the topic they were published to."""
-    whole: bool
+    whole_topic: bool
     """All of the topic was looked through, or all that were named."""
+    all_errors: bool = True
+    """The error text was searched for in all of those."""
+
+    @property
+    def whole(self) -> bool:
+        """There are no others that match."""
+        return self.whole_topic and self.all_errors
 
     @property
     def count(self) -> Count:
@@ -136,36 +144,60 @@ def look(session: Session, letters: Letters, *, newest: int | None = None) -> Lo
     Args:
         newest: leaves out those of a higher offset, which have come since it was seen.
     """
+    found, whole = _matching(session, dataclasses.replace(letters, error=None))
+    found = sorted((row for row in found if newest is None or row[0] <= newest), reverse=True)
+    all_errors = True
+    if letters.error is not None:
+        all_errors = len(found) <= ERRORS_READ
+        saying = _saying(session, letters, [int(row[0]) for row in found[:ERRORS_READ]])
+        found = [row for row in found if row[0] in saying]
+    refs = Counter(GroupRef(group, topic) for _, group, topic in found)
+    return Look(letters.topic, tuple(int(row[0]) for row in found), dict(refs.most_common()), whole, all_errors)
+
+
+def _matching(session: Session, letters: Letters) -> tuple[list[tuple[Any, ...]], bool]:
+    """(offset, group, first topic) of dead letters, and whether there was no bound to them."""
     condition, parameters = letters.condition()
     select = "SELECT m.`offset`, m.failed_group, m.original_topic"
-    found: list[tuple[Any, ...]] = []
-    whole = True
     if letters.offsets is not None:
+        found: list[tuple[Any, ...]] = []
         for chunk in session.chunks(sorted(set(letters.offsets))):
             found += session.rows(
                 f"{select} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
                 f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
                 (*chunk, letters.topic, *parameters),
             )
-    else:
-        hint = session.dialect.force_index("queue_messages_partition")
-        found = session.rows(
-            f"{select} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
-            f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join} {LOG} m "
-            f"ON m.`offset` = w.place WHERE {condition}",
-            (letters.topic, LOOKED, *parameters),
+        return found, True
+    hint = session.dialect.force_index("queue_messages_partition")
+    found = session.rows(
+        f"{select} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
+        f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join} {LOG} m "
+        f"ON m.`offset` = w.place WHERE {condition}",
+        (letters.topic, LOOKED, *parameters),
+    )
+    return found, _number(session, letters.topic).exact
+
+
+def _saying(session: Session, letters: Letters, offsets: Sequence[int]) -> set[int]:
+    """Those whose error has the text in it."""
+    condition, parameters = Letters(letters.topic, error=letters.error).condition()
+    found: set[int] = set()
+    for chunk in session.chunks(sorted(offsets)):
+        found.update(
+            int(offset)
+            for (offset,) in session.rows(
+                f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
+                f"ON m.`offset` = v.o AND {condition}",
+                (*chunk, *parameters),
+            )
         )
-        whole = _number(session, letters.topic).exact
-    found = [row for row in found if newest is None or row[0] <= newest]
-    refs = Counter(GroupRef(group, topic) for _, group, topic in found)
-    offsets = sorted((int(row[0]) for row in found), reverse=True)
-    return Look(letters.topic, tuple(offsets), dict(refs.most_common()), whole)
+    return found
 
 
 def kinds(session: Session, found: Look) -> list[ErrorKind]:
-    """What the newest ``TOLD_APART`` of those found failed of, the most frequent first."""
+    """What the newest ``ERRORS_READ`` of those found failed of, the most frequent first."""
     number: Counter[tuple[GroupRef, str]] = Counter()
-    for chunk in session.chunks(found.offsets[:TOLD_APART]):
+    for chunk in session.chunks(found.offsets[:ERRORS_READ]):
         for group, topic, end in session.rows(
             f"SELECT m.failed_group, m.original_topic, {session.dialect.ending('m.last_error', LINE)} "
             f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m ON m.`offset` = v.o",

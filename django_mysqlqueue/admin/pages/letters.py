@@ -98,7 +98,8 @@ class DeadLettersPage(Page):
             "is_first": before is None,
             "kinds": [self._kind(kind) for kind in kinds[:KINDS_SHOWN]],
             "more_kinds": max(0, len(kinds) - KINDS_SHOWN),
-            "told_apart": f"{letters.TOLD_APART:,}" if len(found.offsets) > letters.TOLD_APART else "",
+            "errors_read": f"{letters.ERRORS_READ:,}",
+            "told_apart": len(found.offsets) > letters.ERRORS_READ,
             "readers": [ref for ref in registered if ref.topic == topic],
         }
 
