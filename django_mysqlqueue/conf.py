@@ -79,6 +79,7 @@ class Settings:
     eager: bool = False
     record_deliveries: str = "failures"
     history_retention: float = 7 * 86400.0
+    metrics_token: str | None = field(default=None, repr=False)
     redact: Callable[..., str] | str | None = None
     """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
@@ -192,6 +193,12 @@ def _suffix(value: Any) -> str:
     return value
 
 
+def _token(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{20,}", value):
+        raise _Invalid("must be at least 20 printable ASCII characters without a space")
+    return value
+
+
 _BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
     "initial": _number(maximum=LONGEST_DELAY),
     "factor": _number(minimum=1.0, maximum=1000.0),
@@ -253,8 +260,11 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "eager": _boolean,
     "record_deliveries": _choice("all", "failures", "none"),
     "history_retention": _number(),
+    "metrics_token": _or_none(_token),
     "redact": _or_none(_function),
 }
+_SECRETS = ("METRICS_TOKEN",)
+"""Whose values are not shown."""
 
 
 def check_handler_option(name: str, value: Any) -> Any:
@@ -294,7 +304,8 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
             except _Invalid as error:
                 default = getattr(Settings(), key.lower())
                 hint = f"The default is {default!r}."
-                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {value!r} {error}.", hint))
+                shown = "…" if key in _SECRETS else repr(value)
+                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {shown} {error}.", hint))
     settings = Settings(**values)
     problems += _relations(settings)
     topics, groups = raw.get("TOPICS", {}), raw.get("GROUPS", {})

@@ -35,7 +35,10 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = False
 # Types of other projects: their documents are not at hand when this is built.
 nitpick_ignore_regex = [
-    ("py:.*", r"(datetime|collections|asyncio|typing|django|pytest|unittest)\..*"),
+    (
+        "py:.*",
+        r"(datetime|collections|asyncio|typing|django|pytest|unittest|opentelemetry|prometheus_client|health_check)\..*",
+    ),
     ("py:class", r"django_mysqlqueue\.runtime\.registry\.(One|Many)"),
     (
         "py:.*",

@@ -159,7 +159,7 @@ def test_charts_of_an_hour_and_of_a_day(client, span):
     sub.settle()
     sub.poller.write_rollups()
     answer = client.get(ROOT, {"span": span})
-    assert answer.context["totals"] == [7, 0, 0]
+    assert answer.context["totals"] == ["7", "0", "0"]
     assert ": 7</title>" in answer.content.decode()
     assert answer.context["p50"] != "-"
 

@@ -8,7 +8,7 @@ from django.db import connection, transaction
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.exceptions import StaleDelivery
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import work as works
 from django_mysqlqueue.runtime.ordered import MAX_PENDING, TAKE_OVER, OrderedWork
 from django_mysqlqueue.service import leasing, retention, settling, watermarks
@@ -232,3 +232,23 @@ def test_busy_partitions_get_what_trickling_ones_leave(db, mode, hot):
         sub.work()
         sub.flush()
     assert sum(key.startswith("hot") for key in done) > 250
+
+
+def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
+    """A million keys became as many lease rows, which each tick read, and were sorted for each thousand taken."""
+    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.AHEAD", 30)
+    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.CHOICE", 20)
+    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.TAKE_OVER", 10)
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(200)])
+    sub = Sub(handler(), batch_size=10, prefetch=10, lease_renewal_interval=0.0)
+    most = done = 0
+    for _ in range(400):
+        sub.step()
+        most = max(most, PartitionLease.objects.count())
+        assert len(sub.poller.ordered[0].todo) < 30 + 10
+        done += sub.work()
+        sub.flush()
+    assert done == 200
+    assert 10 <= most < 100
+    assert not PartitionLease.objects.exists()
+    assert lag() == 0

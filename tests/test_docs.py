@@ -72,7 +72,9 @@ def test_python_compiles(page):
 def _exists(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
     try:
-        return hasattr(importlib.import_module(module), attribute) if module else bool(importlib.import_module(name))
+        if module and hasattr(importlib.import_module(module), attribute):
+            return True
+        return bool(importlib.import_module(name))
     except ModuleNotFoundError:
         return False
 

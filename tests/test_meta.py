@@ -73,16 +73,17 @@ def test_migrations_go_back_and_forth(db):
         assert not QueueMessage.objects.exists()
 
 
+OUTER = {"management", "admin", "metrics", "otel", "health"}
 LAYERS = {
-    "sql": {"service", "runtime", "management", "admin"},
-    "service": {"runtime", "management", "admin"},
-    "runtime": {"management", "admin"},
+    "sql": {"service", "runtime", *OUTER},
+    "service": {"runtime", *OUTER},
+    "runtime": OUTER,
 }
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_point_one_way(layer):
-    """commands, admin → runtime → service → sql, models → conf."""
+    """commands, admin, metrics, traces, health → runtime → service → sql, models → conf."""
     for file in (ROOT / "django_mysqlqueue" / layer).glob("*.py"):
         for target in re.findall(r"from django_mysqlqueue\.(\w+)", file.read_text()):
             assert target not in LAYERS[layer], (file.name, target)

@@ -100,16 +100,26 @@ def test_partitions_that_a_group_has_never_seen_count(mode):
     assert group().oldest_at == min(head.published_at for head in group().heads)
 
 
-def test_what_is_far_back_with_nobody_alive_makes_the_count_a_lower_bound(monkeypatch):
-    monkeypatch.setattr(overview, "NEWEST", 5)
-    register()
-    log(20)
-    assert (group().lag, group().lag.exact) == (Count(5, exact=False), False)
-    assert group().heads[0].offset == min(head.offset for head in group().heads)
+def test_of_very_many_partitions_the_first_and_the_newest_are_looked_at(monkeypatch):
+    monkeypatch.setattr(overview, "PARTITIONS", 3)
+    monkeypatch.setattr(overview, "NEWEST", 2)
     sub = Sub(handler())
+    log(4, keys="abcd")
     sub.settle()
-    log(20)
-    assert group().lag == Count(20), "all partitions are known now"
+    assert group().lag == Count(0, exact=False)
+    log(12, keys="abcdefghijkl")
+    assert group().lag == Count(3 + 1 + 2, exact=False), "a to c, d as the count goes one further, k and l"
+    assert [head.key for head in group().heads] == ["a", "b", "c", "d", "k", "l"]
+    sub.settle()
+    assert group().lag.value == 0
+
+
+def test_looking_into_partitions_takes_a_bounded_time(monkeypatch):
+    monkeypatch.setattr(overview, "SECONDS", 0.0)
+    monkeypatch.setattr(overview, "LOOKED_INTO", 2)
+    register()
+    log(6, keys="abcdef")
+    assert read().groups[0].lag == Count(0, exact=False)
 
 
 @both_modes

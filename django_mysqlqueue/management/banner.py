@@ -10,6 +10,7 @@ from django.db import connections
 
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import Settings
+from django_mysqlqueue.management.ports import MetricsPorts
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import stats
 from django_mysqlqueue.service.groups import GroupRef
@@ -31,6 +32,7 @@ def show_banner(
     subset: Subset,
     processes: int | None = None,
     reload: bool = False,
+    metrics: MetricsPorts | None = None,
 ) -> None:
     """Database, numbers, groups, warnings, and how to end it."""
     vendor = dialect_of(connections[using]).name
@@ -42,6 +44,8 @@ def show_banner(
     out.write(f"  working   {working}, batches of {batch_size}")
     if subset != EVERYTHING:
         out.write(f"  subset    {subset}")
+    if metrics is not None:
+        out.write(f"  metrics   {metrics}")
     if reload:
         out.write("  reload    when the code changes")
     else:

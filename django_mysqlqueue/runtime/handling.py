@@ -13,10 +13,10 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
-from django_mysqlqueue.runtime import forks, sessions
+from django_mysqlqueue.runtime import forks, sessions, watching
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.lanes import Held
-from django_mysqlqueue.runtime.log import delivery_fields, event
+from django_mysqlqueue.runtime.log import delivery_fields, error_line, event
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
@@ -51,8 +51,19 @@ def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None
     first = items[0]
     if first.claimed.suspect and (refused := _put_on_record(first.claimed, using)) is not None:
         return [refused]
-    handler = first.handler
-    deliveries = [Delivery(held.handler, held.claimed, held.body, using) for held in items]
+    deliveries: list[Delivery] = []
+    for held in items:
+        held.delivery = Delivery(held.handler, held.claimed, held.body, using)
+        deliveries.append(held.delivery)
+    if not watching.is_call_watched():
+        return _attempt(items, deliveries, using, errors)
+    return watching.watched(deliveries, lambda raised: _attempt(items, deliveries, using, raised), errors)
+
+
+def _attempt(
+    items: Sequence[Held], deliveries: list[Delivery], using: str, errors: list[BaseException] | None
+) -> list[Outcome]:
+    handler = items[0].handler
     try:
         if handler.atomic:
             return _run_atomic(handler, deliveries, using)
@@ -75,7 +86,7 @@ def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None
     except BaseException as error:  # noqa: BLE001
         if errors is not None:
             errors.append(error)
-        event(logging.WARNING, "delivery.failed", **_fields(items), error=_text(error), exc_info=True)
+        event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error), exc_info=True)
         text = traceback.format_exc()
         return [delivery._failed(text) for delivery in deliveries]
 
@@ -97,11 +108,6 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
     if len(items) > 1:
         fields["messages"] = len(items)
     return fields
-
-
-def _text(error: BaseException) -> str:
-    """An exception in a line; its ``__str__`` is user code too, and may raise."""
-    return "".join(traceback.format_exception_only(error)).strip().rsplit("\n", 1)[-1]
 
 
 def _call(handler: Handler, deliveries: list[Delivery]) -> None:

@@ -65,6 +65,8 @@ class Inbox:
         self._hungry = False
         self._limit = limit
         self._started = 0
+        self.is_watched: Callable[[], bool] = lambda: False
+        """Whether somebody wants to hear of the ends of deliveries: then their outcomes keep what was handled."""
 
     # -- the poller's side ----------------------------------------------------
 
@@ -141,6 +143,11 @@ class Inbox:
         """``waiting`` of every group."""
         with self._lock:
             return {ref: (group.waiting, group.waiting_bytes) for ref, group in self._groups.items()}
+
+    def counts(self) -> dict[GroupRef, tuple[int, int]]:
+        """Of every group how many deliveries wait to start, and how many run."""
+        with self._lock:
+            return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
 
     def is_idle(self, ref: GroupRef) -> bool:
         with self._lock:
@@ -294,6 +301,7 @@ class Inbox:
         """
         with self._lock:
             group = self._groups[batch.items[0].claimed.ref]
+            watched = self.is_watched()
             for held, outcome in zip(batch.items, outcomes, strict=True):
                 group.running -= 1
                 del self._running[id(held)]
@@ -303,6 +311,9 @@ class Inbox:
                     # Only for what may be recorded: each message would feel it.
                     handled_ms = round((time.monotonic() - held.started_at) * 1000)
                     outcome = outcome._replace(handled_ms=handled_ms)
+                if watched:
+                    held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)
+                    outcome = outcome._replace(held=held)
                 self._settle(group, outcome)
                 if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
                     group.lanes[held.claimed.key].blocked = True

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.runtime.delivery import Delivery
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +25,12 @@ class Held:
     handler: Handler
     started_at: float = 0.0
     """Monotonic; 0 while it waits."""
+    delivery: Delivery | None = None
+    """What its handler got; None where it was not called."""
+    seconds: float = 0.0
+    """How long the call took, where somebody watches."""
+    messages: int = 1
+    """How many messages that call had."""
 
     @property
     def alone(self) -> bool:

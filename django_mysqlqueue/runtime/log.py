@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def delivery_fields(claimed: Claimed) -> dict[str, Any]:
         "offset": claimed.offset,
         "attempt": claimed.attempt,
     }
+
+
+def error_line(error: BaseException) -> str:
+    """An exception in a line; its ``__str__`` is user code too, and may raise."""
+    return "".join(traceback.format_exception_only(error)).strip().rsplit("\n", 1)[-1]
 
 
 def _shown(value: Any) -> str:

@@ -26,6 +26,10 @@ LOOKED_AT = 1000
 """Partitions of the to-look list that one turn goes through."""
 TAKE_OVER = 1000
 """Partitions that one transaction takes: 50,000 at once took 5 s, in which nothing else was done."""
+AHEAD = 5000
+"""With so many partitions to look at no more are taken: leases, which each tick reads, must not grow with keys."""
+CHOICE = 5000
+"""Of the partitions that wait for an owner so many are chosen from, those that have waited longest."""
 MAX_PENDING = 1000
 """How many messages of a partition may wait for another attempt before no new ones are taken: an outage of what
 handlers need would bring the whole backlog into memory, 170 bytes a message."""
@@ -111,12 +115,12 @@ class OrderedWork(GroupWork):
         return super().is_idle() and not self.waiting and not any(p.pending for p in self.partitions.values())
 
     def wants_turn(self) -> bool:
-        return self._try_now or super().wants_turn()
+        return (self._try_now and len(self.todo) < AHEAD) or super().wants_turn()
 
     def turn(self) -> None:
         if self._reload:
             self._verify_and_load()
-        if self._try_now:
+        if self._try_now and len(self.todo) < AHEAD:
             self._try_now = False
             self._acquire(steal=self.poller.may_steal())
         self._wake_due()
@@ -168,7 +172,7 @@ class OrderedWork(GroupWork):
         """This subscriber's fair share; None if it cannot be computed: then there is no cap."""
         if self.poller.takes_all:
             return None
-        total = self._shared_out + len(self.owned()) + len(self.waiting.keys() - self._theirs)
+        total = self._shared_out + len(self.owned()) + len(self.waiting) - len(self._theirs & self.waiting.keys())
         return leasing.caps(total, self._live, self.ref).get(self.poller.subscriber)
 
     def _give_back_excess(self) -> None:
@@ -187,7 +191,11 @@ class OrderedWork(GroupWork):
         """Takes unowned partitions with work up to the share, and overdue ones whatever the share."""
         if not self.waiting or self.stopped or not self.heart_good():
             return
-        waiting = sorted(self.waiting.keys() - self._theirs)
+        if len(self.todo) >= AHEAD:
+            self._try_now = True  # once it has got through some of them
+            return
+        # In the order in which they became known: a million keys are not sorted for the next thousand.
+        waiting = sorted(islice((key for key in self.waiting if key not in self._theirs), CHOICE))
         cap = self._cap()
         wanted = waiting
         if cap is not None and len(self._live) > 1:
@@ -199,7 +207,7 @@ class OrderedWork(GroupWork):
             wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
         if not wanted:
             return
-        more, wanted = len(wanted) > TAKE_OVER, wanted[:TAKE_OVER]
+        more, wanted = len(wanted) > TAKE_OVER or len(waiting) == CHOICE, wanted[:TAKE_OVER]
         taken = leasing.acquire(
             self.using, self.ref, self.poller.subscriber, wanted, lease_ms=self.poller.lease_ms, steal=steal
         )
@@ -327,6 +335,7 @@ class OrderedWork(GroupWork):
             for key in leasing.drop_drained(self.using, self.ref, self.poller.subscriber, chunk):
                 self._let_go(self.partitions[key])
             self._reload.update(key for key in chunk if key in self.partitions)
+            self.poller.progressed_at = time.monotonic()
 
     # -- claiming -------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.ordered import OrderedWork
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.runtime.shared import SharedWork
+from django_mysqlqueue.runtime.watching import Watch
 from django_mysqlqueue.runtime.work import GroupWork
 from django_mysqlqueue.service import groups, heartbeats, leasing, news, rollups, sequencing
 from django_mysqlqueue.service.groups import GroupRef
@@ -97,6 +98,8 @@ class Poller:
         self.takes_all = takes_all
         """It works for a moment, alone: fair shares are not for it."""
         self.progressed_at = time.monotonic()
+        self.watch = Watch()
+        inbox.is_watched = self.watch.is_wanted
         self.clock = Clock.at(0)
         self.works: list[GroupWork] = [
             (SharedWork if handler.shared else OrderedWork)(self, handler, groups=len(handlers))

@@ -27,6 +27,7 @@ from django_mysqlqueue.runtime.lifeline import Lifeline
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler, mode_text
+from django_mysqlqueue.runtime.telling import Teller
 from django_mysqlqueue.service import groups, heartbeats, leasing, news, wakeups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -41,6 +42,8 @@ DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
 HANDLER_MARGIN = 10.0
 """Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
+TELL_TIMEOUT = 2.0
+"""Seconds that receivers of ``delivery_settled`` have at the end of the process."""
 MEMORY_GRACE = 5.0
 """Seconds that a process works whatever its memory."""
 TURN = 0.2
@@ -155,13 +158,16 @@ class Subscriber:
             subset=subset,
             threads=self.threads,
         )
+        patient = sessions.Timeouts(
+            idle=longest + HANDLER_MARGIN, lock_wait=50, network=60, read=longest + HANDLER_MARGIN
+        )
+        self.teller = Teller(using, patient)
+        self.poller.watch.send = self.teller.put
         self.executor = Executor(
             self.inbox,
             using,
             threads=self.threads,
-            timeouts=sessions.Timeouts(
-                idle=longest + HANDLER_MARGIN, lock_wait=50, network=60, read=longest + HANDLER_MARGIN
-            ),
+            timeouts=patient,
             with_loop=any(handler.is_async for handler in self.handlers.values()),
         )
 
@@ -340,6 +346,9 @@ class Subscriber:
             return False
         if poller.housekeeping.is_scanning() or not all(self.inbox.is_idle(work.ref) for work in poller.works):
             return False
+        # While it knows of something to do, the look through all partitions is spared.
+        if not all(work.stopped or work.is_idle() for work in poller.works):
+            return False
         self._drain_checked_at = now
         return poller.guarded(self._look_for_rest) and not self._rest
 
@@ -355,6 +364,7 @@ class Subscriber:
             while not self._rest:
                 keys, after = leasing.find_work(session, ref, after=after, limit=500)
                 self._rest = any(key in self.subset for key in keys)
+                self.poller.progressed_at = time.monotonic()  # a million partitions take most of a minute
                 if after is None:
                     break
 
@@ -384,6 +394,7 @@ class Subscriber:
         self._insist(self._release_all)
         self.heart.stop()
         self._insist(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
+        self.teller.close(TELL_TIMEOUT)
         if running:
             self.exit_code = EXIT_UNCLEAN
             event(logging.ERROR, "subscriber.left_running", name=self.name, handlers=running)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from django.db import Error
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, event
 from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.runtime.watching import Settled, flushed_ends, latency
 from django_mysqlqueue.service import bodies, claiming, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, Want
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.transactions import Retry
-from django_mysqlqueue.signals import delivery_stale
 
 if TYPE_CHECKING:
     from django_mysqlqueue.runtime.poller import Poller
@@ -281,17 +282,10 @@ class GroupWork(ABC):
         for outcome in flushed.stale:
             delivery = outcome.delivery
             event(logging.WARNING, "delivery.stale", **delivery_fields(delivery), outcome=outcome.kind.value)
-            delivery_stale.send_robust(
-                sender=None,
-                group=self.ref.group,
-                topic=self.ref.topic,
-                key=delivery.key,
-                offset=delivery.offset,
-                attempt=delivery.attempt,
-                outcome=outcome.kind.value,
-            )
         self._log_dead(flushed.dead)
         self._count_failures(outcomes, flushed)
+        if self.poller.watch.is_wanted():
+            self.poller.watch.tell(flushed_ends(outcomes, flushed, self.poller.clock.now()))
         self._written(outcomes, flushed)
 
     def _count_failures(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
@@ -349,8 +343,29 @@ class GroupWork(ABC):
         self._learn_depth(wants, claim, hungry=hungry)
         # First of all: what is claimed must be in the inbox, or given back, whatever fails from here on.
         self._hand_out(claim.deliveries)
+        if claim.dead and self.poller.watch.is_wanted():
+            self._tell_dead(claim.dead)
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):
             self._stop(dropped=True)
+
+    def _tell_dead(self, dead: Sequence[tuple[Claimed, str]]) -> None:
+        """Of messages that were given up without another call."""
+        found = bodies.read(self.using, [delivery.offset for delivery, _ in dead])
+        now = self.poller.clock.now()
+        self.poller.watch.tell(
+            [
+                Settled(
+                    Delivery(self.handler, claimed, body, self.using),
+                    "dead_lettered",
+                    error,
+                    0.0,
+                    latency(body, now),
+                    1,
+                )
+                for claimed, error in dead
+                if (body := found.get(claimed.offset)) is not None
+            ]
+        )
 
     def _due_window(self, max_due: int) -> int:
         """How many due rows to look at for so many."""

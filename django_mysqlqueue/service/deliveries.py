@@ -57,6 +57,8 @@ class Outcome(NamedTuple):
     """Where ``kind`` is SETTLED: what the handler's own transaction has written."""
     handled_ms: int = 0
     """How long the handler's call took; one call of a batch handler is counted for each of its messages."""
+    held: object = None
+    """What the process wants to find with it again after the flush; nothing here looks at it."""
 
 
 @dataclass(slots=True)

@@ -2,12 +2,13 @@
 
 Nothing here reads more than a bounded number of rows, whatever the log, the
 backlog and the history hold: counts stop at ``CAP`` and say so. What grows is
-one look along an index for each partition that a group has ever worked on.
+one look along an index for each partition of a topic, up to ``PARTITIONS``.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.transactions import Session, flat
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
@@ -39,8 +40,13 @@ CAP = 10_000
 """A count goes no further."""
 HEADS = 50
 """So many partitions, those that wait longest, are looked at by name."""
+PARTITIONS = 20_000
+"""So many partitions of a topic are looked at; of one with more, those that the newest messages are in, too."""
 NEWEST = 2000
-"""So many of the newest messages are looked through for partitions that a group has never seen."""
+LOOKED_INTO = 100
+"""Partitions that one statement looks into."""
+SECONDS = 0.1
+"""Looking into partitions with a backlog takes no longer for all groups together: then counts say that they stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +205,23 @@ def read(using: str, *, lease_ms: int, limit: int = 200) -> QueueOverview:
     )
     letters = dead_letters(session)
     subscribers = read_subscribers(session, lease_ms=lease_ms)
-    found = tuple(
-        _group(session, GroupRef(*row[:2]), row[2:], letters, subscribers.get(GroupRef(*row[:2]), []), int(last_offset))
-        for row in rows[:limit]
-    )
+    ends = Ends(session)
+    found = []
+    left = SECONDS
+    for place, row in enumerate(rows[:limit]):
+        ref = GroupRef(*row[:2])
+        ends.of(ref.topic)
+        began = time.monotonic()
+        # What the groups before have not used is the next ones'.
+        until = began + left / (min(limit, len(rows)) - place)
+        found.append(_group(session, ref, row[2:], letters, subscribers.get(ref, []), ends, until))
+        left = max(0.0, left - (time.monotonic() - began))
     return QueueOverview(
         now,
         int(last_offset),
         int(sequenced_at),
         outbox(session, now),
-        found,
+        tuple(found),
         total(letters.values()),
         more_groups=len(rows) > limit,
     )
@@ -226,8 +239,7 @@ def one_group(using: str, ref: GroupRef, *, lease_ms: int) -> GroupOverview | No
         return None
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref).get(ref, [])
     letters = dead_letters(session, [names.dlq_topic(ref.topic)])
-    last = session.row(f"SELECT last_offset FROM {SEQUENCER} WHERE id = 1") or (0,)
-    return _group(session, ref, row, letters, subscribers, int(last[0]))
+    return _group(session, ref, row, letters, subscribers, Ends(session), time.monotonic() + SECONDS)
 
 
 def outbox(session: Session, now: int) -> OutboxOverview:
@@ -311,27 +323,62 @@ def all_topics(session: Session) -> list[str]:
 # -- a group ------------------------------------------------------------------
 
 
+class Ends:
+    """The last offset of each partition of a topic, read once for all its groups.
+
+    It is one look along an index for each partition, up to ``PARTITIONS`` of
+    them, and those that the newest messages are in.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._found: dict[str, tuple[dict[str, int], bool]] = {}
+
+    def of(self, topic: str) -> tuple[dict[str, int], bool]:
+        """Last offsets by partition key, and whether that is all of them."""
+        if topic not in self._found:
+            self._found[topic] = self._read(topic)
+        return self._found[topic]
+
+    def _read(self, topic: str) -> tuple[dict[str, int], bool]:
+        # Both servers jump from key to key only if the whole prefix of the index is grouped by.
+        rows = self._session.rows(
+            f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
+            f"{self._session.dialect.force_index('queue_messages_partition')} WHERE topic = %s "
+            "GROUP BY topic, partition_key ORDER BY topic, partition_key LIMIT %s",
+            (topic, PARTITIONS + 1),
+        )
+        found = {key: int(last) for key, last in rows}
+        if len(rows) <= PARTITIONS:
+            return found, True
+        newest = self._session.rows(
+            "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "
+            f"FROM {LOG}{self._session.dialect.force_index('PRIMARY')} ORDER BY `offset` DESC LIMIT %s) w "
+            "WHERE w.topic = %s",
+            (NEWEST, topic),
+        )
+        for key, offset in newest:
+            found[key] = max(found.get(key, 0), int(offset))
+        return found, False
+
+
 def _group(
     session: Session,
     ref: GroupRef,
     row: Sequence[Any],
     letters: dict[tuple[str, GroupRef], Count],
     subscribers: Sequence[SubscriberRow],
-    last_offset: int,
+    ends: Ends,
+    until: float,
 ) -> GroupOverview:
     mode, paused, after_seek, start_offset, registered_at = row
-    waiting, in_flight, retrying = _states(session, ref)
-    first = _first_above_watermarks(session, ref)
-    new, unseen = _in_unknown_partitions(session, ref, int(start_offset))
-    if not any(one.live for one in subscribers):
-        # With nobody to make them known, there may be more of them further back.
-        unseen = Count(unseen.value, unseen.exact and last_offset - int(start_offset) <= NEWEST)
-    first = sorted((*first, *new))[:HEADS]
-    lag = Count(0)
-    if first or waiting or unseen:
-        lag = waiting + _above_cursor(session, ref) + unseen
-        # It is one number to who reads it: of two that stopped, the cap is enough.
-        lag = Count(min(lag.value, CAP), lag.exact and lag.value <= CAP)
+    in_flight, retrying = _in_hands(session, ref)
+    claimed, first, claimed_all = _claimed(session, ref)
+    unclaimed, firsts = _unclaimed(session, ref, int(start_offset), ends, until)
+    for key, offset in firsts.items():
+        first.setdefault(key, offset)
+    lag = Count(claimed, claimed_all) + unclaimed
+    candidates = sorted((offset, key) for key, offset in first.items())[:HEADS]
     return GroupOverview(
         ref=ref,
         mode=mode,
@@ -339,17 +386,18 @@ def _group(
         after_seek=after_seek,
         start_offset=int(start_offset),
         registered_at=int(registered_at),
-        lag=lag,
+        # It is one number to who reads it: of two that stopped, the cap is enough.
+        lag=Count(min(lag.value, CAP), lag.exact and lag.value <= CAP),
         in_flight=in_flight,
         retrying=retrying,
         dead_letters=letters.get((names.dlq_topic(ref.topic), ref), Count(0)),
-        heads=tuple(heads(session, ref, first)),
+        heads=tuple(heads(session, ref, candidates)),
         subscribers=tuple(subscribers),
     )
 
 
-def _states(session: Session, ref: GroupRef) -> tuple[Count, Count, Count]:
-    """Claimed and unsettled; of those in a subscriber's hands; of those waiting for another attempt."""
+def _in_hands(session: Session, ref: GroupRef) -> tuple[Count, Count]:
+    """How many deliveries subscribers hold, and how many wait for another attempt."""
     row = session.row(
         "SELECT COUNT(*), SUM(CASE WHEN w.delivered_by <> '' THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN w.delivered_by = '' AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
@@ -359,62 +407,75 @@ def _states(session: Session, ref: GroupRef) -> tuple[Count, Count, Count]:
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
     all_, in_flight, retrying = (int(value or 0) for value in row)
-    exact = all_ <= CAP
-    return counted(all_), Count(min(in_flight, CAP), exact), Count(min(retrying, CAP), exact)
+    return Count(min(in_flight, CAP), all_ <= CAP), Count(min(retrying, CAP), all_ <= CAP)
 
 
-def _above_cursor(session: Session, ref: GroupRef) -> Count:
-    """Messages that the group has not claimed yet, in the partitions that it knows."""
-    hint = session.dialect.force_index("queue_messages_partition")
-    row = session.row(
-        "SELECT COUNT(*), SUM(CASE WHEN m.target_group IN ('', %s) THEN 1 ELSE 0 END) FROM ("
-        f"SELECT l.`offset` AS place FROM {OFFSETS} o {session.dialect.join} {LOG} l{hint} ON l.topic = o.topic "
-        "AND l.partition_key = o.partition_key AND l.`offset` > o.offset_claimed "
-        f"WHERE o.consumer_group = %s AND o.topic = %s LIMIT %s) w {session.dialect.join} {LOG} m "
-        "ON m.`offset` = w.place",
-        (ref.group, *ref, CAP + 1),
-    )
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    return Count(min(int(row[1] or 0), CAP), int(row[0]) <= CAP)
-
-
-def _first_above_watermarks(session: Session, ref: GroupRef) -> list[tuple[int, str]]:
-    """(offset, partition key) of the first unsettled message of each partition, where that is oldest.
-
-    It is the one above the watermark; what has been settled since that moved last is passed over.
-    """
-    hint = session.dialect.force_index("queue_messages_partition")
+def _claimed(session: Session, ref: GroupRef) -> tuple[int, dict[str, int], bool]:
+    """How many messages are claimed and not settled, the first of each partition, and whether that is all."""
     rows = session.rows(
-        "SELECT w.first, w.partition_key FROM (SELECT o.partition_key, ("
-        f"SELECT m.`offset` FROM {LOG} m{hint} WHERE m.topic = %s AND m.partition_key = o.partition_key "
-        "AND m.`offset` > o.offset_acked AND m.target_group IN ('', %s) "
-        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = m.topic "
-        "AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` AND d.acked = %s) "
-        f"ORDER BY m.`offset` LIMIT 1) AS first FROM {OFFSETS} o WHERE o.consumer_group = %s AND o.topic = %s) w "
-        "WHERE w.first IS NOT NULL ORDER BY w.first LIMIT %s",
-        (ref.topic, ref.group, ref.group, True, *ref, HEADS),
+        "SELECT w.partition_key, MIN(w.message_offset), COUNT(*) FROM (SELECT partition_key, message_offset "
+        f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        "WHERE consumer_group = %s AND topic = %s AND acked = %s LIMIT %s) w GROUP BY w.partition_key",
+        (*ref, False, CAP + 1),
     )
-    return [(int(offset), key) for offset, key in rows]
+    number = sum(int(count) for *_, count in rows)
+    return min(number, CAP), {key: int(first) for key, first, _ in rows}, number <= CAP
 
 
-def _in_unknown_partitions(session: Session, ref: GroupRef, start: int) -> tuple[list[tuple[int, str]], Count]:
-    """The first messages of partitions where the group has no place yet, and how many there are in them.
+def _unclaimed(session: Session, ref: GroupRef, start: int, ends: Ends, until: float) -> tuple[Count, dict[str, int]]:
+    """How many messages the group has not claimed, and the first of each partition that has some.
 
-    They are looked for among the newest messages: a live subscriber makes
-    partitions known at once. A group that has never worked has its oldest ones
-    behind its start.
+    Partitions are looked into, those first whose cursors are furthest behind, until
+    the cap is reached or ``until`` is (``time.monotonic``): then it says so.
     """
-    known = session.row(f"SELECT 1 FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s LIMIT 1", ref)
-    rows = session.rows(
-        "SELECT MIN(w.place), w.partition_key, COUNT(*) FROM (SELECT topic, partition_key, `offset` AS place, "
-        f"target_group FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE `offset` > %s "
-        f"ORDER BY `offset`{' DESC' if known else ''} LIMIT %s) w LEFT JOIN {OFFSETS} o "
-        "ON o.consumer_group = %s AND o.topic = %s AND o.partition_key = w.partition_key "
-        "WHERE w.topic = %s AND w.target_group IN ('', %s) AND o.topic IS NULL GROUP BY w.partition_key",
-        (start, NEWEST, *ref, ref.topic, ref.group),
+    last, whole = ends.of(ref.topic)
+    cursors = {
+        key: int(claimed)
+        for key, claimed in session.rows(
+            f"SELECT partition_key, offset_claimed FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s "
+            "ORDER BY partition_key LIMIT %s",
+            (*ref, PARTITIONS + 1),
+        )
+    }
+    if not whole:
+        cursors.update(_cursors(session, ref, [key for key in last if key not in cursors]))
+    behind = sorted((cursors.get(key, start), key) for key, end in last.items() if end > cursors.get(key, start))
+    select = (
+        "SELECT %s AS k, COUNT(*), MIN(w.place) FROM (SELECT m.`offset` AS place "
+        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} WHERE m.topic = %s "
+        "AND m.partition_key = %s AND m.`offset` > %s AND m.target_group IN ('', %s) "
+        "ORDER BY m.`offset` LIMIT %s) w"
     )
-    unseen = sum(int(count) for *_, count in rows)
-    return sorted((int(offset), key) for offset, key, _ in rows), Count(unseen, exact=unseen < NEWEST)
+    number, firsts = 0, {}
+    for place in range(0, len(behind), LOOKED_INTO):
+        if number > CAP or time.monotonic() > until:
+            whole = False
+            break
+        piece = behind[place : place + LOOKED_INTO]
+        limit = CAP + 1 - number
+        rows = session.rows(
+            " UNION ALL ".join([select] * len(piece)),
+            flat((key, ref.topic, key, cursor, ref.group, limit) for cursor, key in piece),
+        )
+        for key, count, first in rows:
+            if count:
+                number += int(count)
+                firsts[key] = int(first)
+    return Count(min(number, CAP), whole and number <= CAP), firsts
+
+
+def _cursors(session: Session, ref: GroupRef, keys: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for chunk in session.chunks(sorted(keys)):
+        found.update(
+            session.rows(
+                f"SELECT s.partition_key, s.offset_claimed FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"{session.dialect.join} {OFFSETS} s "
+                "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
+                (*chunk, *ref),
+            )
+        )
+    return found
 
 
 def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[Head]:

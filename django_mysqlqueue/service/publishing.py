@@ -18,8 +18,8 @@ from django_mysqlqueue import names
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import wakeups
-from django_mysqlqueue.service.messages import Message, OutboxRow, encode
+from django_mysqlqueue.service import tracing, wakeups
+from django_mysqlqueue.service.messages import Message, OutboxRow
 from django_mysqlqueue.service.transactions import Session, flat, in_transaction
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -81,8 +81,10 @@ def publish(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
         )
     message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at)
-    row = encode(names.check_topic(topic), message)
-    _store(alias, iter((row,)), on_mismatch, single=True)
+    with tracing.sending(names.check_topic(topic), alias, message) as span:
+        row = tracing.encode_stamped(topic, message, span)
+        _store(alias, iter((row,)), on_mismatch, single=True)
+        span.sent(1, row.message_id)
     return row.message_id
 
 
@@ -110,7 +112,10 @@ def publish_many(
         TransactionMismatch: see ``publish``.
     """
     alias = queue_alias(using)
-    return _store(alias, _encoded(names.check_topic(topic), messages), on_mismatch)
+    with tracing.sending(names.check_topic(topic), alias, None) as span:
+        count = _store(alias, _encoded(topic, messages, span), on_mismatch)
+        span.sent(count)
+    return count
 
 
 async def apublish(
@@ -161,13 +166,13 @@ async def apublish_many(
     return await sync_to_async(publish_many)(topic, messages, using=using, on_mismatch=on_mismatch)
 
 
-def _encoded(topic: str, messages: Iterable[Any]) -> Iterator[OutboxRow]:
+def _encoded(topic: str, messages: Iterable[Any], span: tracing.Sending) -> Iterator[OutboxRow]:
     single = isinstance(messages, (str, bytes, bytearray, memoryview, Mapping, Message))
     if single or not isinstance(messages, Iterable):
         raise InvalidMessage(f"messages: must be an iterable of messages, not one {type(messages).__name__}")
     for place, message in enumerate(messages):
         try:
-            yield encode(topic, message if isinstance(message, Message) else Message(message))
+            yield tracing.encode_stamped(topic, message if isinstance(message, Message) else Message(message), span)
         except InvalidMessage as error:
             raise InvalidMessage(f"message {place}: {error}") from error
 

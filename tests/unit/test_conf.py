@@ -45,6 +45,7 @@ DEFAULTS = {
     "EAGER": False,
     "RECORD_DELIVERIES": "failures",
     "HISTORY_RETENTION": 7 * 86400,
+    "METRICS_TOKEN": None,
     "TOPICS": {},
     "GROUPS": {},
 }
@@ -135,6 +136,7 @@ WRONG = [
     *(("DLQ_SUFFIX", value) for value in ("", "x" * 21, "é", "a b", None, 1)),
     *(("BACKOFF", value) for value in (None, 1, "x", [1], {"initial": "1"}, {"initial": -1}, {"factor": 0.5})),
     *(("BACKOFF", value) for value in ({"jitter": 1.1}, {"maximum": 15 * 86400 + 1}, {"speed": 1}, {1: 1})),
+    *(("METRICS_TOKEN", value) for value in ("", "short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
     *(("BACKOFF", value) for value in (Backoff(initial=-1), Backoff(jitter=float("nan")), Backoff(factor=True))),
 ]
 
@@ -143,7 +145,11 @@ WRONG = [
 def test_value_refused(mysqlqueue, name, value):
     found = [problem for problem in mysqlqueue({name: value}) if problem.id == "E003"]
     assert len(found) == 1
-    assert f"MYSQLQUEUE[{name!r}] = {value!r}" in found[0].message
+    if name == "METRICS_TOKEN":
+        assert f"MYSQLQUEUE[{name!r}] = …" in found[0].message
+        assert not value or str(value) not in found[0].message, "a secret is not shown"
+    else:
+        assert f"MYSQLQUEUE[{name!r}] = {value!r}" in found[0].message
     with pytest.raises(ImproperlyConfigured, match=re.escape(f"MYSQLQUEUE[{name!r}]")):
         get_settings()
 

@@ -152,10 +152,11 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     back = _way_back(dashboard, request, given.get("next", ""))
     form = operation.form(given)
     sentences: list[str] = []
-    refusal = digest = ""
+    refusal = digest = subject = ""
     if form.is_valid():
         digest = _digest(form.cleaned_data)
         one = operation(form.cleaned_data, request.user.get_username())
+        subject = one.subject()
         try:
             if posted and "confirmed" in given and given.get("previewed") == digest:
                 return _do(request, one, back)
@@ -168,6 +169,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
         "opts": dashboard.opts,
         "menu": dashboard.menu(),
         "operation": operation,
+        "subject": subject,
         "form": form,
         "show_errors": "asked" in given,
         "has_choices": any(not field.is_hidden for field in form),

@@ -94,7 +94,7 @@ class OverviewPage(Page):
                 _("live subscribers"),
                 str(len(found.live)),
                 self._to("subscribers"),
-                bool(found.groups) and not found.live,
+                bool(found.lag or found.outbox.waiting) and not found.live,
             ),
         ]
 
@@ -154,7 +154,7 @@ class OverviewPage(Page):
         return {
             "throughput": charts.bars(counted, times, _("Deliveries over time: acked, failed, dead-lettered")),
             "latency": charts.lines(percentiles, times, _("Latency from the log to the ack over time: p50 and p95")),
-            "totals": [sum(column) for column in zip(*sums, strict=True)],
+            "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
             "p50": _said(rollups.percentile(whole, 0.5)),
             "p95": _said(rollups.percentile(whole, 0.95)),
             "per": _("per minute") if grain == MINUTE else _("per hour"),

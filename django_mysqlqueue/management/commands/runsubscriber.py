@@ -21,6 +21,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.banner import show_banner, show_groups
 from django_mysqlqueue.management.base import database_of, require_tables
+from django_mysqlqueue.management.ports import MetricsPorts, port
 from django_mysqlqueue.runtime import memory, reload
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.interrupts import STOP_SIGNALS
@@ -62,6 +63,13 @@ class Command(BaseCommand):
         add("--max-messages", type=positive, metavar="N", help="exit after N messages were started")
         add("--max-memory", type=positive, metavar="MB", help="exit when more than MB of memory are resident")
         add("--heartbeat-file", metavar="PATH", help="a file renewed every second while there is progress")
+        add(
+            "--metrics-port",
+            type=port,
+            metavar="PORT",
+            help="serve Prometheus metrics of the process there; with --processes, the second at PORT + 1, …",
+        )
+        add("--metrics-address", default="127.0.0.1", metavar="IP", help="from where (0.0.0.0: from anywhere)")
         add(
             "--reload",
             action=argparse.BooleanOptionalAction,
@@ -118,12 +126,16 @@ class Command(BaseCommand):
             heartbeat_file=HeartbeatFile(path) if path else None,
             lifeline=child,
         )
+        metrics = MetricsPorts.of(options)
+        stop_serving = metrics.serve(subscriber, child.number if child is not None else 1) if metrics else None
         restore = subscriber.handle_signals()
         if child is not None and child.reload:
             reload.watch(lambda: subscriber.stop("the code has changed", replace=True))
         try:
-            subscriber.run(ready=lambda: self._introduce(subscriber))
+            subscriber.run(ready=lambda: self._introduce(subscriber, metrics))
         finally:
+            if stop_serving is not None:
+                stop_serving()
             if child is None:
                 restore()
             else:
@@ -141,14 +153,14 @@ class Command(BaseCommand):
             return 1  # one writer at a time: more threads would only wait for each other
         return options["threads"] or get_settings().threads
 
-    def _introduce(self, subscriber: Subscriber) -> None:
+    def _introduce(self, subscriber: Subscriber, metrics: MetricsPorts | None) -> None:
         if self.lifeline is not None:
             if self.lifeline.reload:
                 self._print(lambda: show_groups(self.stdout, subscriber.handlers))  # they may have changed
             return
-        self._print(lambda: self._banner(subscriber))
+        self._print(lambda: self._banner(subscriber, metrics))
 
-    def _banner(self, subscriber: Subscriber) -> None:
+    def _banner(self, subscriber: Subscriber, metrics: MetricsPorts | None) -> None:
         show_banner(
             self.stdout,
             self.style,
@@ -159,6 +171,7 @@ class Command(BaseCommand):
             threads=subscriber.threads,
             batch_size=subscriber.batch_size,
             subset=subscriber.subset,
+            metrics=metrics,
         )
 
     # -- a supervisor ---------------------------------------------------------
@@ -171,6 +184,9 @@ class Command(BaseCommand):
         require_handlers(chosen)
         subset = Subset.parse(options["partition"] or (), options["shard"])
         register(using, chosen)
+        metrics = MetricsPorts.of(options)
+        if metrics is not None:
+            metrics.require()
         file = HeartbeatFile(options["heartbeat_file"]) if options["heartbeat_file"] else None
         if "runsubscriber" not in sys.argv:
             raise CommandError("--processes and --reload start this command line again: run them from the shell.")
@@ -198,6 +214,7 @@ class Command(BaseCommand):
                 subset=subset,
                 processes=options["processes"],
                 reload=reloads,
+                metrics=metrics,
             )
         )
         connections.close_all()

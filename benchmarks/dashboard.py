@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Server time of every page of the dashboard on a queue of some size.
+
+    python benchmarks/dashboard.py --engine mariadb        # a private server with full durability
+    python benchmarks/dashboard.py --engine mysql --messages 1000000
+
+It fills the log (10 million messages), delivery rows (a million, settled behind a stuck head), partitions (10,000 of
+each group), dead letters and recorded deliveries, then asks for each page through Django's test client. JSON goes to
+stdout, a table to stderr: the median, the longest, the number of queries, and what of the time the server took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+
+PLACE = "/admin/django_mysqlqueue/dashboard/"
+GROUPS = {"billing": "ordered", "search": "ordered", "mail": "shared"}
+TOPIC, BUSY = "orders", "clicks"
+FILL = 100_000
+
+
+def main() -> None:
+    options = _options()
+    import servers
+
+    servers.end_servers_on_sigterm()
+    extra = (
+        "--innodb-flush-log-at-trx-commit=1",
+        "--sync-binlog=1",
+        f"--innodb-buffer-pool-size={options.buffer_pool}",
+    )
+    with servers.running(options.engine, extra=extra) as server:
+        os.environ["DATABASE_URL"] = server.url
+        import django
+        from django.conf import settings
+
+        settings.ROOT_URLCONF = "benchmarks.dashboard_urls"
+        settings.ALLOWED_HOSTS = ["testserver"]
+        django.setup()
+        from django.core.management import call_command
+
+        from benchmarks import common, scale
+
+        scale._create_database("default")
+        call_command("migrate", verbosity=0)
+        scale._make_numbers("default")
+        began = time.monotonic()
+        places = _fill(options)
+        _say(f"filled in {time.monotonic() - began:.0f} s")
+        result = {"benchmark": "dashboard", "environment": common.environment(), "options": vars(options)}
+        print(json.dumps({**result, "pages": _measure(options, places)}))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--engine", choices=("mariadb", "mysql"), default="mariadb")
+    add("--buffer-pool", default="1G", help="of the private server; the log should not fit")
+    add("--messages", type=int, default=10_000_000)
+    add("--states", type=int, default=1_000_000, help="settled delivery rows behind a stuck head")
+    add("--partitions", type=int, default=10_000, help="of each group")
+    add("--letters", type=int, default=20_000, help="dead letters")
+    add("--rounds", type=int, default=15)
+    return parser.parse_args()
+
+
+def _fill(options: argparse.Namespace) -> dict[str, int]:
+    """The log, the groups' places in it, what they hold and what they gave up on."""
+    from benchmarks.scale import _analyze, _fill_log, _fill_offsets, _rows
+    from django_mysqlqueue.service import groups, leasing, rollups
+    from django_mysqlqueue.service.groups import GroupRef
+
+    refs = [GroupRef(group, TOPIC) for group in GROUPS]
+    stuck = GroupRef("stuck", BUSY)
+    for ref in refs:
+        groups.register("default", ref, mode=GROUPS[ref.group], start="earliest")
+    groups.register("default", stuck, mode="ordered", start="earliest")
+    first, _last = _fill_log("default", TOPIC, options.messages - options.states, options.partitions)
+    for ref in refs:
+        # A tenth of the partitions has something to do.
+        low = f"CASE WHEN partition_key LIKE '%%7' THEN MAX(`offset`) - {options.partitions * 3} ELSE MAX(`offset`) END"
+        _fill_offsets("default", ref.group, TOPIC, low, low)
+    head, _ = _fill_log("default", BUSY, options.states, 1)
+    _fill_offsets("default", stuck.group, BUSY, "MIN(`offset`) - 1", "MAX(`offset`)")
+    _rows(
+        "default",
+        "INSERT INTO queue_delivery_state (consumer_group, topic, partition_key, message_offset, acked, "
+        "invisible_until, retry_count, delivered_at, last_error) SELECT 'stuck', topic, partition_key, `offset`, "
+        "`offset` > %s, published_at + 86400000, 3, published_at, 'ValueError: no' FROM queue_messages "
+        "WHERE topic = %s",
+        (head, BUSY),
+    )
+    letter, _ = _fill_log("default", f"{TOPIC}_dlq", options.letters, 100)
+    _rows(
+        "default",
+        "UPDATE queue_messages SET failed_group = 'billing', original_topic = %s, original_offset = %s, "
+        "original_id = id, failed_at = published_at, failure_count = 5, "
+        "last_error = CONCAT('Traceback (most recent call last):\\n  …\\nValueError: case ', `offset` %% 20) "
+        "WHERE topic = %s",
+        (TOPIC, first, f"{TOPIC}_dlq"),
+    )
+    _rows(
+        "default",
+        "INSERT INTO queue_delivery_events (consumer_group, topic, partition_key, message_offset, attempt, outcome, "
+        "delivered_at, settled_at, handled_ms, settled_by, error) SELECT 'billing', topic, partition_key, `offset`, 1, "
+        "'failed', published_at, published_at, 5, 'host:1', 'ValueError: no' FROM queue_messages "
+        "WHERE topic = %s AND partition_key < 'k2' LIMIT 1000000",
+        (TOPIC,),
+    )
+    _rows(
+        "default",
+        "INSERT INTO queue_outbox (topic, partition_key, payload, deliver_at) SELECT %s, 'k1', '1', "
+        "published_at + 86400000 + `offset` FROM queue_messages WHERE topic = %s LIMIT 100000",
+        (TOPIC, BUSY),
+    )
+    keys = [f"k{number}" for number in range(options.partitions)]
+    for number, ref in enumerate(refs[:2]):
+        for start in range(0, len(keys), 1000):
+            leasing.acquire("default", ref, f"host:{number}", keys[start : start + 1000], lease_ms=30_000)
+    for ref in refs:
+        tally = rollups.Tally(failed=3)
+        for _place in range(1000):
+            tally.acked(20)
+        rollups.add("default", {ref: tally})
+    _analyze("default")
+    return {"message": first, "stuck": head, "letter": letter}
+
+
+def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[str, Any]]:
+    from django.contrib.auth.models import User
+    from django.db import connection
+    from django.test import Client
+    from django.test.utils import CaptureQueriesContext
+
+    from django_mysqlqueue.service import heartbeats
+    from django_mysqlqueue.service.groups import GroupRef
+
+    user = User.objects.create_superuser("admin", password="admin")  # noqa: S106
+    client = Client()
+    client.force_login(user)
+    group = {"group": "billing", "topic": TOPIC}
+    pages: list[tuple[str, str, dict[str, Any]]] = [
+        ("overview", "", {}),
+        ("overview, a day", "", {"span": "day"}),
+        ("group", "group/", group),
+        ("group, by key", "group/", {**group, "order": "key", "after": "k5"}),
+        ("group, shared", "group/", {"group": "mail", "topic": TOPIC}),
+        ("group, stuck head", "group/", {"group": "stuck", "topic": BUSY}),
+        ("in flight", "inflight/", {}),
+        ("dead letters", "deadletters/", {}),
+        ("dead letters, by error", "deadletters/", {"topic": f"{TOPIC}_dlq", "error": "case 7"}),
+        ("dead letter", "deadletter/", {"offset": places["letter"]}),
+        ("scheduled", "scheduled/", {}),
+        ("subscribers", "subscribers/", {}),
+        ("leases", "leases/", {}),
+        ("leases, of one", "leases/", {"owner": "host:1"}),
+        ("messages", "messages/", {}),
+        ("messages, of a topic", "messages/", {"topic": TOPIC}),
+        ("messages, of a partition", "messages/", {"topic": TOPIC, "key": "k17", "keyed": "1"}),
+        ("messages, by id", "messages/", {"topic": TOPIC, "id": f"{places['message'] + 5:020d}"}),
+        ("message", "message/", {"offset": places["message"] + 5}),
+        ("message, stuck", "message/", {"offset": places["stuck"]}),
+    ]
+    found = []
+    _say("page", "median ms", "longest ms", "first ms", "queries", "in SQL ms")
+    for name, path, query in pages:
+        times, in_sql, queries = [], [], 0
+        for number in range(20):  # alive while they are looked at
+            refs = [*(GroupRef(one, TOPIC) for one in GROUPS), GroupRef("stuck", BUSY)]
+            heartbeats.beat("default", f"host:{number}", refs, {"host": "host", "pid": number})
+        for _round in range(options.rounds):
+            with CaptureQueriesContext(connection) as captured:
+                began = time.perf_counter()
+                answer = client.get(path if path.startswith("/") else PLACE + path, query)
+                times.append((time.perf_counter() - began) * 1000)
+            assert answer.status_code == 200, (name, answer.status_code, answer.content[:2000])
+            queries = len(captured)
+            in_sql.append(sum(float(one["time"]) for one in captured.captured_queries) * 1000)
+        row = {
+            "page": name,
+            "median_ms": round(statistics.median(times[1:]), 1),
+            "longest_ms": round(max(times[1:]), 1),
+            "first_ms": round(times[0], 1),
+            "queries": queries,
+            "sql_ms": round(statistics.median(in_sql[1:])),
+        }
+        found.append(row)
+        _say(*row.values())
+    return found
+
+
+def _say(*columns: Any) -> None:
+    print("  ".join(f"{column!s:>24}" for column in columns), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

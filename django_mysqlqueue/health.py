@@ -1,0 +1,65 @@
+"""The queue as a check of django-health-check (version 4). Needs the extra ``health``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from django.db import Error, connections
+from health_check.base import HealthCheck
+from health_check.exceptions import ServiceUnavailable
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.service import health
+from django_mysqlqueue.service.health import Finding, Limits
+from django_mysqlqueue.service.publishing import queue_alias
+
+
+@dataclasses.dataclass
+class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
+    """Fails when messages stand still, or a limit is passed, as ``manage.py queuehealth`` does.
+
+    What it says names groups and topics, and no key, since such pages are often public.
+
+    Args:
+        max_lag: unsettled messages that a group may have (below 10,000, where counts stop).
+        max_age: seconds that a message may wait for its group, or in the outbox.
+        max_dead_letters: dead letters that a group may have.
+        min_subscribers: live subscribers that a group must have.
+        groups: only these consumer groups; empty: all.
+        topics: only these topics; empty: all.
+        using: the queue's database alias, if not the setting's.
+    """
+
+    max_lag: int | None = None
+    max_age: float | None = None
+    max_dead_letters: int | None = None
+    min_subscribers: int | None = None
+    groups: Sequence[str] = ()
+    topics: Sequence[str] = ()
+    using: str | None = None
+
+    def __post_init__(self) -> None:
+        self._limits = Limits(self.max_lag, self.max_age, self.max_dead_letters, self.min_subscribers)
+
+    def run(self) -> None:
+        """Looks once; in a thread, whose connection it closes.
+
+        Raises:
+            ServiceUnavailable: what is wrong, or that the database does not answer.
+        """
+        alias = queue_alias(self.using)
+        try:
+            with connections[alias].temporary_connection():
+                report = health.check(alias, self._limits, groups=self.groups, topics=self.topics)
+        except OperationRefused as error:
+            raise ServiceUnavailable(str(error)) from error
+        except Error as error:
+            raise ServiceUnavailable(f"The queue's database {alias!r} does not answer.") from error
+        if report.findings:
+            raise ServiceUnavailable(" ".join(_public(finding) for finding in report.findings))
+
+
+def _public(finding: Finding) -> str:
+    """The text, unless it names a partition: keys are often people."""
+    return finding.text if finding.key is None else f"{finding.ref}: {finding.kind}."

@@ -1,0 +1,115 @@
+"""The queue's state as metrics, read when they are collected, at a bounded cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.service import overview
+from django_mysqlqueue.service.overview import CAP, Count, GroupOverview, QueueOverview
+from django_mysqlqueue.service.publishing import queue_alias
+
+MOST_GROUPS = 1000
+UP_TO = f"counted up to {CAP:,}, see mysqlqueue_count_exact"
+LABELS = ("topic", "group")
+COUNTS = {
+    "lag": f"Messages in the log that the group has not settled ({UP_TO}).",
+    "in_flight": f"Messages that are handed out to subscribers ({UP_TO}).",
+    "retrying": f"Messages that failed and wait for another attempt ({UP_TO}).",
+    "dead_letters": f"Messages in the DLQ that the group gave up ({UP_TO}).",
+}
+
+
+class QueueCollector(Collector):
+    """Reads the state of the queue for each scrape: register it with a ``CollectorRegistry``.
+
+    Args:
+        using: the queue's database alias, if not the setting's.
+    """
+
+    def __init__(self, using: str | None = None) -> None:
+        self.using = using
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The metrics without a value: registering them asks no database."""
+        return _Families().all()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Reads and returns all metrics.
+
+        Raises:
+            django.db.Error: the database does not answer.
+        """
+        lease_ms = int(get_settings().lease_duration * 1000)
+        state = overview.read(queue_alias(self.using), lease_ms=lease_ms, limit=MOST_GROUPS)
+        families = _Families()
+        families.add_queue(state)
+        for group in state.groups:
+            families.add_group(group, state.now)
+        yield from families.all()
+
+
+class _Families:
+    """The metrics of one scrape."""
+
+    def __init__(self) -> None:
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"mysqlqueue_{name}", text, labels=labels)
+
+        self.counts = {name: gauge(name, text, LABELS) for name, text in COUNTS.items()}
+        self.exact = gauge(
+            "count_exact",
+            "0 where the count of that name stopped and the true number may be larger.",
+            (*LABELS, "count"),
+        )
+        self.oldest = gauge(
+            "oldest_unacked_age_seconds",
+            "Since when the oldest message in the log that the group has not settled waits; 0: there is none.",
+            LABELS,
+        )
+        self.subscribers = gauge("subscribers", "Live subscribers.", LABELS)
+        self.paused = gauge("paused", "1 while the group is paused.", LABELS)
+        self.outbox = gauge("outbox_waiting", f"Published and due, and not in the log yet (up to {CAP:,}).")
+        self.outbox_age = gauge("outbox_oldest_age_seconds", "Since when the oldest of those waits; 0: there is none.")
+        self.scheduled = gauge("outbox_scheduled", f"Published for later (up to {CAP:,}).")
+        self.last_offset = gauge("last_offset", "The last place in the log; it grows with every message.")
+        self.more = gauge("more_groups", f"1 where there are more than the {MOST_GROUPS:,} groups that are shown.")
+
+    def all(self) -> list[GaugeMetricFamily]:
+        return [
+            *self.counts.values(),
+            self.exact,
+            self.oldest,
+            self.subscribers,
+            self.paused,
+            self.outbox,
+            self.outbox_age,
+            self.scheduled,
+            self.last_offset,
+            self.more,
+        ]
+
+    def add_queue(self, state: QueueOverview) -> None:
+        waiting = state.outbox.waiting_since
+        self.outbox.add_metric((), state.outbox.waiting.value)
+        self.outbox_age.add_metric((), _age(waiting, state.now))
+        self.scheduled.add_metric((), state.outbox.scheduled.value)
+        self.last_offset.add_metric((), state.last_offset)
+        self.more.add_metric((), int(state.more_groups))
+
+    def add_group(self, group: GroupOverview, now: int) -> None:
+        labels = (group.ref.topic, group.ref.group)
+        for name, family in self.counts.items():
+            count: Count = getattr(group, name)
+            family.add_metric(labels, count.value)
+            self.exact.add_metric((*labels, name), int(count.exact))
+        self.oldest.add_metric(labels, _age(group.oldest_at, now))
+        self.subscribers.add_metric(labels, len(group.live))
+        self.paused.add_metric(labels, int(group.paused))
+
+
+def _age(since: int | None, now: int) -> float:
+    return 0.0 if since is None else max(0.0, (now - since) / 1000)

@@ -1,0 +1,220 @@
+"""OpenTelemetry: spans for publishing and handling, after the semantic conventions for messaging.
+
+Needs the extra ``otel``. Nothing of it is imported before this module is, and
+nothing is traced before ``instrument()``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.db import connections
+from opentelemetry import propagate
+from opentelemetry import trace as api
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
+
+from django_mysqlqueue import __version__
+from django_mysqlqueue.runtime import watching
+from django_mysqlqueue.runtime.delivery import Delivery
+from django_mysqlqueue.runtime.log import error_line
+from django_mysqlqueue.service import tracing
+from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.messages import Message
+
+__all__ = ["instrument", "uninstrument"]
+
+SYSTEM = "mysqlqueue"
+SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
+"""The conventions that names and attributes follow."""
+FAILED = (Kind.NACK, Kind.REJECT)
+
+
+def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace: bool = False) -> None:
+    """Begins to trace this process: call it once, in ``AppConfig.ready`` for all of them.
+
+    ``publish`` gets a span ``send <topic>`` of the kind PRODUCER; so does ``publish_many``, one for all of its
+    messages. The span's context goes into each message's metadata, by the propagator that is configured
+    (``traceparent``, ``tracestate``, ``baggage``); a message that has one of its own keeps it.
+
+    A handler's call gets a span ``process <topic>`` of the kind CONSUMER, which begins a trace of its own and links
+    to the contexts of its messages. It is an error where the handler raises, nacks or rejects.
+
+    Args:
+        tracer_provider: the global one by default, also where that is set later.
+        continue_trace: make the span of a handler that gets single messages a child of the message's context, so that
+            publishing and handling are one trace. (A batch has many, and only links to them.)
+    """
+    tracer = api.get_tracer("django_mysqlqueue", __version__, tracer_provider, SCHEMA)
+    tracing.trace = _Publishing(tracer)
+    watching.trace = _Handling(tracer, continue_trace)
+
+
+def uninstrument() -> None:
+    """Traces no more."""
+    tracing.trace = watching.trace = None
+
+
+# -- publishing -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Publishing:
+    tracer: Tracer
+
+    @contextlib.contextmanager
+    def __call__(self, topic: str, using: str, message: Message | None) -> Iterator[_Send]:
+        # Its own context is what a consumer will link to; then this span is not where the message began.
+        own = None if message is None else _context_of(message.metadata)
+        with self.tracer.start_as_current_span(
+            f"send {topic}",
+            kind=SpanKind.PRODUCER if own is None else SpanKind.CLIENT,
+            attributes=_attributes("send", topic, using),
+            links=None if own is None else [Link(own)],
+        ) as span:
+            try:
+                yield _Send(span, is_batch=message is None)
+            except BaseException as error:
+                span.set_attribute("error.type", _type_name(error))
+                raise
+
+
+class _Send:
+    """One publish, to its end."""
+
+    def __init__(self, span: Span, *, is_batch: bool) -> None:
+        self._span = span
+        self._is_batch = is_batch
+        self._headers: dict[str, str] = {}
+        propagate.inject(self._headers)
+
+    def stamped(self, message: Message) -> Message:
+        metadata = message.metadata
+        if not self._headers or not isinstance(metadata, Mapping | None) or _context_of(metadata) is not None:
+            return message
+        return replace(message, metadata={**self._headers, **(metadata or {})})
+
+    def sent(self, count: int, message_id: str = "") -> None:
+        if self._is_batch:
+            self._span.set_attribute("messaging.batch.message_count", count)
+        else:
+            self._span.set_attribute("messaging.message.id", message_id)
+
+
+# -- handling -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Handling:
+    tracer: Tracer
+    continue_trace: bool
+
+    @contextlib.contextmanager
+    def __call__(self, deliveries: Sequence[Delivery]) -> Iterator[_Call]:
+        first = deliveries[0]
+        attributes = _attributes("process", first.topic, first._using)
+        attributes["messaging.consumer.group.name"] = first.group
+        attributes["messaging.client.id"] = first._claimed.by
+        if first._handler.batch:
+            attributes["messaging.batch.message_count"] = len(deliveries)
+        else:
+            attributes["messaging.message.id"] = first.id
+            attributes["messaging.mysqlqueue.offset"] = first.offset
+            attributes["messaging.mysqlqueue.attempt"] = first.attempt
+        links = _links(deliveries)
+        parent: Context | None = None
+        if self.continue_trace and links and not first._handler.batch:
+            ambient = api.get_current_span().get_span_context()
+            if ambient.is_valid:
+                links.append(Link(ambient))
+            parent = propagate.extract(_carrier(first.metadata))
+        with (
+            _attached(parent),  # with its baggage
+            self.tracer.start_as_current_span(
+                f"process {first.topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
+            ) as span,
+        ):
+            yield _Call(span, is_batch=first._handler.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    span: Span
+    is_batch: bool
+
+    def ended(self, outcomes: Sequence[Outcome], error: BaseException | None) -> None:
+        said = [outcome.said or outcome.kind for outcome in outcomes]
+        if not self.is_batch:
+            self.span.set_attribute("messaging.mysqlqueue.outcome", said[0].value)
+        if error is not None:
+            self.span.record_exception(error)
+            self.span.set_attribute("error.type", _type_name(error))
+            self.span.set_status(Status(StatusCode.ERROR, error_line(error)))
+            return
+        failed = [(kind, outcome.error) for kind, outcome in zip(said, outcomes, strict=True) if kind in FAILED]
+        if failed:
+            kind, reason = failed[0]
+            self.span.set_attribute("error.type", kind.value)
+            self.span.set_status(Status(StatusCode.ERROR, reason.strip().rsplit("\n", 1)[-1]))
+
+
+def _links(deliveries: Sequence[Delivery]) -> list[Link]:
+    """One for each context; what was published together shares one. Named by its message where that is the only one."""
+    found: dict[tuple[int, int], tuple[SpanContext, list[str]]] = {}
+    for delivery in deliveries:
+        context = _context_of(delivery.metadata)
+        if context is not None:
+            found.setdefault((context.trace_id, context.span_id), (context, []))[1].append(delivery.id)
+    return [
+        Link(context, {"messaging.message.id": ids[0]} if len(ids) == 1 else None) for context, ids in found.values()
+    ]
+
+
+# -- both -----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _attached(context: Context | None) -> Iterator[None]:
+    if context is None:
+        yield
+        return
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+def _attributes(operation: str, topic: str, using: str) -> dict[str, str | int]:
+    database = connections[using].settings_dict
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": topic,
+    }
+    if database.get("HOST"):
+        attributes["server.address"] = str(database["HOST"])
+        if str(database.get("PORT", "")).isdigit():
+            attributes["server.port"] = int(database["PORT"])
+    return attributes
+
+
+def _carrier(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in metadata.items() if isinstance(name, str) and isinstance(value, str)}
+
+
+def _context_of(metadata: Mapping[str, Any] | None) -> SpanContext | None:
+    """The context that a message bears, if there is one that can be read."""
+    if not isinstance(metadata, Mapping) or not metadata:
+        return None
+    context = api.get_current_span(propagate.extract(_carrier(metadata), Context())).get_span_context()
+    return context if context.is_valid else None
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
