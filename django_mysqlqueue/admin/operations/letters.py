@@ -60,7 +60,18 @@ class LettersOperation(AdminOperation):
     """Of ``manage.py``, which does it without a bound."""
 
     def subject(self) -> str:
-        return str(self.values["topic"])
+        """The DLQ topic, and the filter if there is one."""
+        wanted = self.letters()
+        parts = [wanted.topic]
+        for text, value in (
+            (_("group %(value)s"), wanted.group),
+            (_("error with “%(value)s”"), wanted.error),
+            (_("since %(value)s"), moment(wanted.since)),
+            (_("until %(value)s"), moment(wanted.until)),
+        ):
+            if value:
+                parts.append(text % {"value": value})
+        return ", ".join(parts)
 
     def letters(self) -> Letters:
         values = self.values
@@ -94,10 +105,12 @@ class LettersOperation(AdminOperation):
 
     def bounded(self, found: Look) -> list[str]:
         """A sentence on those that this request leaves, if any."""
-        left = len(found.offsets) - self.most()
-        if left <= 0 and found.whole:
+        left = max(0, len(found.offsets) - self.most())
+        if not left and found.whole:
             return []
-        number = letters_said(max(0, left)) if found.whole else _("%(number)s or more") % {"number": max(0, left)}
+        number = letters_said(left)
+        if not found.whole:
+            number = _("%(letters)s, or more") % {"letters": number} if left else _("maybe more")
         return [
             _("One request takes the oldest %(most)s; left: %(left)s. All at once: %(command)s")
             % {"most": f"{self.most():,}", "left": number, "command": self.command_line()}
