@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from django_mysqlqueue.admin.dashboard import DashboardAdmin
 
 
+RECORDED = frozenset({"reason"})
+"""Fields that only go on record: filled in after the preview they change nothing of it."""
+
+
 class RowsField(forms.Field):
     """Rows that were ticked in a list: JSON texts of one type, repeated."""
 
@@ -155,12 +159,13 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     form = operation.form(given)
     sentences: list[str] = []
     refusal = digest = subject = ""
+    confirmed = posted and "confirmed" in given
     if form.is_valid():
         digest = _digest(form.cleaned_data)
         one = operation(form.cleaned_data, request.user.get_username())
         subject = one.subject()
         try:
-            if posted and "confirmed" in given and given.get("previewed") == digest:
+            if confirmed and given.get("previewed") == digest:
                 return _do(dashboard, request, one, back)
             sentences = one.preview()
         except QueueError as error:
@@ -177,6 +182,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
         "has_choices": any(not field.is_hidden for field in form),
         "hidden_errors": [error for field in form.hidden_fields() for error in field.errors],
         "sentences": sentences,
+        "changed": confirmed and bool(sentences),
         "refusal": refusal,
         "previewed": digest,
         "back": back,
@@ -214,7 +220,8 @@ def _log(request: HttpRequest, operation: AdminOperation, text: str) -> None:
 
 def _digest(values: dict[str, Any]) -> str:
     """Names what was filled in, so that what is confirmed is what was shown."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    shown = {name: value for name, value in values.items() if name not in RECORDED}
+    return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _way_back(dashboard: DashboardAdmin, request: HttpRequest, wanted: str) -> str:
