@@ -41,19 +41,21 @@ class Ends:
         return self._found[topic]
 
     def _read(self, topic: str) -> tuple[dict[str, int], bool]:
-        # Both servers jump from key to key only if the whole prefix of the index is grouped by.
+        # Both servers jump from key to key, and stop at the LIMIT, only if the whole prefix of the index is grouped
+        # by and none of it is a constant: then one of them would read all of them into a temporary table.
         rows = self._session.rows(
             f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
-            f"{self._session.dialect.force_index('queue_messages_partition')} WHERE topic = %s "
-            "GROUP BY topic, partition_key ORDER BY topic, partition_key LIMIT %s",
-            (topic, self.most + 1),
+            f"{self._session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s "
+            "GROUP BY topic, partition_key LIMIT %s",
+            (topic, topic, self.most + 1),
         )
         found = {key: int(last) for key, last in rows}
         if len(rows) <= self.most:
             return found, True
         newest = self._session.rows(
             "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "
-            f"FROM {LOG}{self._session.dialect.force_index('PRIMARY')} ORDER BY `offset` DESC LIMIT %s) w "
+            f"FROM {LOG}{self._session.dialect.force_index('PRIMARY')} WHERE `offset` > 0 "
+            "ORDER BY `offset` DESC LIMIT %s) w "
             "WHERE w.topic = %s",
             (NEWEST, topic),
         )
