@@ -80,7 +80,7 @@ MAY_WALK = {
 MAY_SORT = {
     "sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
     "retrying._pages": "on SQLite those of one due time, 500 at a time",
-    "timetable.topics": "on SQLite the topics of the next 10,000 scheduled messages",
+    "timetable.topics": "on SQLite the topics of the next 2,500 scheduled messages",
     "news.since": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
 }
 """Functions whose statements may sort, and what."""
@@ -321,6 +321,7 @@ def _operate(ref: GroupRef) -> None:
     found = letters.look(session, dead)
     assert letters.look(session, Letters("t_dlq", offsets=found.offsets)).offsets == found.offsets
     assert letters.kinds(session, found)
+    letters.look(session, Letters("t_dlq", error="no"))
     full = letters.one(session, letters.at(session, found.offsets)[0].offset)
     assert full is not None
     assert letters.place(session, full.topic, full.listed.key, full.message_id) == full.listed.offset
