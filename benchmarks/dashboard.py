@@ -142,7 +142,9 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
     from django.db import connection
     from django.test import Client
     from django.test.utils import CaptureQueriesContext
+    from django.utils import timezone
 
+    from django_mysqlqueue import names
     from django_mysqlqueue.service import heartbeats
     from django_mysqlqueue.service.groups import GroupRef
 
@@ -169,6 +171,10 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("messages, of a topic", "messages/", {"topic": TOPIC}),
         ("messages, of a partition", "messages/", {"topic": TOPIC, "key": "k17", "keyed": "1"}),
         ("messages, by id", "messages/", {"topic": TOPIC, "id": f"{places['message'] + 5:020d}"}),
+        ("messages, by id, any topic", "messages/", {"id": f"{places['message'] + 5:020d}"}),
+        ("messages, an id of none", "messages/", {"id": names.new_message_id()}),
+        ("messages, far back", "messages/", {"topic": TOPIC, "before": places["message"] + 100_000}),
+        ("messages, to a time", "messages/", {"time": timezone.now().replace(tzinfo=None).isoformat()}),
         ("message", "message/", {"offset": places["message"] + 5}),
         ("message, stuck", "message/", {"offset": places["stuck"]}),
     ]

@@ -82,6 +82,11 @@ def dlq_topic(topic: str) -> str:
     return topic if topic.endswith(suffix) else topic + suffix
 
 
+def first_topic(topic: str) -> str:
+    """The topic that the dead letters in a DLQ topic come from; another topic is its own."""
+    return topic.removesuffix(get_settings().dlq_suffix)
+
+
 def is_dlq(topic: str) -> bool:
     return topic.endswith(get_settings().dlq_suffix)
 

@@ -28,6 +28,7 @@ from django_mysqlqueue.models import (
     DeliveryState,
     Operation,
     PartitionLease,
+    QueueMessage,
     SubscriberHeartbeat,
 )
 from tests.harness import Sub, handler, sequence
@@ -94,6 +95,9 @@ PLACES = [one.name for one in PAGES]
 
 
 def query_of(name):
+    if name == "deadletter":
+        first = QueueMessage.objects.filter(failed_group__gt="").values_list("offset", flat=True).first()
+        return {"offset": first or 1}
     return {"group": {"group": "g", "topic": "t"}}.get(name, {})
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from django.db import connection, connections, transaction
 
-from django_mysqlqueue import Message, publish, publish_many, service
+from django_mysqlqueue import Message, names, publish, publish_many, service
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import (
     audit,
@@ -30,6 +30,9 @@ from django_mysqlqueue.service import (
     heartbeats,
     history,
     leasing,
+    letters,
+    lives,
+    logbook,
     news,
     redriving,
     rescheduling,
@@ -40,6 +43,7 @@ from django_mysqlqueue.service import (
     sequencing,
     settling,
     stats,
+    timetable,
     watermarks,
 )
 from django_mysqlqueue.service.claiming import Claimant, Want
@@ -71,6 +75,7 @@ MAY_WALK = {
 MAY_SORT = {
     "sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
     "retrying._pages": "on SQLite those of one due time, 500 at a time",
+    "timetable.topics": "on SQLite the topics of the next 10,000 scheduled messages",
     "news.since": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
 }
 """Functions whose statements may sort, and what."""
@@ -300,15 +305,27 @@ def _operate(ref: GroupRef) -> None:
     for place in (seeking.place_of(USING, time_ms=session.now() - 1000), seeking.place_of(USING, "latest")):
         seeking.preview(USING, ref, place)
         seeking.seek(USING, ref, place, by="test")
-    letters = Letters("t_dlq", group=ref.group, since=1)
-    assert redriving.count(USING, letters, most=2) == 2
-    places = [offset for page in redriving.pages(session, letters, size=10) for offset in page]
+    dead = Letters("t_dlq", group=ref.group, since=1)
+    assert redriving.count(USING, dead, most=2) == 2
+    assert "t_dlq" in dict(letters.dlq_topics(session))
+    found = letters.look(session, dead)
+    assert letters.look(session, Letters("t_dlq", offsets=found.offsets)).offsets == found.offsets
+    assert letters.kinds(session, found)
+    full = letters.one(session, letters.at(session, found.offsets)[0].offset)
+    assert full is not None
+    assert letters.place(session, full.topic, full.listed.key, full.message_id) == full.listed.offset
+    letters.recorded(session, [full.listed.original_offset])
+    places = [offset for page in redriving.pages(session, dead, size=10) for offset in page]
     redriving.replace(USING, "t_dlq", places[0], "new", by="test")
     assert redriving.discard(USING, Letters("t_dlq", offsets=(places[1],)), by="test", reason="test") == 1
-    redriving.redrive(USING, letters, by="test", limit=3)
+    redriving.redrive(USING, dead, by="test", limit=3)
     scheduled = rescheduling.scheduled(USING, topic="t")
     rescheduling.scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
     ids = [one.outbox_id for one in scheduled]
+    assert "t" in dict(timetable.topics(session))
+    assert timetable.page(session, topic="t", limit=2).after
+    assert timetable.page(session, limit=2).after
+    assert timetable.still_waiting(session, ids) == len(timetable.contents(session, ids)) == len(ids)
     assert rescheduling.cancel(USING, ids[:1], by="test") == 1
     assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, by="test") == 1
     assert rescheduling.deliver_now(USING, ids[2:], by="test") == len(ids) - 2
@@ -316,8 +333,32 @@ def _operate(ref: GroupRef) -> None:
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000, ref)
     history.of_message(session, places[:2])
+    _look(session, ref, places)
     for collect in (history.collect, rollups.collect, audit.collect):
         collect(USING)
+
+
+def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
+    """Everything that people look at in the log."""
+    log = logbook.page(session, limit=10)
+    for place in ({"before": log.older}, {"after": log.older}):
+        for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}):
+            found = logbook.page(session, limit=10, **what, **place)
+            assert found.entries or "after" in place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logbook, "MERGED", 2)  # as if there were thousands of partitions
+        for place in ({"before": log.older}, {"after": log.older}):
+            assert logbook.page(session, topic="t", limit=10, **place).entries
+    entry = logbook.page(session, topic="t", key="k1", limit=1).entries[0]
+    for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}, {"topic": "t_dlq"}):
+        found = logbook.by_id(session, entry.message_id, **what)
+        assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])
+    logbook.by_id(session, names.new_message_id())
+    content = lives.content(session, entry.offset, most=100)
+    assert content is not None
+    assert lives.states(session, entry)
+    lives.made_of(session, lives.recorded(session, letters[0])[0])
+    lives.successors(session, ref, entry.key, entry.offset, content)
 
 
 def _life(*subs: Sub) -> None:

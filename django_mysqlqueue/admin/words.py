@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.service.messages import last_line as last_line
 
 SHOWN_CHARACTERS = 20_000
 """A page shows no more of a payload or an error than that."""
@@ -46,12 +47,6 @@ def age(seconds: float | None) -> str:
 def messages(number: int) -> str:
     """``1 message``, ``12 messages``."""
     return ngettext("%(number)s message", "%(number)s messages", number) % {"number": f"{number:,}"}
-
-
-def last_line(error: str) -> str:
-    """What a traceback says in the end."""
-    lines = error.strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def payload_text(payload: bytes) -> str:

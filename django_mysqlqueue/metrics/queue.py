@@ -13,6 +13,8 @@ from django_mysqlqueue.service.overview import CAP, Count, GroupOverview, QueueO
 from django_mysqlqueue.service.publishing import queue_alias
 
 MOST_GROUPS = 1000
+MOST_PARTITIONS = 100_000
+SECONDS = 1.0
 UP_TO = f"counted up to {CAP:,}, see mysqlqueue_count_exact"
 LABELS = ("topic", "group")
 COUNTS = {
@@ -44,7 +46,9 @@ class QueueCollector(Collector):
             django.db.Error: the database does not answer.
         """
         lease_ms = int(get_settings().lease_duration * 1000)
-        state = overview.read(queue_alias(self.using), lease_ms=lease_ms, limit=MOST_GROUPS)
+        state = overview.read(
+            queue_alias(self.using), lease_ms=lease_ms, limit=MOST_GROUPS, partitions=MOST_PARTITIONS, seconds=SECONDS
+        )
         families = _Families()
         families.add_queue(state)
         for group in state.groups:

@@ -43,10 +43,10 @@ def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
             f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
             chunk,
         ):
-            found[offset] = Body(message_id, _content(payload), *more)
+            found[offset] = Body(message_id, content(payload), *more)
     return found
 
 
-def _content(payload: object) -> bytes:
+def content(payload: object) -> bytes:
     """SQLite keeps what plain SQL gave it: a payload may be text there, or a number, which is not so many NULs."""
     return bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else str(payload).encode()

@@ -16,6 +16,8 @@ from django_mysqlqueue.service.overview import CAP, Count, GroupOverview, QueueO
 from django_mysqlqueue.service.problems import Problem
 
 MOST_GROUPS = 10_000
+MOST_PARTITIONS = 1_000_000
+SECONDS = 10.0
 STANDS_STILL = 0
 """The severity of problems that no limit is needed for."""
 
@@ -85,7 +87,9 @@ def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: C
         OperationRefused: there is no such group or topic of a group: a typing error must not look like health.
         django.db.Error: the database does not answer.
     """
-    state = overview.read(using, lease_ms=int(get_settings().lease_duration * 1000), limit=MOST_GROUPS)
+    lease_ms = int(get_settings().lease_duration * 1000)
+    # It is asked now and then, and a count that stopped is an alarm: it takes its time.
+    state = overview.read(using, lease_ms=lease_ms, limit=MOST_GROUPS, partitions=MOST_PARTITIONS, seconds=SECONDS)
     refs = {group.ref for group in state.groups}
     _require("group", groups, {ref.group for ref in refs})
     _require("topic", topics, {ref.topic for ref in refs})
@@ -126,14 +130,14 @@ def _beyond(limits: Limits, groups: Collection[GroupOverview], state: QueueOverv
 
 def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterator[Finding]:
     ref: GroupRef = group.ref
-    if limits.lag is not None and _may_pass(group, group.lag, limits.lag):
+    if limits.lag is not None and _may_pass(group.lag, limits.lag):
         text = _("%(ref)s has a lag of %(lag)s; the limit is %(limit)s.")
         yield Finding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
     if limits.age is not None and waits > limits.age:
         text = _("The oldest message of %(ref)s waits for %(age)s; the limit is %(limit)s.")
         values = {"ref": ref, "age": f"{waits:,.0f} s", "limit": f"{limits.age:,g} s"}
         yield Finding("age", text % values, ref)
-    if limits.dead_letters is not None and _may_pass(group, group.dead_letters, limits.dead_letters):
+    if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
         text = _("%(ref)s has %(number)s dead letters; the limit is %(limit)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "limit": f"{limits.dead_letters:,}"}
         yield Finding("dead_letters", text % values, ref)
@@ -147,14 +151,12 @@ def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterato
         yield Finding("subscribers", text % values, ref)
 
 
-def _may_pass(group: GroupOverview, count: Count, limit: int) -> bool:
+def _may_pass(count: Count, limit: int) -> bool:
     """Whether a count is above its limit, for all that is known.
 
-    One that stopped below it may stand for any number, and silence would be the
-    wrong mistake. But of a group without a subscriber no lag is exact: that
-    nobody works is a problem of its own, after a while, and a restart is none.
+    One that stopped below it may stand for any number, and silence would be the wrong mistake.
     """
-    return count.value > limit or (not count.exact and bool(group.live))
+    return count.value > limit or not count.exact
 
 
 def _age(state: QueueOverview, since: int | None) -> float:

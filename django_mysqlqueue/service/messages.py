@@ -263,6 +263,12 @@ def cut_error(error: str) -> str:
     return text if len(text) <= ERROR_LENGTH else "…" + text[1 - ERROR_LENGTH :]
 
 
+def last_line(error: str) -> str:
+    """What a traceback says in the end."""
+    lines = error.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
 def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Without what the queue itself keeps there."""
     return {name: value for name, value in metadata.items() if not name.startswith(RESERVED_PREFIX)}

@@ -2,7 +2,7 @@
 
 Nothing here reads more than a bounded number of rows, whatever the log, the
 backlog and the history hold: counts stop at ``CAP`` and say so. What grows is
-one look along an index for each partition of a topic, up to ``PARTITIONS``.
+one look along an index for each partition of a topic, 4 µs each.
 """
 
 from __future__ import annotations
@@ -193,8 +193,16 @@ def total(counts: Any) -> Count:
     return sum(counts, Count(0))
 
 
-def read(using: str, *, lease_ms: int, limit: int = 200) -> QueueOverview:
-    """The state of the queue, of its first ``limit`` groups in order of topic and group."""
+def read(
+    using: str, *, lease_ms: int, limit: int = 200, partitions: int | None = None, seconds: float | None = None
+) -> QueueOverview:
+    """The state of the queue.
+
+    Args:
+        limit: of its first groups in order of topic and group.
+        partitions: so many of a topic are looked at; None: ``PARTITIONS``.
+        seconds: looking into those with a backlog takes no longer for all groups together; None: ``SECONDS``.
+    """
     session = Session(using)
     now = session.now()
     last_offset, sequenced_at = session.row(f"SELECT last_offset, sequenced_at FROM {SEQUENCER} WHERE id = 1") or (0, 0)
@@ -205,9 +213,9 @@ def read(using: str, *, lease_ms: int, limit: int = 200) -> QueueOverview:
     )
     letters = dead_letters(session)
     subscribers = read_subscribers(session, lease_ms=lease_ms)
-    ends = Ends(session)
+    ends = Ends(session, PARTITIONS if partitions is None else partitions)
     found = []
-    left = SECONDS
+    left = SECONDS if seconds is None else seconds
     for place, row in enumerate(rows[:limit]):
         ref = GroupRef(*row[:2])
         ends.of(ref.topic)
@@ -239,7 +247,7 @@ def one_group(using: str, ref: GroupRef, *, lease_ms: int) -> GroupOverview | No
         return None
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref).get(ref, [])
     letters = dead_letters(session, [names.dlq_topic(ref.topic)])
-    return _group(session, ref, row, letters, subscribers, Ends(session), time.monotonic() + SECONDS)
+    return _group(session, ref, row, letters, subscribers, Ends(session, PARTITIONS), time.monotonic() + SECONDS)
 
 
 def outbox(session: Session, now: int) -> OutboxOverview:
@@ -313,8 +321,8 @@ def all_topics(session: Session) -> list[str]:
     hint = session.dialect.force_index("queue_messages_partition")
     found: list[str] = []
     while True:
-        above, parameters = ("", ()) if not found else (" WHERE topic > %s", (found[-1],))
-        row = session.row(f"SELECT topic FROM {LOG}{hint}{above} ORDER BY topic LIMIT 1", parameters)
+        comparison, last = (">", found[-1]) if found else (">=", "")
+        row = session.row(f"SELECT topic FROM {LOG}{hint} WHERE topic {comparison} %s ORDER BY topic LIMIT 1", (last,))
         if row is None:
             return found
         found.append(row[0])
@@ -326,12 +334,13 @@ def all_topics(session: Session) -> list[str]:
 class Ends:
     """The last offset of each partition of a topic, read once for all its groups.
 
-    It is one look along an index for each partition, up to ``PARTITIONS`` of
-    them, and those that the newest messages are in.
+    It is one look along an index for each partition, up to ``most`` of them, and
+    those that the newest messages are in.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, most: int) -> None:
         self._session = session
+        self.most = most
         self._found: dict[str, tuple[dict[str, int], bool]] = {}
 
     def of(self, topic: str) -> tuple[dict[str, int], bool]:
@@ -346,10 +355,10 @@ class Ends:
             f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
             f"{self._session.dialect.force_index('queue_messages_partition')} WHERE topic = %s "
             "GROUP BY topic, partition_key ORDER BY topic, partition_key LIMIT %s",
-            (topic, PARTITIONS + 1),
+            (topic, self.most + 1),
         )
         found = {key: int(last) for key, last in rows}
-        if len(rows) <= PARTITIONS:
+        if len(rows) <= self.most:
             return found, True
         newest = self._session.rows(
             "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "
@@ -434,7 +443,7 @@ def _unclaimed(session: Session, ref: GroupRef, start: int, ends: Ends, until: f
         for key, claimed in session.rows(
             f"SELECT partition_key, offset_claimed FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s "
             "ORDER BY partition_key LIMIT %s",
-            (*ref, PARTITIONS + 1),
+            (*ref, ends.most + 1),
         )
     }
     if not whole:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import audit, groups, partitions, watermarks
+from django_mysqlqueue.service import audit, groups, logbook, partitions, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import UNION_TERMS, Session, apart, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW
@@ -68,7 +68,7 @@ def place_of(
     """
     session = Session(using)
     if time_ms is not None:
-        return Place(_first_since(session, time_ms) - 1)
+        return Place(logbook.first_since(session, time_ms) - 1)
     if target == "earliest":
         return Place(0)
     if target == "latest":
@@ -81,28 +81,6 @@ def place_of(
     if target > last + 1:
         raise OperationRefused(f"offset {target}: the log ends at {last}; what comes before {target} would be lost")
     return Place(target - 1)
-
-
-def _first_since(session: Session, moment: int) -> int:
-    """The lowest offset that took its place at a moment or later, by bisection: the log is in order of time."""
-    row = session.row(
-        f"SELECT (SELECT COALESCE(MIN(m.`offset`), 1) FROM {LOG} m), "
-        f"(SELECT COALESCE(MAX(m.`offset`), 0) + 1 FROM {LOG} m)"
-    )
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    low, high = int(row[0]), int(row[1])
-    while low < high:
-        middle = (low + high) // 2
-        found = session.row(
-            f"SELECT m.`offset`, m.published_at FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
-            "WHERE m.`offset` >= %s ORDER BY m.`offset` LIMIT 1",
-            (middle,),
-        )
-        if found is None or found[1] >= moment:
-            high = middle
-        else:
-            low = int(found[0]) + 1
-    return low
 
 
 # -- what it would do ---------------------------------------------------------

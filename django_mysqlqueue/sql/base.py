@@ -50,6 +50,10 @@ class Dialect(ABC):
         """A hint after a table's alias that keeps the optimizer on one index."""
 
     @abstractmethod
+    def ending(self, column: str, characters: int) -> str:
+        """The last characters of a text."""
+
+    @abstractmethod
     def union(self, select: str, count: int) -> str:
         """``count`` times a SELECT that has an ORDER BY and a LIMIT of its own, as one statement."""
 

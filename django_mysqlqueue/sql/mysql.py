@@ -79,6 +79,9 @@ class MySQL(Dialect):
     def force_index(self, name: str) -> str:
         return f" FORCE INDEX ({name})"
 
+    def ending(self, column: str, characters: int) -> str:
+        return f"RIGHT({column}, {characters})"
+
     def union(self, select: str, count: int) -> str:
         return f"({select})" + f" UNION ALL ({select})" * (count - 1)
 

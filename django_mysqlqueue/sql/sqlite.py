@@ -41,6 +41,9 @@ class SQLite(Dialect):
     def force_index(self, name: str) -> str:
         return ""
 
+    def ending(self, column: str, characters: int) -> str:
+        return f"SUBSTR({column}, -{characters})"
+
     def union(self, select: str, count: int) -> str:
         return " UNION ALL ".join([f"SELECT * FROM ({select})"] * count)
 

@@ -121,8 +121,9 @@ def test_every_table_counts_for_the_split(settings):
     """A table that the check forgot could be routed away unseen."""
     from django.apps import apps
 
-    models = apps.get_app_config("django_mysqlqueue").get_models()
-    assert set(checks.MODELS) == {model for model in models if not model._meta.proxy}
+    assert set(checks.MODELS) == {
+        model for model in apps.get_app_config("django_mysqlqueue").get_models() if not model._meta.proxy
+    }
 
 
 def test_tables_that_move_together(settings):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from django.http import Http404, HttpRequest, HttpResponse
 
-from django_mysqlqueue.admin.operations import base, groups, workers
+from django_mysqlqueue.admin.operations import base, groups, letters, scheduled, workers
 
 if TYPE_CHECKING:
     from django_mysqlqueue.admin.dashboard import DashboardAdmin
@@ -22,6 +22,14 @@ OPERATIONS = {
         groups.Drop,
         workers.ReleaseLeases,
         workers.ForgetSubscriber,
+        letters.Redrive,
+        letters.RedriveSelected,
+        letters.Discard,
+        letters.DiscardSelected,
+        letters.Edit,
+        scheduled.Cancel,
+        scheduled.DeliverNow,
+        scheduled.Move,
     )
 }
 

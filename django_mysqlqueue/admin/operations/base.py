@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.admin.pages.base import url
+from django_mysqlqueue.admin.pages.base import demand, may_see_payloads, url
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.models import Dashboard
@@ -50,6 +50,25 @@ class RowsField(forms.Field):
     def validate(self, value: Any) -> None:
         if self.required and not value:
             raise ValidationError(_("Nothing is selected."))
+
+
+class IdsField(RowsField):
+    """Rows that were ticked and that have a number: a bounded number of them."""
+
+    most = 2000
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(int, **options)
+
+    def validate(self, value: Any) -> None:
+        super().validate(value)
+        if len(value) > self.most:
+            raise ValidationError(
+                _("%(number)s rows are selected: at most %(most)s.") % {"number": len(value), "most": self.most}
+            )
+        for one in value:
+            if not 0 < one < 2**63:
+                raise ValidationError(_("The selection cannot be read: %(value)s.") % {"value": one})
 
 
 class TimeField(forms.DateTimeField):
@@ -84,6 +103,8 @@ class AdminOperation:
     """What it does, as a heading and on its button."""
     dangerous: ClassVar[bool] = False
     """It cannot be taken back."""
+    shows_payloads: ClassVar[bool] = False
+    """Only who may see payloads may do it."""
     form: ClassVar[type[forms.Form]] = GroupForm
 
     def __init__(self, values: dict[str, Any], by: str) -> None:
@@ -122,6 +143,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
 
     What is done is what was previewed: values changed since are previewed anew.
     """
+    demand(may_see_payloads(request) or not operation.shows_payloads)
     posted = request.method == "POST"
     given = (request.POST if posted else request.GET).copy()
     for name, field in operation.form.base_fields.items():

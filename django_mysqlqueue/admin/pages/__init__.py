@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.group import GroupPage
-from django_mysqlqueue.admin.pages.letters import DeadLettersPage
-from django_mysqlqueue.admin.pages.messages import MessagePage, MessagesPage
+from django_mysqlqueue.admin.pages.letters import DeadLetterPage, DeadLettersPage
+from django_mysqlqueue.admin.pages.message import MessagePage
+from django_mysqlqueue.admin.pages.messages import MessagesPage
 from django_mysqlqueue.admin.pages.overview import OverviewPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
 from django_mysqlqueue.admin.pages.workers import InFlightPage, LeasesPage, SubscribersPage
@@ -15,6 +16,7 @@ PAGES: tuple[type[Page], ...] = (
     GroupPage,
     InFlightPage,
     DeadLettersPage,
+    DeadLetterPage,
     ScheduledPage,
     SubscribersPage,
     LeasesPage,

@@ -1,12 +1,56 @@
-"""Dead letters."""
+"""Dead letters: what a DLQ topic holds, and a single one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings as django_settings
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue import names
+from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, may_see_payloads, url
+from django_mysqlqueue.admin.words import last_line, moment, redacted
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.service import letters
+from django_mysqlqueue.service.groups import registered_refs
+from django_mysqlqueue.service.letters import ErrorKind, FullLetter, Happening, ListedLetter
+from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.service.transactions import Session
+
+KINDS_SHOWN = 10
+RELATED_LOOKED_UP = 20
+"""So many messages that others became are looked up."""
+ERROR_SHOWN = letters.LINE
+
+Outcome = DeliveryEvent.Outcome
+GOOD = {Outcome.ACKED, Outcome.REDRIVEN, Outcome.REPLACED}
+BAD = {Outcome.FAILED, Outcome.LOST, Outcome.DEAD_LETTERED, Outcome.DISCARDED}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A dead letter in the table."""
+
+    letter: ListedLetter
+    failed_at: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An error in the summary."""
+
+    kind: ErrorKind
+    line: str
+    searched: str | None
+    """What the filter is set to; None: the line is not shown as it is, and cannot be searched for."""
 
 
 class DeadLettersPage(Page):
@@ -15,4 +59,162 @@ class DeadLettersPage(Page):
     template = "deadletters.html"
 
     def context(self) -> dict[str, Any]:
-        return {}
+        session = Session(self.using)
+        topics = letters.dlq_topics(session)
+        wanted = self.text("topic")
+        if wanted is not None:
+            topic = names.dlq_topic(wanted)
+        elif topics:
+            topic = max(topics, key=lambda one: one[1].value)[0]
+        else:
+            return {"topics": [], "topic": ""}
+        group, error = self.text("group"), self.text("error")
+        since, until = self._time("since"), self._time("until")
+        if until is not None:
+            until += 999  # it has no more than seconds: the whole one is meant
+        before = self.number("before")
+        found = letters.look(session, Letters(topic, group=group, error=error, since=since, until=until))
+        rest = [offset for offset in found.offsets if before is None or offset < before]
+        kinds = letters.kinds(session, found)
+        registered = registered_refs(self.using)
+        groups = {ref.group for ref in registered if ref.topic != topic and names.dlq_topic(ref.topic) == topic}
+        return {
+            "topics": topics,
+            "topic": topic,
+            "listed_topic": topic in dict(topics),
+            "filtered": any(value is not None for value in (group, error, since, until)),
+            "since_text": self.text("since") or "",
+            "until_text": self.text("until") or "",
+            "groups": sorted(groups | {ref.group for ref in found.refs} | ({group} if group else set())),
+            "group": group,
+            "error": error or "",
+            "since": since,
+            "until": until,
+            "found": found,
+            "upto": found.offsets[0] if found.offsets else None,
+            "looked": f"{letters.LOOKED:,}",
+            "rows": [self._row(letter) for letter in letters.at(session, rest[:PAGE_ROWS])],
+            "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
+            "is_first": before is None,
+            "kinds": [self._kind(kind) for kind in kinds[:KINDS_SHOWN]],
+            "more_kinds": max(0, len(kinds) - KINDS_SHOWN),
+            "errors_read": f"{letters.ERRORS_READ:,}",
+            "told_apart": len(found.offsets) > letters.ERRORS_READ,
+            "readers": [ref for ref in registered if ref.topic == topic],
+        }
+
+    def _time(self, name: str) -> int | None:
+        """A moment in the project's time zone, as epoch milliseconds."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            found = parse_datetime(text)
+        except ValueError:
+            found = None
+        if found is None:
+            raise BadQuery(_("%(name)s=%(text)r is not a date and a time.") % {"name": name, "text": text})
+        if timezone.is_naive(found):
+            zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+            found = timezone.make_aware(found, zone)
+        try:
+            return max(0, int(found.timestamp() * 1000))
+        except OverflowError:
+            raise BadQuery(_("%(name)s=%(text)r is not a date and a time.") % {"name": name, "text": text}) from None
+
+    @staticmethod
+    def _row(letter: ListedLetter) -> Row:
+        error = redacted(last_line(letter.error), topic=letter.ref.topic, kind="error")
+        return Row(letter, moment(letter.failed_at), error)
+
+    @staticmethod
+    def _kind(kind: ErrorKind) -> Kind:
+        line = redacted(kind.line, topic=kind.ref.topic, kind="error")
+        return Kind(kind, line, kind.line if line == kind.line else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that is recorded of the letter or of the message that it copies."""
+
+    happening: Happening
+    at: str
+    outcome: str
+    css: str
+    error: str
+    link: str
+    """To what the message became; '': it is in no topic (yet, or any more)."""
+
+
+class DeadLetterPage(Page):
+    name = "deadletter"
+    title = gettext_lazy("Dead letter")
+    template = "deadletter.html"
+    in_menu = False
+    live = False
+
+    def heading(self) -> str:
+        return _("Dead letter %(offset)s") % {"offset": self.text("offset") or ""}
+
+    def context(self) -> dict[str, Any]:
+        offset = self.number("offset", minimum=1)
+        if offset is None:
+            raise BadQuery(_("No dead letter is named: an offset is needed."))
+        session = Session(self.using)
+        letter = letters.one(session, offset)
+        events = letters.recorded(session, [offset] if letter is None else [offset, letter.listed.original_offset])
+        # What operators did with the letter, and what the group that failed did with the message.
+        operators = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
+        events = [
+            event
+            for event in events
+            if (event.offset == offset and event.outcome in operators)
+            or (letter is not None and event.offset != offset and event.ref == letter.listed.ref)
+        ]
+        shown = self._events(session, events)
+        if letter is None:
+            return {"offset": offset, "letter": None, "events": shown}
+        return {"offset": offset, "letter": letter, "events": shown, **self._letter(letter)}
+
+    def _letter(self, letter: FullLetter) -> dict[str, Any]:
+        listed = letter.listed
+        topic = listed.ref.topic
+        found: dict[str, Any] = {
+            "listed": listed,
+            "failed_at": moment(listed.failed_at),
+            "published_at": moment(letter.published_at),
+            "error": redacted(letter.error, topic=topic, kind="error"),
+            "readers": [ref for ref in registered_refs(self.using) if ref.topic == letter.topic],
+        }
+        if may_see_payloads(self.request):
+            found["payload"] = contents.payload(letter.payload, listed.size, topic=topic)
+            found["metadata"] = contents.metadata(letter.metadata, topic=topic)
+            found["cannot_edit"] = contents.editable(letter).refusal
+        return found
+
+    def _events(self, session: Session, events: Iterable[Happening]) -> list[Event]:
+        found: list[Event] = []
+        left = RELATED_LOOKED_UP
+        for event in events:
+            link = ""
+            if event.related_id and left:
+                left -= 1
+                link = self._related(session, event)
+            error = redacted(last_line(event.error)[-ERROR_SHOWN:], topic=_first_topic(event.ref.topic), kind="error")
+            css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
+            outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
+            found.append(Event(event, moment(event.at), outcome, css, error, link))
+        return found
+
+    def _related(self, session: Session, event: Happening) -> str:
+        became_letter = event.outcome == Outcome.DEAD_LETTERED
+        topic = names.dlq_topic(event.ref.topic) if became_letter else _first_topic(event.ref.topic)
+        offset = letters.place(session, topic, event.key, event.related_id)
+        if offset is None:
+            return ""
+        return url(self.dashboard.admin_site.name, "deadletter" if became_letter else "message", offset=offset)
+
+
+def _first_topic(topic: str) -> str:
+    """The topic whose dead letters a DLQ topic holds; another topic is itself."""
+    return topic.removesuffix(get_settings().dlq_suffix)

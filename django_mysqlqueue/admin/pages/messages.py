@@ -1,12 +1,32 @@
-"""Messages of the log, and a message's life."""
+"""Messages of the log, newest first."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.admin.words import age, moment
+from django_mysqlqueue.service import logbook, overview
+from django_mysqlqueue.service.logbook import Entry, Listing
+from django_mysqlqueue.service.transactions import Session
+
+FILTERS = ("topic", "key", "keyed", "offset", "time", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message in the table."""
+
+    entry: Entry
+    size: str
+    published: str
+    age: str
 
 
 class MessagesPage(Page):
@@ -15,14 +35,91 @@ class MessagesPage(Page):
     template = "messages.html"
 
     def context(self) -> dict[str, Any]:
-        return {}
+        session = Session(self.using)
+        topic, key, message_id = self.text("topic"), self._key(), self.text("id")
+        said, is_newest, upwards = "", True, False
+        if message_id is not None:
+            found = logbook.by_id(session, message_id, topic=topic, key=key)
+            listing = Listing(found.entries, None, None)
+            if not found.entries:
+                said = self._nowhere(found, named=key is not None)
+        else:
+            before, after = self.number("before"), self.number("after")
+            if before is None and after is None:
+                before = self._start(session)
+            is_newest, upwards = before is None and after is None, after is not None
+            listing = logbook.page(session, topic=topic, key=key, before=before, after=after, limit=PAGE_ROWS)
+            if listing.looked:
+                values = {"first": listing.looked[0], "last": listing.looked[1]}
+                said = _("This topic has many partitions: only offsets %(first)s to %(last)s were looked at.") % values
+        now = session.now()
+        return {
+            "rows": [self._row(entry, now) for entry in listing.entries],
+            "listing": listing,
+            "is_newest": is_newest,
+            "upwards": upwards,
+            "said": said,
+            "searched": message_id is not None,
+            "topics": overview.all_topics(session),
+            "topic": topic or "",
+            "key": key,
+            "filtered": any(self.text(name) for name in FILTERS),
+            "given": {name: self.request.GET.get(name, "") for name in FILTERS},
+        }
 
+    def _key(self) -> str | None:
+        """The partition that is named; '' is one, so a parameter of its own says whether any is."""
+        key = self.text("key")
+        if key is None and not self.text("keyed"):
+            return None
+        if self.text("topic") is None:
+            raise BadQuery(_("A partition is one of a topic: name the topic, too."))
+        return key or ""
 
-class MessagePage(Page):
-    name = "message"
-    title = gettext_lazy("Message")
-    template = "message.html"
-    in_menu = False
+    def _start(self, session: Session) -> int | None:
+        """Above what the list begins, where an offset or a time says so."""
+        starts = []
+        offset = self.number("offset")
+        if offset is not None:
+            starts.append(min(offset + 1, logbook.LAST))
+        at = self._time()
+        if at is not None:
+            starts.append(logbook.first_since(session, at))
+        return min(starts, default=None)
 
-    def context(self) -> dict[str, Any]:
-        return {}
+    def _time(self) -> int | None:
+        """The end of the second that is named, epoch milliseconds."""
+        text = self.text("time")
+        if text is None:
+            return None
+        try:
+            found = parse_datetime(text)
+            if found is not None and timezone.is_naive(found):
+                found = timezone.make_aware(found)
+            seconds = None if found is None else found.timestamp()
+        except (ValueError, OverflowError):
+            seconds = None
+        if seconds is None:
+            raise BadQuery(_("time=%(value)r: must be a date and a time") % {"value": text})
+        return int(seconds * 1000) + 1000
+
+    @staticmethod
+    def _nowhere(found: logbook.Found, *, named: bool) -> str:
+        said = [_("No message of this id is in the log.")]
+        if not named:
+            text = _("It was looked for in every partition that a group has worked on.")
+            if not found.complete:
+                text = _("It was looked for in %(number)s places of groups in partitions; there are more.") % {
+                    "number": f"{logbook.PARTITIONS:,}"
+                }
+            said.append(text)
+        if found.looked:
+            text = _("The id says when it was made: offsets %(first)s to %(last)s of that time were looked at.")
+            said.append(text % {"first": found.looked[0], "last": found.looked[1]})
+        said.append(_("What is not in the log yet is under Scheduled."))
+        return " ".join(said)
+
+    @staticmethod
+    def _row(entry: Entry, now: int) -> Row:
+        passed = age(max(0, now - entry.published_at) / 1000)
+        return Row(entry, f"{entry.size:,}", moment(entry.published_at), passed)

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, may_see_payloads
+from django_mysqlqueue.admin.words import age, moment
+from django_mysqlqueue.service import timetable
+from django_mysqlqueue.service.overview import CAP, Count
+from django_mysqlqueue.service.rescheduling import Scheduled
+from django_mysqlqueue.service.timetable import Content
+from django_mysqlqueue.service.transactions import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A scheduled message in the table."""
+
+    message: Scheduled
+    at: str
+    left: str
+    """'': it has come due, and the sequencer has not moved it yet."""
+    payload: str | None
+    """None: not for this user, or it is gone."""
+    metadata: str
 
 
 class ScheduledPage(Page):
@@ -15,4 +37,41 @@ class ScheduledPage(Page):
     template = "scheduled.html"
 
     def context(self) -> dict[str, Any]:
-        return {}
+        session = Session(self.using)
+        now = session.now()
+        topic = self.text("topic")
+        found = timetable.page(session, topic=topic, after=self._after(), limit=PAGE_ROWS)
+        said: dict[int, Content] = {}
+        if may_see_payloads(self.request):
+            said = timetable.contents(session, [row.outbox_id for row in found.rows])
+        topics = timetable.topics(session)
+        if topic is not None and topic not in dict(topics):
+            topics.append((topic, Count(0)))
+        return {
+            "topics": topics,
+            "topic": topic or "",
+            "rows": [self._row(message, now, said.get(message.outbox_id)) for message in found.rows],
+            "whole": found.whole,
+            "looked": f"{CAP:,}",
+            "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
+            "order": None,
+            "is_first": not self.text("after"),
+        }
+
+    def _after(self) -> tuple[int, int] | None:
+        text = self.text("after")
+        if text is None:
+            return None
+        at, _dash, row_id = text.partition("-")
+        if not (at.isascii() and at.isdecimal() and row_id.isascii() and row_id.isdecimal()):
+            raise BadQuery(_("after=%(text)r is no place in the list.") % {"text": text})
+        return min(int(at[:19]), 2**62), min(int(row_id[:19]), 2**62)
+
+    @staticmethod
+    def _row(message: Scheduled, now: int, content: Content | None) -> Row:
+        left = age((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
+        payload, metadata = None, ""
+        if content is not None:
+            payload = contents.payload(content.payload, message.size, topic=message.topic)
+            metadata = contents.metadata(content.metadata, topic=message.topic)
+        return Row(message, moment(message.deliver_at), left, payload, metadata)

@@ -1,0 +1,356 @@
+"""One message and its whole life."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_mysqlqueue import names
+from django_mysqlqueue.admin.charts import duration
+from django_mysqlqueue.admin.pages.base import BadQuery, Page, may_see_payloads, url
+from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, age, last_line, moment, payload_text, redacted
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.service import lives, logbook, overview
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.lives import Content, Recorded, State
+from django_mysqlqueue.service.transactions import Session
+
+Outcome = DeliveryEvent.Outcome
+BY_OPERATORS = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
+ENDS = {
+    Outcome.ACKED.value: (gettext_lazy("acked"), "mq-ok"),
+    Outcome.DEAD_LETTERED.value: (gettext_lazy("dead-lettered"), "mq-bad"),
+}
+"""How a delivery is settled: the word for it and its class."""
+LETTER_PAGE = "deadletters"
+"""The page that names what can be done to a dead letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened, or how it stands now."""
+
+    text: str
+    at: str = ""
+    css: str = ""
+    error: str = ""
+    traceback: str = ""
+    anchor: str = ""
+    """Of the traceback, so that it stays open when the page refreshes itself."""
+    link: str = ""
+    link_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What became of the message for one group."""
+
+    ref: GroupRef
+    tag: str
+    css: str
+    steps: list[Step]
+    note: str = ""
+    """What cannot be known."""
+    retry: str = ""
+    """The row that an operation would make due, where it waits."""
+
+
+class MessagePage(Page):
+    name = "message"
+    title = gettext_lazy("Message")
+    template = "message.html"
+    in_menu = False
+
+    def heading(self) -> str:
+        offset = self.text("offset")
+        return str(self.title) if offset is None else _("Message %(offset)s") % {"offset": offset[:20]}
+
+    def context(self) -> dict[str, Any]:
+        offset = self.number("offset", minimum=1)
+        if offset is None:
+            return {"offset": "", "named": False}
+        session = Session(self.using)
+        found = lives.content(session, offset, most=SHOWN_CHARACTERS)
+        events, more_events = lives.recorded(session, offset)
+        if found is None and not events:
+            raise BadQuery(
+                _(
+                    "There is no message at offset %(offset)s, and nothing is recorded of one: it was cleaned up, "
+                    "discarded or never there. What is not in the log yet is under Scheduled."
+                )
+                % {"offset": offset}
+            )
+        self._topic = found.entry.topic if found else events[0].ref.topic
+        self._made = lives.made_of(session, events)
+        self._now = session.now()
+        return {
+            "offset": offset,
+            "named": True,
+            "found": found,
+            "topic": self._topic,
+            "key": found.entry.key if found else events[0].key,
+            "links": self._links(session, found) if found else [],
+            "lives": list(self._lives(session, offset, found, events)),
+            "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
+            "more_events": more_events,
+            "shown_events": lives.EVENTS_READ,
+            "first_steps": self._first_steps(found),
+            **(self._said(found) if found else {}),
+        }
+
+    # -- what it says ---------------------------------------------------------
+
+    def _said(self, found: Content) -> dict[str, Any]:
+        entry = found.entry
+        said: dict[str, Any] = {
+            "size": f"{entry.size:,}",
+            "failed_at": moment(found.failed_at),
+            "age": age(max(0, self._now - entry.published_at) / 1000),
+            "error": self._redacted(found.last_error, "error"),
+        }
+        if may_see_payloads(self.request):
+            payload = payload_text(found.payload)
+            if entry.size > SHOWN_CHARACTERS:
+                payload += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{entry.size:,}"}
+            metadata = json.dumps(found.metadata, indent=2, ensure_ascii=False)
+            said["payload"] = self._redacted(payload, "payload")
+            said["metadata"] = self._redacted(metadata, "metadata")
+        return said
+
+    def _redacted(self, text: str, kind: str) -> str:
+        return redacted(text, topic=self._topic, kind=kind) if text else ""
+
+    def _links(self, session: Session, found: Content) -> list[Step]:
+        """Which other messages it comes from."""
+        entry = found.entry
+        links = []
+        origin = {"topic": entry.original_topic, "offset": entry.original_offset, "group": entry.failed_group}
+        original = self._to("message", offset=entry.original_offset)
+        if entry.failed_group:
+            text = _("It is a dead letter: %(group)s gave up on message %(offset)s of %(topic)s.") % origin
+            links.append(Step(text, link=original, link_text=_("Look at the original")))
+            letter = self._letter(entry.offset, GroupRef(entry.failed_group, entry.original_topic))
+            links.append(Step(_("It can be redriven or discarded."), link=letter, link_text=_("Dead letters")))
+        elif entry.original_id:
+            text = _("It was redriven: the original is message %(offset)s of %(topic)s.") % origin
+            links.append(Step(text, link=original, link_text=_("Look at the original")))
+        if found.replaces:
+            text = _("An operator sent it in the place of the message %(id)s.") % {"id": found.replaces}
+            topic = names.first_topic(entry.topic)
+            places = logbook.at_ids(session, [(topic, entry.key, found.replaces)])
+            links += [
+                Step(text, link=self._to("message", offset=place), link_text=_("Look at the original"))
+                for place in places.values()
+            ]
+            if not places:
+                links.append(Step(f"{text} {_('That one is not in the log any more.')}"))
+        if entry.target_group:
+            links.append(Step(_("It is for the group %(group)s alone.") % {"group": entry.target_group}))
+        return links
+
+    def _to(self, name: str, **parameters: object) -> str:
+        return url(self.dashboard.admin_site.name, name, **parameters)
+
+    def _letter(self, offset: int, ref: GroupRef) -> str:
+        return self._to(LETTER_PAGE, group=ref.group, topic=ref.topic, offset=offset)
+
+    # -- its life -------------------------------------------------------------
+
+    def _first_steps(self, found: Content | None) -> list[Step]:
+        if found is None:
+            return [Step(_("The message itself is not in the log any more: this is what was recorded of it."))]
+        return [
+            Step(_("Written by its publisher."), moment(found.entry.created_at)),
+            Step(_("Took its place in the log."), moment(found.entry.published_at)),
+        ]
+
+    def _lives(
+        self, session: Session, offset: int, found: Content | None, events: Iterable[Recorded]
+    ) -> Iterable[Life]:
+        of_group: dict[GroupRef, list[Recorded]] = {}
+        for event in events:
+            if event.outcome not in BY_OPERATORS:
+                of_group.setdefault(event.ref, []).append(event)
+        states = lives.states(session, found.entry) if found else []
+        live = self._live(session) if states else {}
+        for state in states:
+            mine = of_group.pop(state.ref, [])
+            yield self._life(session, offset, found, state, mine, live.get(state.ref, set()))
+        for ref, mine in of_group.items():
+            steps = [step for event in mine for step in self._steps(session, offset, found, event)]
+            ended = _end_of(mine)
+            tag, css = (gettext_lazy("no end on record"), "") if ended is None else ENDS[ended.outcome]
+            yield Life(ref, str(tag), css, steps)
+
+    def _live(self, session: Session) -> dict[GroupRef, set[str]]:
+        subscribers = overview.read_subscribers(session, lease_ms=self.lease_ms)
+        return {ref: {row.name for row in rows if row.live} for ref, rows in subscribers.items()}
+
+    def _life(
+        self,
+        session: Session,
+        offset: int,
+        found: Content | None,
+        state: State,
+        events: list[Recorded],
+        live: set[str],
+    ) -> Life:
+        steps = [step for event in events for step in self._steps(session, offset, found, event)]
+        ended = _end_of(events)
+        tag, css, now = self._standing(state, ended, live)
+        if now and events and events[-1].outcome == Outcome.FAILED:
+            now = replace(now, error="", traceback="")  # it has just been said
+        if now:
+            steps.append(now)
+        if state.standing in ("in_flight", "waits", "unclaimed"):
+            if state.seeking:
+                steps.append(Step(_("A seek of the group has begun and not ended."), css="mq-life-bad"))
+            elif state.paused:
+                steps.append(Step(_("The group is paused: nothing is claimed until it is resumed.")))
+        retry = ""
+        if state.standing == "waits" and state.until > self._now and found is not None:
+            retry = json.dumps([found.entry.key, offset])
+        return Life(state.ref, tag, css, steps, self._unknown(state, ended), retry)
+
+    def _steps(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
+        """A recorded delivery: handed out, and how it ended."""
+        by = event.by or _("a subscriber")
+        values = {"attempt": event.attempt, "by": by, "took": duration(event.handled_ms)}
+        if event.delivered_at:
+            text = (
+                _("Handed to %(by)s.") if event.outcome == Outcome.LOST else _("Attempt %(attempt)s: handed to %(by)s.")
+            )
+            yield Step(text % values, moment(event.delivered_at))
+        at, error = moment(event.settled_at), self._redacted(event.error, "error")
+        anchor = f"mq-event-{event.event_id}"
+        traceback = error if error.strip() != last_line(error) else ""
+        match event.outcome:
+            case Outcome.ACKED:
+                yield Step(_("Acked after %(took)s.") % values, at, "mq-life-good")
+            case Outcome.FAILED:
+                text = _("Attempt %(attempt)s failed after %(took)s.") % values
+                yield Step(text, at, "mq-life-bad", last_line(error), traceback, anchor)
+            case Outcome.SNOOZED:
+                yield Step(_("Put off by its handler after %(took)s; that counts as no attempt.") % values, at)
+            case Outcome.LOST:
+                yield Step(_("%(by)s vanished with it: it comes again.") % values, at, "mq-life-bad")
+            case Outcome.DEAD_LETTERED:
+                text = _("Given up after attempt %(attempt)s: a dead letter was made of it.") % values
+                letter = self._made.get(event.event_id)
+                link = "" if letter is None else self._letter(letter, event.ref)
+                yield Step(
+                    text, at, "mq-life-bad", last_line(error), traceback, anchor, link, _("Look at the dead letter")
+                )
+                if letter is None:
+                    yield from self._after_letter(session, offset, found, event)
+            case other:
+                yield Step(f"{other}: {by}", at, error=last_line(error), traceback=traceback, anchor=anchor)
+
+    def _after_letter(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
+        """Where it went on, when its dead letter has gone."""
+        onwards = lives.successors(session, event.ref, event.key, offset, found)
+        for one in onwards:
+            text = _("%(by)s edited and redrove it: it went on as message %(offset)s.")
+            if one.outcome == Outcome.REDRIVEN:
+                text = _("%(by)s redrove it: it went on as message %(offset)s.")
+            values = {"by": one.by or _("Somebody"), "offset": one.offset}
+            link = self._to("message", offset=one.offset)
+            yield Step(text % values, moment(one.at), link=link, link_text=_("Look at it"))
+        if not onwards:
+            text = _(
+                "The dead letter is not in the log: it is on its way there, or on its way back, or was discarded or "
+                "cleaned up."
+            )
+            yield Step(text)
+
+    def _operation(self, event: Recorded) -> Step:
+        """What an operator did with this dead letter."""
+        at, by = moment(event.settled_at), event.by or _("Somebody")
+        if event.outcome == Outcome.DISCARDED:
+            text = _("%(by)s discarded it: %(reason)s") % {"by": by, "reason": event.error}
+            return Step(text, at, "mq-life-bad")
+        text = _("%(by)s edited and redrove it to %(group)s.")
+        if event.outcome == Outcome.REDRIVEN:
+            text = _("%(by)s redrove it to %(group)s.")
+        text %= {"by": by, "group": event.ref.group}
+        new = self._made.get(event.event_id)
+        if new is None:
+            return Step(f"{text} {_('The new message is not in the log: not yet, or not any more.')}", at)
+        return Step(text, at, link=self._to("message", offset=new), link_text=_("Look at the new message"))
+
+    # -- how it stands now ----------------------------------------------------
+
+    def _standing(self, state: State, ended: Recorded | None, live: set[str]) -> tuple[str, str, Step | None]:
+        """A word for it, its class, and a sentence where the records do not say it all."""
+        values = {"by": state.held_by, "attempt": state.failed + 1, "since": moment(state.since)}
+        if ended is not None and state.standing in ("settled", "skipped"):
+            tag, css = ENDS[ended.outcome]
+            return str(tag), css, None
+        match state.standing:
+            case "elsewhere":
+                return _("not for this group"), "", Step(_("It is for another group alone."))
+            case "skipped":
+                text = _("The group goes on behind offset %(offset)s: it was settled before a seek, or is passed over.")
+                return _("before its start"), "", Step(text % {"offset": state.start_offset})
+            case "passed":
+                return _("passed over"), "", Step(_("The group has passed it by without a delivery."))
+            case "settled":
+                return _("settled"), "mq-ok", Step(_("It is settled: acked, or a dead letter was made of it."))
+            case "in_flight":
+                text = _("Attempt %(attempt)s: with %(by)s since %(since)s.") % values
+                if state.held_by not in live:
+                    text += " " + _("It gives no sign of life.") + self._nobody(live)
+                if state.until > self._now and state.mode == "shared":
+                    left = age((state.until - self._now) / 1000)
+                    text += " " + _("Others may have it in %(time)s.") % {"time": left}
+                return _("in flight"), "", Step(text)
+            case "waits":
+                return _("waits"), "", self._waiting(state, live)
+            case _:
+                text = _("Not claimed yet; unsettled messages before it in its partition: %(number)s.")
+                return _("not claimed yet"), "", Step(text % {"number": state.before} + self._nobody(live))
+
+    def _waiting(self, state: State, live: set[str]) -> Step:
+        if state.until > self._now:
+            left = {"time": age((state.until - self._now) / 1000), "at": moment(state.until)}
+            text = _("It waits for %(time)s more, until %(at)s.") % left
+        else:
+            text = _("It is due.")
+        text += " " + _("Attempts that failed: %(failed)s.") % {"failed": state.failed}
+        error = self._redacted(state.last_error, "error")
+        traceback = error if error.strip() != last_line(error) else ""
+        return Step(text + self._nobody(live), "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")
+
+    @staticmethod
+    def _nobody(live: set[str]) -> str:
+        return "" if live else " " + _("No subscriber of the group is alive.")
+
+    @staticmethod
+    def _unknown(state: State, ended: Recorded | None) -> str:
+        """What the records cannot say, and why."""
+        settings = get_settings()
+        level = settings.recorded_of(state.ref.group)
+        if level == "none":
+            return _(
+                "Deliveries of this group are not recorded (RECORD_DELIVERIES): who had it, and how often, is lost."
+            )
+        if level == "failures":
+            text = _(
+                "Only failures of this group are recorded (RECORD_DELIVERIES): when and by whom it was acked is lost."
+            )
+            return text if state.standing == "settled" and ended is None else ""
+        if state.standing == "settled" and ended is None:
+            text = _("Its end is not on record: it is older than %(age)s, or what was to record it was killed.")
+            return text % {"age": age(settings.history_retention)}
+        return ""
+
+
+def _end_of(events: list[Recorded]) -> Recorded | None:
+    """The record of how it was settled, the last time."""
+    return next((event for event in reversed(events) if event.outcome in ENDS), None)
