@@ -140,6 +140,7 @@ def test_every_command_works_where_the_queue_is(named):
     assert "Moved 1 messages." in command("queuesequence", *named)
     status = json.loads(command("queuestatus", "--format", "json", *named))
     assert (status["database"], status["groups"][0]["lag"]) == (QUEUE, 1)
+    assert "Healthy: 1 group, lag 1, 0 in the outbox." in command("queuehealth", *named)
     assert "Would delete 0 messages." in command("queuegc", "--dry-run", *named)
     assert "Deleted 0 messages" in command("queuegc", *named)
     assert "is shared now" in command("queuegroupmode", "g", "t", "shared", *named)
@@ -157,8 +158,8 @@ def test_no_command_is_left_out():
     from django.core.management import get_commands
 
     mine = {name for name, app in get_commands().items() if app == "django_mysqlqueue"}
-    here = {"queuesequence", "queuestatus", "queuegc", "queuegroupmode", "queuedropgroup", "runsubscriber"}
-    assert mine == here | {line.split()[0] for line, _ in OPERATIONS}
+    here = {"queuesequence", "queuestatus", "queuehealth", "queuegc", "queuegroupmode", "queuedropgroup"}
+    assert mine == here | {"runsubscriber"} | {line.split()[0] for line, _ in OPERATIONS}
 
 
 # -- migrate ------------------------------------------------------------------
@@ -397,9 +398,10 @@ def test_the_admin_shows_the_queue_and_no_replica(queue_db, settings, using):
     client = Client()
     client.force_login(User.objects.create_superuser("admin", password="admin"))  # noqa: S106
     dashboard = "/admin/django_mysqlqueue/dashboard/"
+    offset = QueueMessage.objects.using(using).get(topic="shown").offset
     for page in PAGES:
         address = dashboard if page is OverviewPage else f"{dashboard}{page.name}/"
-        assert client.get(address, {"group": "g", "topic": "shown"}).status_code == 200
+        assert client.get(address, {"group": "g", "topic": "shown", "offset": offset}).status_code == 200
     (row,) = client.get(dashboard).context["rows"]
     assert (row.group.ref, client.get(dashboard).context["overview"].outbox.waiting.value) == (("g", "shown"), 1)
     groups.pause(using, GroupRef("g", "shown"), by="admin")
