@@ -27,11 +27,12 @@ from django.core.management import call_command, get_commands, load_command_clas
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
+from django_mysqlqueue.admin.operations.base import IdsField
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS
 from django_mysqlqueue.admin.pages.workers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, redacted
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import browsing, overview, problems, stats
+from django_mysqlqueue.service import browsing, letters, lives, logbook, overview, problems, stats
 from django_mysqlqueue.service.groups import GroupRef
 from tests.harness import Sub, handler
 
@@ -280,6 +281,11 @@ def test_the_page_on_the_dashboard_has_the_bounds():
     assert f"may take {overview.SECONDS} s" in text
     assert f"the {overview.HEADS} of each group" in text
     assert f"come in pages of {PAGE_ROWS}" in text
+    assert f"more than {logbook.MERGED} partitions is browsed {logbook.WALKED:,} places" in text
+    assert f"the newest {lives.EVENTS_READ} records of it and at most {lives.GROUPS_READ} groups" in text
+    assert f"the first {letters.LOOKED:,} of a topic by partition key" in text
+    assert f"searches the text of {letters.ERRORS_READ:,} errors" in text
+    assert f"at most {IdsField.most:,} dead letters" in text
     assert f"the {SHOWN_IN_FLIGHT} deliveries" in text
     assert f"no longer than {SHOWN_CHARACTERS:,} bytes" in text
 
