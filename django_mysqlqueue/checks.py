@@ -11,6 +11,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
 from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
@@ -70,6 +71,26 @@ def check_settings_name(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 @checks.register("django_mysqlqueue")
+def check_redact(**kwargs: Any) -> list[checks.CheckMessage]:
+    """``REDACT`` leads to a function (E016): the dashboard would fail where it shows a payload."""
+    if conf.problems():
+        return []  # E001 to E006 say so
+    path = conf.get_settings().redact
+    if not isinstance(path, str):
+        return []
+    hint = "Name a function that takes (text, topic, kind) and returns a string: 'shop.privacy.redact'."
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        message = f"MYSQLQUEUE['REDACT'] = {path!r} cannot be imported: {error}"
+        return [checks.Error(message, hint=hint, id="django_mysqlqueue.E016")]
+    if callable(found):
+        return []
+    message = f"MYSQLQUEUE['REDACT'] = {path!r} is {type(found).__name__}, not a function."
+    return [checks.Error(message, hint=hint, id="django_mysqlqueue.E016")]
+
+
+@checks.register("django_mysqlqueue")
 def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
     """All of the queue's tables are in one database (E007)."""
     aliases = {router.db_for_write(model) for model in MODELS}
@@ -110,7 +131,7 @@ def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
     alias = _alias()
     if alias is None or conf.problems():
         return []
-    others = [model for model in apps.get_models() if model not in MODELS]
+    others = [model for model in apps.get_models() if model._meta.concrete_model not in MODELS]
     if not others or any(router.db_for_write(model) == alias for model in others):
         return []
     try:

@@ -597,7 +597,7 @@ def test_scheduled_messages_by_time_in_pages(client, monkeypatch):
 
 
 def test_of_one_topic_a_look_goes_so_far_and_the_next_goes_on(client, monkeypatch):
-    monkeypatch.setattr(timetable, "CAP", 3)
+    monkeypatch.setattr(timetable, "LOOKED", 3)
     schedule(4, topic="u", delay=60)
     ours = schedule(1)
     context = waiting(client, topic="t")

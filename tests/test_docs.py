@@ -22,12 +22,17 @@ from typing import Any
 
 import pytest
 import yaml
+from django.contrib.auth.models import Group, User
 from django.core.management import call_command, get_commands, load_command_class
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
+from django_mysqlqueue.admin.operations.base import IdsField
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS
+from django_mysqlqueue.admin.pages.workers import SHOWN_IN_FLIGHT
+from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, redacted
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import stats
+from django_mysqlqueue.service import browsing, letters, lives, logbook, overview, problems, stats
 from django_mysqlqueue.service.groups import GroupRef
 from tests.harness import Sub, handler
 
@@ -216,6 +221,73 @@ def test_acked_dead_letters_are_collected_as_the_page_says(settings):
     assert conf.get_settings().retention_of("orders_dlq", has_groups=False) is None
     settings.MYSQLQUEUE = {"TOPICS": {"orders_dlq": {"RETENTION": None}}}
     assert conf.get_settings().retention_of("orders_dlq", has_groups=True) is None
+
+
+# -- the dashboard ------------------------------------------------------------
+
+DASHBOARD = DOCS / "howto" / "dashboard.md"
+
+
+def _example(page: Path, name: str) -> dict[str, Any]:
+    """What the Python block of a page defines in which a name is defined."""
+    (text,) = [text for _, text in blocks(page, "python") if re.search(rf"^def {name}\(", text, re.MULTILINE)]
+    found: dict[str, Any] = {}
+    exec(text, found)  # noqa: S102
+    return found
+
+
+def test_the_page_on_the_dashboard_redacts(settings):
+    hook = _example(DASHBOARD, "redact")["redact"]
+    settings.MYSQLQUEUE = {"REDACT": hook}
+    assert conf.problems() == []
+    shown = {
+        (topic, kind): redacted("Ada <ada@example.com>", topic=topic, kind=kind)
+        for topic in ("orders", "payments", "payments_dlq")
+        for kind in ("payload", "metadata", "error")
+    }
+    hidden = {place for place, text in shown.items() if text == "(hidden)"}
+    assert hidden == {(topic, kind) for topic in ("payments", "payments_dlq") for kind in ("payload", "metadata")}
+    assert {text for place, text in shown.items() if place not in hidden} == {"Ada <(address)>"}
+
+
+def test_the_page_on_the_dashboard_gives_permissions(db):
+    _example(DASHBOARD, "make_operators")["make_operators"]()
+    user = User.objects.create_user("ada", is_staff=True)
+    user.groups.set(Group.objects.filter(name="queue operators"))
+    assert user.get_all_permissions() == {
+        f"django_mysqlqueue.{name}" for name in ("view_dashboard", "operate_dashboard", "view_operation")
+    }
+
+
+def test_the_page_on_the_dashboard_has_every_problem():
+    """Its tables begin with the words of the problem, and its times are the thresholds."""
+    text = DASHBOARD.read_text()
+    listed = re.findall(r"^\| \*([^*|]+)\* \|", text, re.MULTILINE)
+    source = (ROOT / "django_mysqlqueue" / "service" / "problems.py").read_text()
+    texts = re.findall(r'\b(?:_|ngettext)\(\s*"([^"]+)"', source)
+    kinds = set(re.findall(r'yield Problem\([^"]*"(\w+)"', source))
+    assert len(listed) == len(set(listed)) == len(kinds) > 9
+    for words in listed:
+        parts = [re.escape(part.strip()) for part in words.split("…")]
+        assert any(re.search(".*".join(parts), re.sub(r"%\(\w+\)s", "…", one)) for one in texts), words
+    thresholds = (problems.OUTBOX_SECONDS, problems.STUCK_SECONDS, problems.FAILING_SECONDS)
+    assert (*thresholds, problems.TRANSACTION_SECONDS) == (15, 60, 600, 300)  # as the tables say
+
+
+def test_the_page_on_the_dashboard_has_the_bounds():
+    text = DASHBOARD.read_text()
+    assert f"Counts stop at {overview.CAP:,}, of a partition's lag at {browsing.PARTITION_CAP:,}," in text
+    assert f"more than {overview.PARTITIONS:,} partitions" in text
+    assert f"may take {overview.SECONDS} s" in text
+    assert f"the {overview.HEADS} of each group" in text
+    assert f"come in pages of {PAGE_ROWS}" in text
+    assert f"more than {logbook.MERGED} partitions is browsed {logbook.WALKED:,} places" in text
+    assert f"the newest {lives.EVENTS_READ} records of it and at most {lives.GROUPS_READ} groups" in text
+    assert f"the first {letters.LOOKED:,} of a topic by partition key" in text
+    assert f"searches the text of {letters.ERRORS_READ:,} errors" in text
+    assert f"at most {IdsField.most:,} dead letters" in text
+    assert f"the {SHOWN_IN_FLIGHT} deliveries" in text
+    assert f"no longer than {SHOWN_CHARACTERS:,} bytes" in text
 
 
 # -- other formats ------------------------------------------------------------

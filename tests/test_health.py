@@ -19,7 +19,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, health, overview
+from django_mysqlqueue.service import groups, health, overview, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.health import Limits
 from django_mysqlqueue.service.subsets import Subset
@@ -186,7 +186,7 @@ def test_a_mistake_is_no_health(db, arguments, text):
 def test_a_count_that_stopped_is_not_taken_for_a_small_number(db, clock, monkeypatch):
     """Of very many partitions only so many are looked at."""
     monkeypatch.setattr(health, "MOST_PARTITIONS", 4)
-    monkeypatch.setattr(overview, "NEWEST", 1)
+    monkeypatch.setattr(topics, "NEWEST", 1)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(10)])
     sequence()
     Sub(handler())

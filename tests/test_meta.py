@@ -95,6 +95,24 @@ def test_the_runtime_holds_no_sql():
         assert not statements, (file.name, statements)
 
 
+def test_texts_can_be_extracted_and_translated():
+    """What is passed to gettext is a literal, and its parts have names: other languages order them otherwise."""
+    names = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
+    seen = 0
+    for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in names:
+                continue
+            texts = node.args[:2] if node.func.id.startswith("ngettext") else node.args[:1]
+            for text in texts:
+                where = f"{file.name}:{node.lineno}"
+                assert isinstance(text, ast.Constant), where
+                assert isinstance(text.value, str), where
+                assert len(re.findall(r"%[sd]", text.value)) == 0, where
+                seen += 1
+    assert seen > 200
+
+
 def test_no_module_grows_without_end():
     for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 500, file

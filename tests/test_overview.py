@@ -7,7 +7,7 @@ import pytest
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, overview, redriving, sequencing, stats
+from django_mysqlqueue.service import groups, overview, redriving, sequencing, stats, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.transactions import Session
@@ -102,7 +102,7 @@ def test_partitions_that_a_group_has_never_seen_count(mode):
 
 def test_of_very_many_partitions_the_first_and_the_newest_are_looked_at(monkeypatch):
     monkeypatch.setattr(overview, "PARTITIONS", 3)
-    monkeypatch.setattr(overview, "NEWEST", 2)
+    monkeypatch.setattr(topics, "NEWEST", 2)
     sub = Sub(handler())
     log(4, keys="abcd")
     sub.settle()
@@ -188,4 +188,4 @@ def test_every_topic_is_found_by_its_index():
     for topic in ("b", "a", "B", "c"):
         publish(topic, 1)
     sequence()
-    assert overview.all_topics(Session(USING)) == ["B", "a", "b", "c"]
+    assert topics.all_topics(Session(USING)) == ["B", "a", "b", "c"]

@@ -25,6 +25,7 @@ from django_mysqlqueue import Message, names, publish, publish_many, service
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import (
     audit,
+    browsing,
     claiming,
     groups,
     heartbeats,
@@ -34,6 +35,8 @@ from django_mysqlqueue.service import (
     lives,
     logbook,
     news,
+    overview,
+    problems,
     redriving,
     rescheduling,
     retention,
@@ -66,6 +69,8 @@ MAY_WALK = {
     "stats._group": "counts what is unsettled, for people who look at the queue",
     "stats.unsettled": "counts what is unsettled, for people who look at the queue",
     "stats.status": "lists the groups, for people who look at the queue",
+    "overview.read_subscribers": "reads all subscribers of a day, for people who look at the queue",
+    "browsing.shares": "counts the leases, of partitions that have work, for people who look at the queue",
     "retention._next_group": "lists the groups, once in a round of GC",
     "heartbeats.remove": "reads all subscribers of a day, by an operator",
     "heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
@@ -75,12 +80,16 @@ MAY_WALK = {
 MAY_SORT = {
     "sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
     "retrying._pages": "on SQLite those of one due time, 500 at a time",
-    "timetable.topics": "on SQLite the topics of the next 10,000 scheduled messages",
+    "timetable.topics": "on SQLite the topics of the next 2,500 scheduled messages",
     "news.since": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
 }
 """Functions whose statements may sort, and what."""
 
-SMALL = {"queue_consumer_groups": "a row for each group", "queue_sequencer": "one row"}
+SMALL = {
+    "queue_consumer_groups": "a row for each group",
+    "queue_sequencer": "one row",
+    "innodb_trx": "a row for each transaction",
+}
 """Tables that may be read as a whole, since nothing that is published makes them longer."""
 
 NOT_IN_THE_SCRIPT = {
@@ -292,6 +301,7 @@ def _operate(ref: GroupRef) -> None:
     groups.pause(USING, ref, by="test")
     groups.resume(USING, ref, by="test")
     groups.steering(session, [ref])
+    _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20
     waiting = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by="", acked=False)
     offset = waiting.values_list("message_offset", flat=True)[0]
@@ -311,6 +321,7 @@ def _operate(ref: GroupRef) -> None:
     found = letters.look(session, dead)
     assert letters.look(session, Letters("t_dlq", offsets=found.offsets)).offsets == found.offsets
     assert letters.kinds(session, found)
+    letters.look(session, Letters("t_dlq", error="no"))
     full = letters.one(session, letters.at(session, found.offsets)[0].offset)
     assert full is not None
     assert letters.place(session, full.topic, full.listed.key, full.message_id) == full.listed.offset
@@ -336,6 +347,31 @@ def _operate(ref: GroupRef) -> None:
     _look(session, ref, places)
     for collect in (history.collect, rollups.collect, audit.collect):
         collect(USING)
+
+
+def _glance(session: Session, ref: GroupRef) -> None:
+    """Everything that people see at a glance, with a backlog."""
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
+    sequence()
+    found = overview.read(USING, lease_ms=30_000)
+    assert found.lag.value > 60
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overview, "PARTITIONS", 2)  # as if there were tens of thousands
+        assert not overview.read(USING, lease_ms=30_000).lag.exact
+    problems.find(USING, found)
+    group = overview.one_group(USING, ref, lease_ms=30_000)
+    assert group is not None
+    assert browsing.at(session, ref, [head.key for head in group.heads])
+    places = browsing.partitions(session, ref, limit=10)
+    assert browsing.partitions(session, ref, after=places[2].key, prefix="k", limit=10)
+    for subscriber in (None, "nobody"):
+        browsing.in_flight(session, ref, subscriber=subscriber)
+    for owner in (None, "", "nobody"):
+        for one in (None, ref):
+            browsing.leases(session, ref=one, owner=owner)
+            browsing.leases(session, ref=one, owner=owner, after=(*ref, "k1"))
+    browsing.shares(session)
+    assert ref in groups.registered_refs(USING)
 
 
 def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:

@@ -65,12 +65,15 @@ def payload_text(payload: bytes) -> str:
 def redacted(text: str, *, topic: str, kind: str) -> str:
     """What the setting ``REDACT`` leaves of a text of a message.
 
+    A dead letter's topic is that of the message that failed: what is hidden there is hidden here.
+
     Args:
         kind: ``"payload"``, ``"metadata"`` or ``"error"``.
     """
-    hook = get_settings().redact
+    settings = get_settings()
+    hook = settings.redact
     if hook is None:
         return text
     if isinstance(hook, str):
         hook = import_string(hook)
-    return str(hook(text, topic=topic, kind=kind))
+    return str(hook(text, topic=topic.removesuffix(settings.dlq_suffix), kind=kind))

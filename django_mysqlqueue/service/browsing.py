@@ -180,23 +180,26 @@ def leases(
         owner: of one subscriber only, along the index of owners ('' for those that wait).
         after: (group, topic, key) of the last one of the page before.
     """
-    parts, parameters = [], []
-    if ref is not None:
-        parts.append("consumer_group = %s AND topic = %s")
-        parameters += [*ref]
+    parts: list[str] = []
+    parameters: list[object] = []
     if owner is not None:
         parts.append("leased_by = %s")
         parameters.append(owner)
-    if after is not None:
-        parts.append(
-            "(consumer_group > %s OR (consumer_group = %s AND (topic > %s OR (topic = %s AND partition_key > %s))))"
-        )
-        parameters += [after[0], after[0], after[1], after[1], after[2]]
-    where = f"WHERE {' AND '.join(parts)} " if parts else ""
+    if ref is not None:
+        parts.append("consumer_group = %s AND topic = %s AND partition_key " + (">= ''" if after is None else "> %s"))
+        parameters += [*ref] if after is None else [*ref, after[2]]
+        order = "partition_key"
+    else:
+        order = "consumer_group, topic, partition_key"
+        parts.append("consumer_group >= %s")
+        parameters.append("" if after is None else after[0])
+    if ref is None and after is not None:
+        parts.append("(consumer_group > %s OR topic > %s OR (topic = %s AND partition_key > %s))")
+        parameters += [after[0], after[1], after[1], after[2]]
     hint = session.dialect.force_index("queue_leases_owner" if owner is not None else "PRIMARY")
     rows = session.rows(
-        f"SELECT consumer_group, topic, partition_key, leased_by, leased_at FROM {LEASES}{hint} {where}"
-        "ORDER BY consumer_group, topic, partition_key LIMIT %s",
+        f"SELECT consumer_group, topic, partition_key, leased_by, leased_at FROM {LEASES}{hint} "
+        f"WHERE {' AND '.join(parts)} ORDER BY {order} LIMIT %s",
         (*parameters, limit),
     )
     return [LeaseRow(GroupRef(group, topic), key, by, int(at)) for group, topic, key, by, at in rows]

@@ -15,8 +15,9 @@ from django_mysqlqueue import names
 from django_mysqlqueue.models import DeliveryEvent, QueueMessage
 from django_mysqlqueue.service import bodies, messages
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.overview import Count, all_topics, counted
+from django_mysqlqueue.service.overview import Count, counted
 from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.service.topics import all_topics
 from django_mysqlqueue.service.transactions import Session
 
 LOG = QueueMessage._meta.db_table

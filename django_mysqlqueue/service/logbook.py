@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerOffset, QueueMessage
-from django_mysqlqueue.service import overview, partitions
+from django_mysqlqueue.service import partitions, topics
 from django_mysqlqueue.service.transactions import Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -207,11 +207,11 @@ def by_id(session: Session, message_id: str, *, topic: str | None = None, key: s
     """
     if topic is not None and key is not None:
         return Found(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
-    topics = overview.all_topics(session) if topic is None else [topic]
+    chosen = topics.all_topics(session) if topic is None else [topic]
     settings = get_settings()
     guesses = [
         (one, names.hashed_partition(message_id, number), message_id)
-        for one in topics
+        for one in chosen
         for number in {settings.partitions_of(one) or settings.keyless_partitions, settings.keyless_partitions}
     ]
     places = set(at_ids(session, guesses).values())
@@ -221,7 +221,7 @@ def by_id(session: Session, message_id: str, *, topic: str | None = None, key: s
         places |= near
     left = PARTITIONS
     if moment is None or not places:
-        for one in topics:
+        for one in chosen:
             # Dead letters keep the key of what failed.
             for source in dict.fromkeys((one, names.first_topic(one))):
                 found, number = _in_known_partitions(session, message_id, one, source, left)

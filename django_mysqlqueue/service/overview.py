@@ -26,6 +26,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import Subset
+from django_mysqlqueue.service.topics import Ends, all_topics
 from django_mysqlqueue.service.transactions import Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -42,7 +43,6 @@ HEADS = 50
 """So many partitions, those that wait longest, are looked at by name."""
 PARTITIONS = 20_000
 """So many partitions of a topic are looked at; of one with more, those that the newest messages are in, too."""
-NEWEST = 2000
 LOOKED_INTO = 100
 """Partitions that one statement looks into."""
 SECONDS = 0.1
@@ -316,59 +316,7 @@ def dead_letters(session: Session, topics: Sequence[str] | None = None) -> dict[
     return found
 
 
-def all_topics(session: Session) -> list[str]:
-    """Every topic that has a message in the log, one look along the index for each."""
-    hint = session.dialect.force_index("queue_messages_partition")
-    found: list[str] = []
-    while True:
-        comparison, last = (">", found[-1]) if found else (">=", "")
-        row = session.row(f"SELECT topic FROM {LOG}{hint} WHERE topic {comparison} %s ORDER BY topic LIMIT 1", (last,))
-        if row is None:
-            return found
-        found.append(row[0])
-
-
 # -- a group ------------------------------------------------------------------
-
-
-class Ends:
-    """The last offset of each partition of a topic, read once for all its groups.
-
-    It is one look along an index for each partition, up to ``most`` of them, and
-    those that the newest messages are in.
-    """
-
-    def __init__(self, session: Session, most: int) -> None:
-        self._session = session
-        self.most = most
-        self._found: dict[str, tuple[dict[str, int], bool]] = {}
-
-    def of(self, topic: str) -> tuple[dict[str, int], bool]:
-        """Last offsets by partition key, and whether that is all of them."""
-        if topic not in self._found:
-            self._found[topic] = self._read(topic)
-        return self._found[topic]
-
-    def _read(self, topic: str) -> tuple[dict[str, int], bool]:
-        # Both servers jump from key to key only if the whole prefix of the index is grouped by.
-        rows = self._session.rows(
-            f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
-            f"{self._session.dialect.force_index('queue_messages_partition')} WHERE topic = %s "
-            "GROUP BY topic, partition_key ORDER BY topic, partition_key LIMIT %s",
-            (topic, self.most + 1),
-        )
-        found = {key: int(last) for key, last in rows}
-        if len(rows) <= self.most:
-            return found, True
-        newest = self._session.rows(
-            "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "
-            f"FROM {LOG}{self._session.dialect.force_index('PRIMARY')} ORDER BY `offset` DESC LIMIT %s) w "
-            "WHERE w.topic = %s",
-            (NEWEST, topic),
-        )
-        for key, offset in newest:
-            found[key] = max(found.get(key, 0), int(offset))
-        return found, False
 
 
 def _group(

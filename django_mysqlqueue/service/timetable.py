@@ -8,12 +8,14 @@ from typing import Any
 
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import bodies, messages, rescheduling
-from django_mysqlqueue.service.overview import CAP, Count
+from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.rescheduling import Scheduled
 from django_mysqlqueue.service.transactions import Session
 
 OUTBOX = OutboxMessage._meta.db_table
 
+LOOKED = 2500
+"""A look for one topic's goes through no more scheduled messages than that."""
 READ_BYTES = 20_001
 """A list reads no more of a payload than that."""
 
@@ -41,7 +43,7 @@ class Content:
 def page(session: Session, *, topic: str | None = None, after: tuple[int, int] | None = None, limit: int) -> Timetable:
     """The next scheduled messages behind ``after``, those of one topic if it is named.
 
-    Of one topic it goes through the next ``CAP`` messages of all topics.
+    Of one topic it goes through the next ``LOOKED`` messages of all topics.
     """
     start = after or (0, 0)
     if topic is None:
@@ -54,13 +56,13 @@ def page(session: Session, *, topic: str | None = None, after: tuple[int, int] |
         for at, row_id in session.rows(
             f"SELECT w.deliver_at, w.outbox_id FROM (SELECT deliver_at, outbox_id, topic {source} "
             "ORDER BY deliver_at, outbox_id LIMIT %s) w WHERE w.topic = %s",
-            (*parameters, CAP, topic),
+            (*parameters, LOOKED, topic),
         )
     )
     if len(places) > limit:
         return Timetable(tuple(_by_id(session, places[:limit])), places[limit - 1], whole=True)
     last = session.row(
-        f"SELECT deliver_at, outbox_id {source} ORDER BY deliver_at, outbox_id LIMIT 1 OFFSET {CAP - 1}", parameters
+        f"SELECT deliver_at, outbox_id {source} ORDER BY deliver_at, outbox_id LIMIT 1 OFFSET {LOOKED - 1}", parameters
     )
     end = None if last is None else (int(last[0]), int(last[1]))
     return Timetable(tuple(_by_id(session, places)), end, whole=end is None)
@@ -96,15 +98,15 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
 
 
 def topics(session: Session) -> list[tuple[str, Count]]:
-    """Topics of the next ``CAP`` scheduled messages, by name, with how many of those are theirs."""
+    """Topics of the next ``LOOKED`` scheduled messages, by name, with how many of those are theirs."""
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
         f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > 0 "
         "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic",
-        (CAP + 1,),
+        (LOOKED + 1,),
     )
-    exact = sum(int(number) for _, number in rows) <= CAP
-    return sorted((topic, Count(min(int(number), CAP), exact)) for topic, number in rows)
+    exact = sum(int(number) for _, number in rows) <= LOOKED
+    return sorted((topic, Count(min(int(number), LOOKED), exact)) for topic, number in rows)
 
 
 def still_waiting(session: Session, ids: Sequence[int]) -> int:

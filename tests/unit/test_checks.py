@@ -51,6 +51,29 @@ def test_settings_errors(settings, value, check_id, hint):
     assert "MYSQLQUEUE" in error.msg
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere.redact", "No module named 'nowhere'"),
+        ("tests.factories.nothing", 'does not define a "nothing"'),
+        ("tests.settings.SECRET_KEY", "is str, not a function"),
+    ],
+)
+def test_a_redact_that_leads_nowhere(settings, path, says):
+    settings.MYSQLQUEUE = {"REDACT": path}
+    (error,) = run()
+    assert (error.id, error.level) == ("django_mysqlqueue.E016", django_checks.ERROR)
+    assert repr(path) in error.msg
+    assert says in error.msg
+    assert "(text, topic, kind)" in error.hint
+
+
+@pytest.mark.parametrize("hook", [None, str.upper, "django.utils.html.escape"])
+def test_a_redact_that_can_be_called(settings, hook):
+    settings.MYSQLQUEUE = {"REDACT": hook}
+    assert run() == []
+
+
 def test_manage_check_fails_on_a_bad_setting(settings):
     settings.MYSQLQUEUE = {"THREADS": 0}
     with pytest.raises(SystemCheckError, match=r"django_mysqlqueue\.E003"):

@@ -46,6 +46,7 @@ DEFAULTS = {
     "RECORD_DELIVERIES": "failures",
     "HISTORY_RETENTION": 7 * 86400,
     "METRICS_TOKEN": None,
+    "REDACT": None,
     "TOPICS": {},
     "GROUPS": {},
 }
@@ -95,6 +96,9 @@ def test_a_project_without_the_setting_gets_the_defaults(settings):
         ("KEYLESS_PARTITIONS", 1, 1),
         ("MAX_PAYLOAD_BYTES", 2**30, 2**30),
         ("DLQ_SUFFIX", "." * 20, "." * 20),
+        ("REDACT", None, None),
+        ("REDACT", str.upper, str.upper),
+        ("REDACT", "shop.privacy.redact", "shop.privacy.redact"),
         ("BACKOFF", {"initial": 3}, Backoff(initial=3)),
         ("BACKOFF", {"INITIAL": 3, "Jitter": 0}, Backoff(initial=3, jitter=0)),
         ("BACKOFF", Backoff(initial=7), Backoff(initial=7)),
@@ -136,6 +140,7 @@ WRONG = [
     *(("DLQ_SUFFIX", value) for value in ("", "x" * 21, "é", "a b", None, 1)),
     *(("BACKOFF", value) for value in (None, 1, "x", [1], {"initial": "1"}, {"initial": -1}, {"factor": 0.5})),
     *(("BACKOFF", value) for value in ({"jitter": 1.1}, {"maximum": 15 * 86400 + 1}, {"speed": 1}, {1: 1})),
+    *(("REDACT", value) for value in ("", "redact", "shop.", ".redact", "shop privacy.redact", "shop:redact", 1, {})),
     *(("METRICS_TOKEN", value) for value in ("", "short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
     *(("BACKOFF", value) for value in (Backoff(initial=-1), Backoff(jitter=float("nan")), Backoff(factor=True))),
 ]

@@ -28,8 +28,6 @@ ENDS = {
     Outcome.DEAD_LETTERED.value: (gettext_lazy("dead-lettered"), "mq-bad"),
 }
 """How a delivery is settled: the word for it and its class."""
-LETTER_PAGE = "deadletters"
-"""The page that names what can be done to a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ class MessagePage(Page):
         if entry.failed_group:
             text = _("It is a dead letter: %(group)s gave up on message %(offset)s of %(topic)s.") % origin
             links.append(Step(text, link=original, link_text=_("Look at the original")))
-            letter = self._letter(entry.offset, GroupRef(entry.failed_group, entry.original_topic))
+            letter = self._letter(entry.offset)
             links.append(Step(_("It can be redriven or discarded."), link=letter, link_text=_("Dead letters")))
         elif entry.original_id:
             text = _("It was redriven: the original is message %(offset)s of %(topic)s.") % origin
@@ -157,8 +155,8 @@ class MessagePage(Page):
     def _to(self, name: str, **parameters: object) -> str:
         return url(self.dashboard.admin_site.name, name, **parameters)
 
-    def _letter(self, offset: int, ref: GroupRef) -> str:
-        return self._to(LETTER_PAGE, group=ref.group, topic=ref.topic, offset=offset)
+    def _letter(self, offset: int) -> str:
+        return self._to("deadletter", offset=offset)
 
     # -- its life -------------------------------------------------------------
 
@@ -243,7 +241,7 @@ class MessagePage(Page):
             case Outcome.DEAD_LETTERED:
                 text = _("Given up after attempt %(attempt)s: a dead letter was made of it.") % values
                 letter = self._made.get(event.event_id)
-                link = "" if letter is None else self._letter(letter, event.ref)
+                link = "" if letter is None else self._letter(letter)
                 yield Step(
                     text, at, "mq-life-bad", last_line(error), traceback, anchor, link, _("Look at the dead letter")
                 )

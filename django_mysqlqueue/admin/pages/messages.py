@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.words import age, moment
-from django_mysqlqueue.service import logbook, overview
+from django_mysqlqueue.service import logbook, topics
 from django_mysqlqueue.service.logbook import Entry, Listing
 from django_mysqlqueue.service.transactions import Session
 
@@ -60,7 +60,7 @@ class MessagesPage(Page):
             "upwards": upwards,
             "said": said,
             "searched": message_id is not None,
-            "topics": overview.all_topics(session),
+            "topics": topics.all_topics(session),
             "topic": topic or "",
             "key": key,
             "filtered": any(self.text(name) for name in FILTERS),

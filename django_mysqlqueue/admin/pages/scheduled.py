@@ -12,7 +12,7 @@ from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, may_see_payloads
 from django_mysqlqueue.admin.words import age, moment
 from django_mysqlqueue.service import timetable
-from django_mysqlqueue.service.overview import CAP, Count
+from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.rescheduling import Scheduled
 from django_mysqlqueue.service.timetable import Content
 from django_mysqlqueue.service.transactions import Session
@@ -52,7 +52,7 @@ class ScheduledPage(Page):
             "topic": topic or "",
             "rows": [self._row(message, now, said.get(message.outbox_id)) for message in found.rows],
             "whole": found.whole,
-            "looked": f"{CAP:,}",
+            "looked": f"{timetable.LOOKED:,}",
             "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
             "order": None,
             "is_first": not self.text("after"),
