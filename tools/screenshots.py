@@ -43,7 +43,7 @@ DASHBOARD = "/admin/django_mysqlqueue/dashboard/"
 WIDTHS = {1280: 1500, 390: 1800}
 """Of a page in pixels, and how much of its height a picture shows at most."""
 SCHEMES = ("light", "dark")
-FIRST, RATE = 4000, 40
+FIRST, RATE = 300, 60
 """Events that are published at once, and how many a second come from then on."""
 STANDS_STILL = 65
 """Seconds after which an abandoned group is a problem, and a killed subscriber silent, with some to spare."""

@@ -44,7 +44,7 @@ class Row:
     link: str
     spark: SafeString
     oldest: str
-    acked: int
+    acked: str
     """In the minutes of the sparkline."""
 
 
@@ -112,7 +112,7 @@ class OverviewPage(Page):
         label = _("%(number)s acked in %(minutes)s minutes") % {"number": sum(values), "minutes": SPARK_MINUTES}
         oldest = "" if group.oldest_at is None else age(max(0, now - group.oldest_at) / 1000)
         link = self._to("group", group=group.ref.group, topic=group.ref.topic)
-        return Row(group, link, charts.sparkline(values, label), oldest, sum(values))
+        return Row(group, link, charts.sparkline(values, label), oldest, f"{sum(values):,}")
 
     def _linked(self, problem: Problem) -> Linked:
         ref = problem.ref
