@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -78,7 +79,7 @@ class Site:
         self._server.shutdown()
         self._server.server_close()
         for connection in self._server.connections:
-            if connection.fileno() >= 0:
+            with contextlib.suppress(OSError):  # it has ended from the other side
                 connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._server = self._thread = None
