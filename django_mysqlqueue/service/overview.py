@@ -45,6 +45,8 @@ PARTITIONS = 20_000
 """So many partitions of a topic are looked at; of one with more, those that the newest messages are in, too."""
 LOOKED_INTO = 100
 """Partitions that one statement looks into."""
+LOOKED_AT = 100
+"""Messages of each of them."""
 SECONDS = 0.1
 """Looking into partitions with a backlog takes no longer for all groups together: then counts say that they stopped."""
 
@@ -409,15 +411,21 @@ def _unclaimed(session: Session, ref: GroupRef, start: int, ends: Ends, until: f
             whole = False
             break
         piece = behind[place : place + LOOKED_INTO]
-        limit = CAP + 1 - number
         rows = session.rows(
             " UNION ALL ".join([select] * len(piece)),
-            flat((key, ref.topic, key, cursor, ref.group, limit) for cursor, key in piece),
+            flat((key, ref.topic, key, cursor, ref.group, LOOKED_AT) for cursor, key in piece),
         )
+        places = {key: cursor for cursor, key in piece}
         for key, count, first in rows:
-            if count:
-                number += int(count)
-                firsts[key] = int(first)
+            if not count:
+                continue
+            firsts[key] = int(first)
+            if count == LOOKED_AT and number <= CAP:
+                # The deep ones one by one: together they are to cost no more than the cap.
+                ((_, count, _),) = session.rows(
+                    select, (key, ref.topic, key, places[key], ref.group, max(LOOKED_AT, CAP + 1 - number))
+                )
+            number += int(count)
     return Count(min(number, CAP), whole and number <= CAP), firsts
 
 
