@@ -352,10 +352,46 @@ def test_what_was_not_previewed_is_not_done(client):
     again = client.post(address, values)
     assert again.status_code == 200
     assert "Handled ones that come again: 5 messages." in again.content.decode()
+    assert "Nothing was done" in again.content.decode()
+    assert "Nothing was done" not in asked.content.decode()
     assert not Operation.objects.exists()
     done = client.post(address, {**hidden(again.content.decode()), "target": "earliest", "confirmed": "yes"})
     assert done.status_code == 302
     assert Operation.objects.get().action == "seek"
+
+
+def test_a_reason_may_be_filled_in_after_the_preview(client):
+    """It changes nothing of what was shown: one press of the button does it."""
+    Sub(handler("t", "g"))
+    address = f"{ROOT}do/pause/"
+    asked = client.get(address, {"group": "g", "topic": "t"})
+    done = client.post(address, {**hidden(asked.content.decode()), "reason": "at night", "confirmed": "yes"})
+    assert done.status_code == 302
+    assert Operation.objects.get().detail == "at night"
+
+
+def test_a_dropped_group_leads_to_the_overview(client):
+    Sub(handler("t", "g"))
+    back = f"{ROOT}group/?group=g&topic=t"
+    address = f"{ROOT}do/drop/"
+    asked = client.get(address, {"group": "g", "topic": "t", "next": back})
+    done = client.post(address, {**hidden(asked.content.decode()), "confirmed": "yes"})
+    assert done["Location"] == ROOT
+
+
+def test_a_group_that_is_gone_is_told_in_the_live_part(client):
+    """What refreshes itself must find it there; the page does not go on asking."""
+    text = page(client, "group", status=400, group="g", topic="t")
+    assert '<div id="mq-live"><p class="errornote">There is no group g/t.</p></div>' in text
+    assert "data-live" not in text
+
+
+def test_a_dead_letters_last_attempt_is_one_failure(client):
+    sub = Sub(handler("t", "g", fail, max_attempts=1))
+    log(3)
+    sub.settle()
+    sub.poller.write_rollups()
+    assert "Every attempt of g/t fails: 3 failures and no success in ten minutes." in page(client)
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,17 @@ class Step:
     engine: str = ""
     """mariadb, mysql or sqlite; empty: no database."""
     env: dict[str, str] = field(default_factory=dict)
+    browser: bool = False
+    """It opens pages in Chromium."""
 
 
 def steps() -> list[Step]:
-    # The packaging tests build and install the distribution: once is enough.
-    options = ("-q", "--durations=5", "-m", "not packaging")
+    # The packaging tests build and install the distribution, the browser's open every page: once is enough.
+    options = ("-q", "--durations=5", "-m", "not packaging and not browser")
     pytest = ("-m", "pytest", *options)
     covered = ("-m", "coverage", "run", "-m", "pytest", *options)
     packaging = ("-m", "pytest", "-q", "--durations=5", "-m", "packaging")
+    browser = ("-m", "pytest", "-q", "--durations=5", "-m", "browser")
     # Warnings are errors, also of a reference to something that is not there.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
@@ -78,6 +81,9 @@ def steps() -> list[Step]:
         Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
         Step("types", NEW, ("-m", "mypy")),
         Step("docs", NEW, docs),
+        Step("browser, MariaDB", NEW, browser, "mariadb", browser=True),
+        # The admin's pages differ between Django's versions; what operators do there is the same.
+        Step("browser, SQLite", OLD, (*browser, "tests/browser/test_pages.py"), "sqlite", browser=True),
         Step("packaging and tutorial", OLD, packaging),
         Step("full suite, SQLite", NEW, pytest, "sqlite"),
         Step("conformance, SQLite", OLD, (*pytest, *CONFORMANCE), "sqlite"),
@@ -146,10 +152,13 @@ def prepare(leg: Leg) -> Path:
 # -- running ------------------------------------------------------------------
 
 
-def run(step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str]) -> Result:
+def run(step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], no_browser: str) -> Result:
+    """Runs a step; ``no_browser`` says why there is no Chromium, if there is none."""
     interpreter = interpreters[step.leg]
     if isinstance(interpreter, str):
         return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
+    if step.browser and no_browser:
+        return Result(step, ok=False, seconds=0, detail=no_browser, not_run=True)
     env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
     env |= step.env | {"COVERAGE_FILE": str(WORK / "coverage" / "data"), "PYTHONUNBUFFERED": "1"}
     if step.engine in servers.ENGINES:
@@ -244,6 +253,12 @@ def main() -> int:
             servers.apt_install(servers.DRIVER_PACKAGES)
         except servers.NotAvailable as error:
             print(f"The driver's headers: {error}", file=sys.stderr)
+        no_browser = ""
+        try:
+            if any(step.browser for step in chosen):
+                servers.browser()
+        except servers.NotAvailable as error:
+            no_browser = f"no browser: {error}"
         for leg in dict.fromkeys(step.leg for step in chosen):
             try:
                 interpreters[leg] = prepare(leg)
@@ -252,7 +267,9 @@ def main() -> int:
         urls = server_urls(stack, {step.engine for step in chosen} & set(servers.ENGINES))
         print(f"set-up: {time.monotonic() - began:.0f} s", flush=True)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            jobs = [pool.submit(run, step, number, interpreters, urls) for number, step in enumerate(chosen, 1)]
+            jobs = [
+                pool.submit(run, step, number, interpreters, urls, no_browser) for number, step in enumerate(chosen, 1)
+            ]
             try:
                 results = [job.result() for job in jobs]
             except BaseException:  # SIGTERM, Ctrl-C: the steps end with the runner

@@ -6,6 +6,7 @@ server lives in a temporary folder, listens on a Unix socket alone and is ended
 by the process that started it. No server that was not started here is touched.
 
     tools/servers.py install mariadb mysql     # what the machine lacks
+    tools/servers.py install browser           # Chromium, for the tests of the dashboard
     tools/servers.py run mariadb -- COMMAND    # COMMAND with DATABASE_URL set
 """
 
@@ -32,7 +33,9 @@ ENGINES = ("mariadb", "mysql")
 DATABASE = "mysqlqueue"
 # Debian's packages: the servers' own and what mysqlclient compiles against.
 DRIVER_PACKAGES = ("gcc", "libc6-dev", "libmariadb-dev", "pkg-config")
+BROWSER_PACKAGES = ("chromium", "fonts-dejavu-core")
 MARIADB_PACKAGES = ("mariadb-server-core", "mariadb-client-core")
+CHROMIUM = "/usr/bin/chromium"
 # The name of glibc's loader differs by architecture: (file name, library folder).
 LOADERS = {
     "x86_64": ("ld-linux-x86-64.so.2", "x86_64-linux-gnu"),
@@ -143,6 +146,17 @@ def install(engine: str) -> None:
         mysql_folder()
     else:
         raise ValueError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
+
+
+def browser() -> str:
+    """Chromium's path: what CHROMIUM in the environment names, or Debian's, installed on first use."""
+    given = os.environ.get("CHROMIUM")
+    if given is None:
+        apt_install(BROWSER_PACKAGES)
+    path = given or CHROMIUM
+    if not os.access(path, os.X_OK):
+        raise NotAvailable(f"there is no {path}: name Chromium's path in CHROMIUM")
+    return path
 
 
 def mysql_folder() -> Path:
@@ -338,7 +352,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="install what the engines need")
-    installing.add_argument("engines", nargs="+", choices=(*ENGINES, "driver"))
+    installing.add_argument("engines", nargs="+", choices=(*ENGINES, "driver", "browser"))
     serving = commands.add_parser("run", help="run a command beside a private server")
     serving.add_argument("engine", choices=ENGINES)
     serving.add_argument("arguments", nargs="+", metavar="COMMAND")
@@ -348,6 +362,8 @@ def main() -> int:
             for name in options.engines:
                 if name == "driver":
                     apt_install(DRIVER_PACKAGES)
+                elif name == "browser":
+                    browser()
                 else:
                     install(name)
             return 0

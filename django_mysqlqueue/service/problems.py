@@ -69,7 +69,8 @@ def find(using: str, overview: QueueOverview) -> list[Problem]:
     handled: dict[GroupRef, tuple[int, int]] = {}
     for bucket in rollups.since(session, rollups.MINUTE, since):
         acked, failed = handled.get(bucket.ref, (0, 0))
-        handled[bucket.ref] = (acked + bucket.acked, failed + bucket.failed + bucket.dead_lettered)
+        # The last attempt of a dead letter is a failure, too; of what killed its process every time there is none.
+        handled[bucket.ref] = (acked + bucket.acked, failed + max(bucket.failed, bucket.dead_lettered))
     for group in overview.groups:
         found += _of_group(group, overview.now, *handled.get(group.ref, (0, 0)))
     found += _silent(overview)

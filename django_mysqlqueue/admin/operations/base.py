@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from django_mysqlqueue.admin.dashboard import DashboardAdmin
 
 
+RECORDED = frozenset({"reason"})
+"""Fields that only go on record: filled in after the preview they change nothing of it."""
+
+
 class RowsField(forms.Field):
     """Rows that were ticked in a list: JSON texts of one type, repeated."""
 
@@ -103,6 +107,8 @@ class AdminOperation:
     """What it does, as a heading and on its button."""
     dangerous: ClassVar[bool] = False
     """It cannot be taken back."""
+    removes: ClassVar[bool] = False
+    """The page that it was asked from is about nothing afterwards: the way goes on to the overview."""
     shows_payloads: ClassVar[bool] = False
     """Only who may see payloads may do it."""
     form: ClassVar[type[forms.Form]] = GroupForm
@@ -153,13 +159,14 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     form = operation.form(given)
     sentences: list[str] = []
     refusal = digest = subject = ""
+    confirmed = posted and "confirmed" in given
     if form.is_valid():
         digest = _digest(form.cleaned_data)
         one = operation(form.cleaned_data, request.user.get_username())
         subject = one.subject()
         try:
-            if posted and "confirmed" in given and given.get("previewed") == digest:
-                return _do(request, one, back)
+            if confirmed and given.get("previewed") == digest:
+                return _do(dashboard, request, one, back)
             sentences = one.preview()
         except QueueError as error:
             refusal = str(error)
@@ -175,6 +182,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
         "has_choices": any(not field.is_hidden for field in form),
         "hidden_errors": [error for field in form.hidden_fields() for error in field.errors],
         "sentences": sentences,
+        "changed": confirmed and bool(sentences),
         "refusal": refusal,
         "previewed": digest,
         "back": back,
@@ -185,7 +193,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     return response
 
 
-def _do(request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
+def _do(dashboard: DashboardAdmin, request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
     try:
         done = operation.run()
     except QueueError as error:
@@ -195,6 +203,8 @@ def _do(request: HttpRequest, operation: AdminOperation, back: str) -> HttpRespo
     else:
         _log(request, operation, done)
         messages.success(request, done)
+        if operation.removes:
+            return HttpResponseRedirect(url(dashboard.admin_site.name, "changelist"))
     return HttpResponseRedirect(back)
 
 
@@ -210,7 +220,8 @@ def _log(request: HttpRequest, operation: AdminOperation, text: str) -> None:
 
 def _digest(values: dict[str, Any]) -> str:
     """Names what was filled in, so that what is confirmed is what was shown."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    shown = {name: value for name, value in values.items() if name not in RECORDED}
+    return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _way_back(dashboard: DashboardAdmin, request: HttpRequest, wanted: str) -> str:

@@ -178,6 +178,7 @@ class Drop(AdminOperation):
     name = "drop"
     label = gettext_lazy("Drop the group")
     dangerous = True
+    removes = True
 
     def preview(self) -> list[str]:
         _registered(self)

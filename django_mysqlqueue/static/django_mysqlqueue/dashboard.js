@@ -71,20 +71,24 @@
     if (busy()) return plan();
     const mine = ++asked;
     try {
-      const answer = await fetch(location.href, { headers: { "X-Requested-With": "fetch" }, credentials: "same-origin" });
+      const answer = await fetch(location.href, { headers: { "X-Requested-With": "fetch" }, signal: AbortSignal.timeout(15000) });
+      // Paused while the answer was on its way: the page stays as it is, and says that.
+      if (paused) return;
       if (answer.redirected || answer.status === 403) {
         say(page.dataset.ended, true);
         return;
       }
       const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("mq-live");
       if (!found) throw new Error(String(answer.status));
-      if (mine === asked && !paused && !busy()) {
+      if (paused) return;
+      if (mine === asked && !busy()) {
         const kept = remember();
         live.replaceChildren(...found.childNodes);
         restore(kept);
       }
       say("", false);
     } catch {
+      if (paused) return;
       say(page.dataset.stale, true);
     }
     plan();

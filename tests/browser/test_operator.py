@@ -1,0 +1,268 @@
+"""Something breaks; a person finds it in the dashboard and mends it there, without a shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.contrib.admin.models import LogEntry
+from django.db import connections
+from playwright.sync_api import Page, expect
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.groups import GroupRef
+from tests.app.models import Effect
+from tests.browser.conftest import WAIT_MS, Desk, Start
+from tests.harness import USING, sequence
+from tests.test_processes import effects, wait_for
+
+expect.set_options(timeout=WAIT_MS)
+
+
+def problem(page: Page, text: str):
+    """A line of the list of problems."""
+    return page.locator(".mq-problems li").filter(has_text=text)
+
+
+def card(page: Page, name: str):
+    """The number on a card."""
+    return page.locator(".mq-card").filter(has=page.get_by_text(name, exact=True)).locator("dd")
+
+
+def all_is_well(page: Page) -> None:
+    expect(page.get_by_text("Nothing is wrong.")).to_be_visible()
+
+
+@contextmanager
+def flow(topic: str) -> Iterator[list[int]]:
+    """Somebody publishes one message after another; what was published is in the list."""
+    published: list[int] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            while not stop.wait(0.05):
+                publish(topic, {"n": len(published)}, key=f"k{len(published) % 3}")
+                published.append(len(published))
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield published
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Desk, start: Start, tmp_path: Path):
+    go = tmp_path / "go"
+    doomed, other = start("slow"), start("slow")
+    publish_many("b.slow", (Message({"n": n, "go": str(go)}, key=f"k{n % 8}") for n in range(24)))
+    names = {row.info_pid: row.subscriber_name for row in heartbeats()}
+    page = desk.open("subscribers/")
+    row = page.get_by_role("row").filter(has_text=names[doomed.process.pid])
+    expect(row.get_by_text(re.compile(r"slow/b\.slow: [1-9]"))).to_be_visible()
+
+    doomed.send(signal.SIGKILL)
+    doomed.wait()
+    page.get_by_role("link", name="Queue").last.click()
+    found = problem(page, f"The subscriber {names[doomed.process.pid]} vanished")
+    expect(found).to_be_visible()
+    found.get_by_role("link", name="Look at the subscribers").click()
+    expect(row.get_by_text("silent")).to_be_visible()
+    # The one that is alive cannot be forgotten.
+    expect(page.get_by_role("row").filter(has_text=names[other.process.pid]).get_by_text("live")).to_be_visible()
+    expect(page.get_by_role("link", name="Forget")).to_have_count(1)
+    row.get_by_role("link", name="Forget").click()
+    expect(page.get_by_text("It must be dead.")).to_be_visible()
+    page.get_by_role("button", name="Forget a dead subscriber").click()
+    expect(page.get_by_text(f"{names[doomed.process.pid]} was forgotten.")).to_be_visible()
+    expect(row).to_have_count(0)
+
+    go.touch()
+    page.get_by_role("link", name="Queue").last.click()
+    expect(card(page, "lag")).to_have_text("0")
+    all_is_well(page)
+    assert sorted({number for _, _, number in effects("slow")}) == list(range(24))
+    assert Operation.objects.get(action="forget").actor == "ada"
+
+
+class Beat:
+    """A heartbeat, by the process that it is of."""
+
+    def __init__(self, row: SubscriberHeartbeat) -> None:
+        self.subscriber_name = row.subscriber_name
+        self.info_pid = row.info["pid"]
+
+
+def heartbeats() -> list[Beat]:
+    return [Beat(row) for row in SubscriberHeartbeat.objects.all()]
+
+
+def test_a_poisoned_partition_is_found_and_retried_after_the_mend(desk: Desk, start: Start, tmp_path: Path):
+    mended = tmp_path / "mended"
+    start("fragile")
+    publish("b.fragile", {"n": 1, "mended": str(mended)}, key="berlin")
+    publish("b.fragile", {"n": 2}, key="berlin")
+    page = desk.open()
+    head = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)
+    stuck = problem(page, "The partition 'berlin' of fragile/b.fragile waits behind message")
+    expect(stuck).to_contain_text("has failed once")
+    expect(stuck).to_contain_text(f"message {head[0]},")
+    failing = problem(page, "Every attempt of fragile/b.fragile fails")
+    expect(failing).to_be_visible()
+    failing.get_by_role("link", name="Look at the group").click()
+    row = page.get_by_role("row").filter(has_text="berlin")
+    expect(row).to_contain_text("ValueError: the warehouse does not answer")
+    expect(row).to_contain_text(str(head[0]))
+    expect(card(page, "retrying")).to_have_text("1")
+    assert effects("fragile") == []
+
+    mended.touch()
+    page.get_by_role("link", name="Retry now").click()
+    expect(page.get_by_text("Due at once: 1 message.")).to_be_visible()
+    page.get_by_role("button", name="Retry now: everything that waits").click()
+    expect(page.locator(".messagelist")).to_contain_text("Due at once: 1 message.")
+    expect(page.get_by_text("Nothing waits.")).to_be_visible()
+    expect(card(page, "lag")).to_have_text("0")
+    assert [number for _, _, number in effects("fragile")] == [1, 2]
+    page.get_by_role("link", name="Queue").last.click()
+    all_is_well(page)
+
+
+def test_an_abandoned_group_is_dropped(desk: Desk, start: Start):
+    start("calm")
+    abandoned = GroupRef("abandoned", "b.calm")
+    groups.register(USING, abandoned, mode="ordered", start="earliest")
+    publish_many("b.calm", (Message({"n": n}, key="k") for n in range(3)))
+    wait_for(lambda: len(effects("calm")) == 3)
+    page = desk.open()
+    found = problem(page, "Nobody works for abandoned/b.calm; 3 messages wait")
+    expect(found).to_be_visible()
+    found.get_by_role("link", name="Look at the group").click()
+    page.get_by_role("link", name="Drop the group").click()
+    preview = page.locator(".mq-preview")
+    expect(preview).to_contain_text("Messages that only this group holds back, and that cleaning up may delete then: 3")
+    expect(preview).to_contain_text("This cannot be taken back.")
+    # Nothing is done by looking, nor by going back.
+    page.get_by_role("link", name="Back").click()
+    expect(page.get_by_role("heading", name="Group abandoned/b.calm")).to_be_visible()
+    assert groups.find(USING, abandoned) is not None
+    page.get_by_role("link", name="Drop the group").click()
+    page.get_by_role("button", name="Drop the group").click()
+    expect(page.get_by_text("Abandoned/b.calm was dropped.")).to_be_visible()
+    all_is_well(page)
+    assert list(ConsumerGroup.objects.values_list("consumer_group", flat=True)) == ["calm"]
+    assert LogEntry.objects.get().change_message == "abandoned/b.calm was dropped."
+
+
+def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
+    start("calm")
+    with flow("b.calm") as published:
+        wait_for(lambda: len(effects("calm")) >= 5)
+        page = desk.open("group/?group=calm&topic=b.calm")
+        page.get_by_role("link", name="Pause", exact=True).click()
+        page.get_by_label("Reason, for the record").fill("the warehouse moves")
+        page.get_by_role("button", name="Pause the group").click()
+        expect(page.get_by_text("calm/b.calm is paused.")).to_be_visible()
+        expect(card(page, "in flight")).to_have_text("0")
+        handled = Effect.objects.count()
+        # Only the sequencer goes on: the lag grows before the operator's eyes.
+        expect(card(page, "lag")).to_have_text(re.compile(r"^([5-9]|\d\d+)$"))
+        lag = int(card(page, "lag").inner_text())
+        wait_for(lambda: int(card(page, "lag").inner_text()) > lag)
+        assert Effect.objects.count() == handled
+        page.get_by_role("link", name="Resume").click()
+        page.get_by_role("button", name="Resume the group").click()
+        expect(page.get_by_role("link", name="Pause", exact=True)).to_be_visible()
+        wait_for(lambda: Effect.objects.count() > handled + lag)
+    expect(card(page, "lag")).to_have_text("0")
+    wait_for(lambda: Effect.objects.count() == len(published))
+    assert Operation.objects.get(action="pause").detail.endswith("the warehouse moves")
+
+    offsets = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    page.get_by_role("link", name="Seek").click()
+    page.get_by_label("Go on from").select_option("offset")
+    page.get_by_label("Offset", exact=True).fill(str(offsets[2]))
+    page.get_by_role("button", name="Preview again").click()
+    again = page.get_by_text(re.compile(r"Handled ones that come again: \d+ messages\."))
+    number = int(re.sub(r"\D", "", again.inner_text()))
+    assert number == len(offsets) - 2
+    page.get_by_role("button", name="Seek: go on from another place").click()
+    expect(page.get_by_text(f"calm/b.calm goes on behind offset {offsets[2] - 1}.")).to_be_visible()
+    wait_for(lambda: Effect.objects.count() >= len(published) + number)
+    page.reload()
+    expect(card(page, "lag")).to_have_text("0")
+    assert Effect.objects.count() == len(published) + number
+    sequence()
+
+
+def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_path: Path):
+    mended = tmp_path / "mended"
+    start("mortal")
+    publish_many("b.mortal", (Message({"n": n, "mended": str(mended)}, key=f"k{n}") for n in range(5)))
+    page = desk.open()
+    given_up = problem(page, "mortal/b.mortal has given up on messages: 5 in b.mortal_dlq")
+    expect(given_up).to_be_visible()
+    given_up.get_by_role("link", name="Look at the dead letters").click()
+    expect(page.get_by_role("link", name="ValueError: there is no such customer")).to_be_visible()
+    letters = page.locator("tbody").filter(has=page.get_by_role("checkbox")).get_by_role("row")
+    expect(letters).to_have_count(5)
+    dead = QueueMessage.objects.filter(topic="b.mortal_dlq").order_by("-offset")
+    newest_first = [json.loads(bytes(one.payload))["n"] for one in dead]
+    letters.nth(0).get_by_role("checkbox").check()
+    letters.nth(1).get_by_role("checkbox").check()
+    page.get_by_role("button", name="Discard the selected").click()
+    page.get_by_label("Reason, for the record").fill("customers of a test")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.get_by_text("Deleted for good: 2 dead letters.")).to_be_visible()
+    page.get_by_role("button", name="Discard: what is selected").click()
+    expect(page.get_by_text("Discarded: 2 dead letters.")).to_be_visible()
+    expect(letters).to_have_count(3)
+    assert effects("mortal") == []
+
+    # One is looked at, with its payload and traceback, and sent back by itself; then the rest.
+    mended.touch()
+    letters.nth(0).get_by_role("rowheader").get_by_role("link").click()
+    expect(page.locator("pre").filter(has_text="ValueError: there is no such customer")).to_be_visible()
+    expect(page.locator("pre").filter(has_text=f'"n": {newest_first[2]}')).to_be_visible()
+    page.get_by_role("link", name="Redrive", exact=True).click()
+    page.get_by_role("button", name="Redrive: what is selected").click()
+    expect(page.get_by_text("Sent back: 1 dead letter.")).to_be_visible()
+    page.get_by_role("link", name="All dead letters").click()
+    page.get_by_role("link", name="Redrive all").click()
+    expect(page.get_by_text("to no other: 2 dead letters.")).to_be_visible()
+    page.get_by_role("button", name="Redrive: all that match").click()
+    expect(page.get_by_text("Sent back: 2 dead letters.")).to_be_visible()
+    page.get_by_role("link", name="Queue").last.click()
+    expect(card(page, "dead letters")).to_have_text("0")
+    expect(card(page, "lag")).to_have_text("0")
+    all_is_well(page)
+    assert sorted(number for _, _, number in effects("mortal")) == sorted(newest_first[2:])
+    assert Operation.objects.get(action="discard").detail.endswith("customers of a test")
+
+
+def test_a_scheduled_message_is_delivered_now_and_another_cancelled(desk: Desk, start: Start):
+    start("calm")
+    publish("b.calm", {"n": 1}, key="early", delay=3600)
+    publish("b.calm", {"n": 2}, key="never", delay=7200)
+    page = desk.open("scheduled/")
+    early, never = (page.get_by_role("row").filter(has_text=key) for key in ("early", "never"))
+    early.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Deliver the selected now").click()
+    page.locator("input[name=confirmed]").click()
+    expect(early).to_have_count(0)
+    never.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Cancel the selected").click()
+    page.locator("input[name=confirmed]").click()
+    expect(page.get_by_text("Nothing is scheduled.")).to_be_visible()
+    wait_for(lambda: [number for _, _, number in effects("calm")] == [1])

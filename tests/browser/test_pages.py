@@ -1,0 +1,331 @@
+"""How the pages behave in a browser: live, by keyboard, on a phone, in the dark, under a strict policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, Request, Route, expect
+
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.admin.pages import PAGES
+from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.models import OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.groups import GroupRef
+from tests.browser.conftest import Desk, Open
+from tests.browser.site import Site
+from tests.browser.test_operator import card
+from tests.harness import USING, Sub, handler, sequence
+
+REFRESH_MS = 4000
+LONG = "order-" + "confirmation" * 6
+GROUP = "group/?group=billing&topic=orders"
+SCHEMES = ["light", "dark"]
+
+
+def fails(delivery: Any) -> None:
+    raise ValueError(f"no customer {delivery.payload['n']}: https://shop.example/{'customers' * 12}")
+
+
+@pytest.fixture
+def queue(db: None) -> Sub:
+    """Something on every page: failed, in flight, dead, scheduled, silent, paused, with long names."""
+    waits = Backoff(initial=3600, jitter=0)
+    sub = Sub(
+        handler("orders", "billing", fails, max_attempts=3, backoff=waits),
+        handler("orders", LONG, fails, max_attempts=1),
+        name="host-7",
+    )
+    publish_many("orders", (Message({"n": n}, key=f"customer-{n % 12:03}") for n in range(24)))
+    publish_many("orders", [Message({"n": 100, "text": "x" * 300}, key="k" * 150)])
+    publish_many("orders", [Message({"n": 200}, key="k", delay=3600)])
+    sequence()
+    sub.step()
+    sub.work(36)
+    sub.flush()
+    sub.step()
+    sub.poller.write_rollups()
+    gone = Sub(handler("orders", "billing"), name="host-8")
+    SubscriberHeartbeat.objects.filter(subscriber_name=gone.name).update(heartbeat_at=1)
+    groups.pause(USING, GroupRef(LONG, "orders"), by="ada", reason="the warehouse moves")
+    return sub
+
+
+def queries(sub: Sub) -> list[str]:
+    """The address of every page, and of every page that asks."""
+    offset = QueueMessage.objects.filter(topic="orders").order_by("offset").values_list("offset", flat=True)[0]
+    dead = QueueMessage.objects.filter(topic="orders_dlq").order_by("offset").values_list("offset", flat=True)[0]
+    named = {
+        "group": ["group/?group=billing&topic=orders", f"group/?group={LONG}&topic=orders&order=key"],
+        "message": [f"message/?offset={offset}"],
+        "deadletter": [f"deadletter/?offset={dead}"],
+        "messages": ["messages/", "messages/?topic=orders"],
+        "leases": ["leases/", "leases/?group=billing&topic=orders"],
+        "changelist": ["", "?span=day"],
+    }
+    found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
+    found += [f"do/{name}/?group={LONG}&topic=orders" for name in ("pause", "resume", "seek", "retry", "drop")]
+    found += [f"do/{name}/?topic=orders_dlq&row={dead}" for name in ("redrive-selected", "discard-selected")]
+    waiting = OutboxMessage.objects.get().outbox_id
+    found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]
+    return [*found, f"do/edit/?offset={dead}", f"do/forget/?subscriber={sub.name}"]
+
+
+def live_text(page: Page) -> Any:
+    return page.locator("#mq-state")
+
+
+@pytest.fixture
+def live(desk: Desk) -> Callable[[str], list[Request]]:
+    """Opens a page whose time stands still, and returns what it asks for by itself."""
+
+    def begin(address: str) -> list[Request]:
+        asked: list[Request] = []
+        desk.page.clock.install()
+        desk.open(address)
+        expect(desk.page.get_by_role("button", name="Pause refreshing")).to_be_visible()
+        desk.page.on("request", lambda one: asked.append(one) if one.resource_type == "fetch" else None)
+        return asked
+
+    return begin
+
+
+def refresh(page: Page) -> None:
+    """Time passes, and the answer arrives."""
+    with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
+        page.clock.run_for(REFRESH_MS)
+
+
+# -- live ---------------------------------------------------------------------
+
+
+def test_new_numbers_come_without_a_reload(desk: Desk, live, db: None):
+    sub = Sub(handler("orders", "billing"))
+    asked = live("")
+    page = desk.page
+    expect(card(page, "lag")).to_have_text("0")
+    publish_many("orders", (Message(n, key="k") for n in range(7)))
+    sequence()
+    refresh(page)
+    expect(card(page, "lag")).to_have_text("7")
+    sub.settle()
+    refresh(page)
+    expect(card(page, "lag")).to_have_text("0")
+    assert len(asked) == 2
+    page.get_by_role("button", name="Pause refreshing").click()
+    expect(live_text(page)).to_have_text("Paused")
+    page.clock.run_for(REFRESH_MS * 10)
+    button = page.get_by_role("button", name="Refresh again")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert len(asked) == 2
+    publish_many("orders", [Message(1, key="k")])
+    sequence()
+    button.click()
+    expect(card(page, "lag")).to_have_text("1")
+    expect(live_text(page)).to_have_text("")
+
+
+def test_paused_while_an_answer_is_on_its_way(desk: Desk, live, db: None):
+    Sub(handler("orders", "billing"))
+    live("")
+    page = desk.page
+    held: list[Route] = []
+    page.route(desk.site.url(), lambda route: held.append(route))
+    with page.expect_request(desk.site.url()):
+        page.clock.run_for(REFRESH_MS)
+    page.get_by_role("button", name="Pause refreshing").click()
+    publish_many("orders", [Message(1, key="k")])
+    sequence()
+    with page.expect_response(desk.site.url()):
+        held[0].continue_()
+    page.clock.run_for(REFRESH_MS * 2)
+    expect(live_text(page)).to_have_text("Paused")
+    expect(card(page, "lag")).to_have_text("0")
+
+
+def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
+    asked = live(GROUP)
+    page = desk.page
+    page.set_viewport_size({"width": 700, "height": 500})
+    ticked = page.get_by_label("Select partition customer-003", exact=True)
+    ticked.check()
+    page.get_by_label("Select partition customer-005", exact=True).check()
+    link = page.get_by_role("link", name="customer-007", exact=True)
+    link.focus()
+    box = page.locator(".mq-scroll").last
+    box.evaluate("box => { box.scrollLeft = 120; }")
+    page.evaluate("window.scrollTo(0, 300)")
+    assert page.evaluate("window.scrollY") == 300
+    assert box.evaluate("box => box.scrollLeft") == 120
+    # What is there after the refresh is another element, not the old one.
+    box.evaluate("box => { box.dataset.old = 'yes'; }")
+    refresh(page)
+    expect(page.locator("[data-old]")).to_have_count(0)
+    assert len(asked) == 1
+    expect(ticked).to_be_checked()
+    expect(page.get_by_label("Select partition customer-005", exact=True)).to_be_checked()
+    expect(page.get_by_role("checkbox", checked=True)).to_have_count(2)
+    expect(link).to_be_focused()
+    assert page.evaluate("window.scrollY") == 300
+    assert box.evaluate("box => box.scrollLeft") == 120
+    # And what was ticked is what is asked about.
+    page.get_by_role("button", name="Release the leases of the selected").click()
+    expect(page.get_by_text("2 partitions of billing/orders lose their owners")).to_be_visible()
+
+
+def test_select_all_ticks_the_rows_of_its_table(desk: Desk, queue: Sub):
+    page = desk.open(GROUP)
+    page.get_by_label("Select all").check()
+    rows = page.locator("tbody input[type=checkbox]")
+    assert rows.count() > 10
+    expect(page.locator("tbody input[type=checkbox]:checked")).to_have_count(rows.count())
+    page.get_by_label("Select all").uncheck()
+    expect(page.locator("tbody input[type=checkbox]:checked")).to_have_count(0)
+
+
+def test_a_filter_by_group(desk: Desk, queue: Sub):
+    page = desk.open("leases/")
+    page.get_by_label("Group").select_option("billing/orders")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile(r"group=billing&topic=orders"))
+    expect(page.get_by_role("checkbox", name="Select partition customer-010")).to_be_visible()
+
+
+def test_a_hidden_tab_asks_nothing(desk: Desk, live, queue: Sub):
+    asked = live("")
+    page = desk.page
+    show = "hidden => { Object.defineProperty(document, 'hidden', {configurable: true, get: () => hidden});"
+    show += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(show, True)
+    page.clock.run_for(REFRESH_MS * 20)
+    assert asked == []
+    with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
+        page.evaluate(show, False)
+    refresh(page)
+    assert len(asked) == 2
+
+
+def test_a_server_that_is_gone_and_comes_back(desk: Desk, live, site: Site, queue: Sub):
+    live("")
+    page = desk.page
+    site.stop()
+    page.clock.run_for(REFRESH_MS)
+    expect(live_text(page)).to_have_text("Not refreshed: the server does not answer.")
+    # What was there is still there.
+    expect(card(page, "scheduled")).to_have_text("1")
+    site.start()
+    refresh(page)
+    expect(live_text(page)).to_have_text("")
+    assert all("net::ERR_" in text for text in desk.complaints)
+    desk.complaints.clear()
+
+
+def test_a_session_that_has_ended(desk: Desk, live, queue: Sub):
+    asked = live("")
+    page = desk.page
+    other = page.context.new_page()
+    other.goto(desk.site.url())
+    other.get_by_role("button", name="Log out").click()
+    expect(other.get_by_text("Logged out")).to_be_visible()
+    refresh(page)
+    expect(live_text(page)).to_have_text("Your session has ended: log in again.")
+    expect(card(page, "scheduled")).to_have_text("1")
+    number = len(asked)
+    page.clock.run_for(REFRESH_MS * 10)
+    assert len(asked) == number
+
+
+def test_a_group_that_goes_while_it_is_looked_at(desk: Desk, live, db: None):
+    Sub(handler("orders", "billing"))
+    live(GROUP)
+    groups.drop(USING, GroupRef("billing", "orders"), by="somebody else")
+    refresh(desk.page)
+    expect(desk.page.get_by_text("There is no group billing/orders.")).to_be_visible()
+    expect(live_text(desk.page)).to_have_text("")
+    assert all("400" in text for text in desk.complaints)
+    desk.complaints.clear()
+
+
+# -- looks --------------------------------------------------------------------
+
+OVERFLOWING = """() => [...document.querySelectorAll('body *')]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('.mq-scroll, .results, pre'))
+  .map((one) => one.outerHTML.slice(0, 120))"""
+
+
+def test_no_page_is_wider_than_a_phone(open_desk: Open, queue: Sub):
+    desk = open_desk(width=390, height=844)
+    wide = {}
+    for address in queries(queue):
+        page = desk.open(address)
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                wide[scheme, address] = page.evaluate(OVERFLOWING)
+    assert wide == {}, "\n".join(map(str, wide.items()))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_page_is_accessible_and_keeps_the_policy(open_desk: Open, queue: Sub, scheme: str):
+    """Names, labels, roles, contrasts (WCAG A and AA); what the policy stops is a complaint of the desk."""
+    desk = open_desk(color_scheme=scheme)
+    axe = Axe()
+    # In the dark the colours are others, and nothing else.
+    rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] if scheme == "light" else ["color-contrast"]
+    options = {"runOnly": rules, "resultTypes": ["violations"]}
+    found = []
+    for address in queries(queue):
+        result = axe.run(desk.open(address), context={"include": [[".mq-page"]]}, options=options)
+        for rule in result.response["violations"]:
+            found += [f"{address}: {rule['id']}: {node['target']} {node['failureSummary']}" for node in rule["nodes"]]
+    assert not found, "\n".join(found)
+
+
+# -- by keyboard --------------------------------------------------------------
+
+FOCUSED = """() => {
+  const one = document.activeElement;
+  return (one.textContent || one.value || '').trim();
+}"""
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Presses Tab until what has this name has the focus."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if page.evaluate(FOCUSED) == name:
+            return
+    raise AssertionError(f"Tab does not lead to {name!r}")
+
+
+def test_everything_by_keyboard_from_the_login_on(open_desk: Open, queue: Sub):
+    desk = open_desk(login=False)
+    page = desk.open(GROUP)
+    expect(page.get_by_label("Username:")).to_be_focused()
+    page.keyboard.type("ada")
+    page.keyboard.press("Tab")
+    page.keyboard.type("lovelace")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Group billing/orders")).to_be_visible()
+    tab_to(page, "Pause refreshing")
+    page.keyboard.press("Space")
+    expect(live_text(page)).to_have_text("Paused")
+    tab_to(page, "Pause")
+    page.keyboard.press("Enter")
+    reason = page.get_by_label("Reason, for the record")
+    expect(reason).to_be_visible()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if reason.evaluate("one => one === document.activeElement"):
+            break
+    page.keyboard.type("stocktaking")
+    tab_to(page, "Pause the group")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("billing/orders is paused.")).to_be_visible()
+    found = groups.find(USING, GroupRef("billing", "orders"))
+    assert found is not None
+    assert found.paused

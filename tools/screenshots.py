@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Pictures of every page of the dashboard, with the example project at work.
+
+Real subscribers handle the example's commits while the pictures are taken. One
+was killed, a group was abandoned, the largest commits are dead letters, some
+messages are scheduled. Only the last hour and day of the charts are made up,
+from what the first minute was like.
+
+    tools/servers.py run mariadb -- .venv/bin/python tools/screenshots.py
+
+Each page comes in light and dark, as on a desktop and as on a phone:
+``overview-dark-390.png``. Without DATABASE_URL it runs on SQLite in a temporary
+folder; a database that has messages in it is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent))
+import servers  # beside this file
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ROOT = Path(__file__).resolve().parent.parent
+DASHBOARD = "/admin/django_mysqlqueue/dashboard/"
+WIDTHS = {1280: 1500, 390: 1800}
+"""Of a page in pixels, and how much of its height a picture shows at most."""
+SCHEMES = ("light", "dark")
+FIRST, RATE = 4000, 40
+"""Events that are published at once, and how many a second come from then on."""
+STANDS_STILL = 65
+"""Seconds after which an abandoned group is a problem, and a killed subscriber silent, with some to spare."""
+LIMIT_KB = 200
+"""A picture above that is too large for the documents."""
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout: float = 180) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited for {timeout:.0f} s in vain: {what}")
+        time.sleep(0.2)
+
+
+# -- the queue ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def queue_at_work(folder: Path) -> Iterator[dict[str, str]]:
+    """Yields the address of each page, by the name of its picture, while subscribers and publishers go on."""
+    from django_mysqlqueue.service import groups
+    from django_mysqlqueue.service.groups import GroupRef
+    from example_project.commits.demo.processes import Subscribers
+    from example_project.commits.events import TOPIC, read_events
+    from example_project.commits.publishing import store
+    from example_project.paths import EVENTS_FILE
+
+    groups.register("default", GroupRef("search-index", TOPIC), mode="ordered", start="earliest")
+    schedule()
+    events = read_events(EVENTS_FILE)
+    with Subscribers(folder, {**os.environ, "DEBUG": "0"}) as subscribers:
+        started = [subscribers.start() for _ in range(3)]
+        wait_for(lambda: all(one.is_ready for one in started), "the subscribers' start")
+        began = time.monotonic()
+        store(list(itertools.islice(events, FIRST)))
+        doomed = started.pop()
+        wait_for(lambda: doomed_holds(doomed.popen.pid), "the first leases")
+        doomed.popen.send_signal(signal.SIGKILL)
+        doomed.popen.wait()
+        with flow(lambda: store(list(itertools.islice(events, 1)))):
+            print(f"Waiting for {STANDS_STILL} s: what stands still is a problem then.", flush=True)
+            time.sleep(max(0.0, STANDS_STILL - (time.monotonic() - began)))
+            make_history()
+            yield addresses()
+
+
+def doomed_holds(pid: int) -> bool:
+    """Whether the subscriber of that process has a lease."""
+    from django_mysqlqueue.models import PartitionLease, SubscriberHeartbeat
+
+    names = {row.subscriber_name for row in SubscriberHeartbeat.objects.all() if row.info.get("pid") == pid}
+    return PartitionLease.objects.filter(leased_by__in=names).exists()
+
+
+def schedule() -> None:
+    """Some messages for later."""
+    from django_mysqlqueue import publish
+
+    letters = (("digest", 35), ("digest", 95), ("reminder", 12), ("reminder", 240), ("report", 1440))
+    for reader, (kind, minutes) in enumerate(letters, 4711):
+        payload = {"kind": kind, "reader": reader, "language": "en"}
+        publish("newsletters", payload, key=f"reader-{reader}", delay=minutes * 60)
+
+
+@contextlib.contextmanager
+def flow(publish_one: Callable[[], None]) -> Iterator[None]:
+    """Publishes steadily on a thread of its own."""
+    from django.db import connections
+
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            while not stop.wait(1 / RATE):
+                publish_one()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def make_history() -> None:
+    """Rollups of the hour and the day before: a wave of traffic, latencies as on an idle machine, a bad quarter."""
+    from django_mysqlqueue.models import Rollup
+    from django_mysqlqueue.service.rollups import COUNTS, HOUR, MINUTE, Tally
+    from django_mysqlqueue.service.transactions import Session
+    from example_project.commits.demo.run import GROUPS
+    from example_project.commits.events import TOPIC
+
+    chance = random.Random(7)
+    now = Session("default").now()
+    rows = []
+    for grain, places in ((MINUTE, 60), (HOUR, 24)):
+        for place, group in itertools.product(range(2, places), GROUPS):
+            tally = Tally()
+            wave = 1 + 0.4 * math.sin(place / 7) + chance.uniform(-0.08, 0.08)
+            for _ in range(round(100 * wave)):
+                tally.acked(round(chance.lognormvariate(3.2 if place % 40 > 8 else 4.4, 0.7)))
+            tally.buckets = [count * RATE * grain // 100 for count in tally.buckets]
+            if group == "review":
+                bad = 6 if place % 40 < 8 else 1
+                tally.failed = round(sum(tally.buckets) * 0.01 * bad)
+                tally.dead_lettered = tally.failed // 12
+            at = (now // (grain * 1000) - place) * grain * 1000
+            counts = dict(zip(COUNTS, tally.counts(), strict=True))
+            rows.append(Rollup(grain=grain, bucket_at=at, consumer_group=group, topic=TOPIC, **counts))
+    Rollup.objects.bulk_create(rows)
+
+
+def addresses() -> dict[str, str]:
+    """The pages, by the names of their pictures."""
+    from django_mysqlqueue.models import QueueMessage
+    from example_project.commits.events import TOPIC
+
+    letter = (
+        QueueMessage.objects.filter(topic=f"{TOPIC}_dlq").order_by("-offset").values("offset", "original_offset")[0]
+    )
+    abandoned = f"group=search-index&topic={TOPIC}"
+    return {
+        "overview": "",
+        "overview-day": "?span=day",
+        "group": f"group/?group=statistics&topic={TOPIC}&order=key",
+        "abandoned": f"group/?{abandoned}",
+        "inflight": "inflight/",
+        "deadletters": "deadletters/",
+        "deadletter": f"deadletter/?offset={letter['offset']}",
+        "scheduled": "scheduled/",
+        "subscribers": "subscribers/",
+        "leases": "leases/",
+        "messages": f"messages/?topic={TOPIC}",
+        "message": f"message/?offset={letter['original_offset']}",
+        "seek": f"do/seek/?{abandoned}&target=earliest",
+        "drop": f"do/drop/?{abandoned}",
+        "redrive": f"do/redrive/?topic={TOPIC}_dlq&upto={letter['offset']}",
+    }
+
+
+# -- the pictures -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def site(folder: Path) -> Iterator[str]:
+    """Serves the example's site; yields where."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = folder / "site.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "manage.py"), "runserver", "--noreload", f"127.0.0.1:{port}"],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        wait_for(lambda: answers(port), "the site")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def session_cookie() -> tuple[str, str]:
+    """Somebody who is logged in and may do everything."""
+    from django.conf import settings
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    client = Client()
+    client.force_login(User.objects.create_superuser("ada"))
+    return settings.SESSION_COOKIE_NAME, client.cookies[settings.SESSION_COOKIE_NAME].value
+
+
+def take(browser: Browser, origin: str, cookie: tuple[str, str], pages: dict[str, str], out: Path) -> None:
+    """Every page in every scheme and width."""
+    for width, scheme in itertools.product(WIDTHS, SCHEMES):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        context.add_cookies([{"name": cookie[0], "value": cookie[1], "url": origin}])
+        # The admin's list of models beside the pages takes room and says nothing.
+        context.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+        page = context.new_page()
+        for name, address in pages.items():
+            answer = page.goto(f"{origin}{DASHBOARD}{address}")
+            if answer is None or not answer.ok:
+                raise SystemExit(f"{name}: {address} answers {answer and answer.status}")
+            path = out / f"{name}-{scheme}-{width}.png"
+            height = page.evaluate("document.documentElement.scrollHeight")
+            clip = {"x": 0, "y": 0, "width": width, "height": min(height, WIDTHS[width])}
+            page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
+            size = path.stat().st_size / 1024
+            print(f"{path}: {size:.0f} kB{', too large for the documents' if size > LIMIT_KB else ''}", flush=True)
+        context.close()
+
+
+def main() -> int:
+    servers.end_servers_on_sigterm()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / ".test" / "screenshots", metavar="FOLDER")
+    options = parser.parse_args()
+    try:
+        chromium = servers.browser()
+    except servers.NotAvailable as error:
+        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mysqlqueue-screenshots-") as name:
+        folder = Path(name)
+        os.environ.setdefault("DATABASE_URL", f"sqlite:///{folder}/db.sqlite3")
+        os.environ["DJANGO_SETTINGS_MODULE"] = "screenshot_settings"
+        paths = [str(ROOT / "tools"), str(ROOT)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        sys.path[:0] = paths
+        prepare()
+        cookie = session_cookie()
+        with site(folder) as origin, queue_at_work(folder) as pages:
+            from playwright.sync_api import sync_playwright
+
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+                take(browser, origin, cookie, pages, options.out)
+                browser.close()
+    return 0
+
+
+def prepare() -> None:
+    """The tables, in a database that nobody uses."""
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    from django_mysqlqueue.models import QueueMessage
+
+    call_command("migrate", verbosity=0)
+    if QueueMessage.objects.exists():
+        raise SystemExit("This database has messages in it: name an empty one in DATABASE_URL.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
