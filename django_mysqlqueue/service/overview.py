@@ -45,6 +45,8 @@ PARTITIONS = 20_000
 """So many partitions of a topic are looked at; of one with more, those that the newest messages are in, too."""
 LOOKED_INTO = 100
 """Partitions that one statement looks into."""
+LOOKED_AT = 100
+"""Messages of each of them."""
 SECONDS = 0.1
 """Looking into partitions with a backlog takes no longer for all groups together: then counts say that they stopped."""
 
@@ -215,15 +217,10 @@ def read(
     subscribers = read_subscribers(session, lease_ms=lease_ms)
     ends = Ends(session, PARTITIONS if partitions is None else partitions)
     found = []
-    left = SECONDS if seconds is None else seconds
-    for place, row in enumerate(rows[:limit]):
+    patience = Patience(SECONDS if seconds is None else seconds, min(limit, len(rows)))
+    for row in rows[:limit]:
         ref = GroupRef(*row[:2])
-        ends.of(ref.topic)
-        began = time.monotonic()
-        # What the groups before have not used is the next ones'.
-        until = began + left / (min(limit, len(rows)) - place)
-        found.append(_group(session, ref, row[2:], letters, subscribers.get(ref, []), ends, until))
-        left = max(0.0, left - (time.monotonic() - began))
+        found.append(_group(session, ref, row[2:], letters, subscribers.get(ref, []), ends, patience))
     return QueueOverview(
         now,
         int(last_offset),
@@ -247,7 +244,7 @@ def one_group(using: str, ref: GroupRef, *, lease_ms: int) -> GroupOverview | No
         return None
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref).get(ref, [])
     letters = dead_letters(session, [names.dlq_topic(ref.topic)])
-    return _group(session, ref, row, letters, subscribers, Ends(session, PARTITIONS), time.monotonic() + SECONDS)
+    return _group(session, ref, row, letters, subscribers, Ends(session, PARTITIONS), Patience(SECONDS, 1))
 
 
 def outbox(session: Session, now: int) -> OutboxOverview:
@@ -319,6 +316,29 @@ def dead_letters(session: Session, topics: Sequence[str] | None = None) -> dict[
 # -- a group ------------------------------------------------------------------
 
 
+class Patience:
+    """Seconds for some groups together: what one does not use is the next ones'."""
+
+    def __init__(self, seconds: float, groups: int) -> None:
+        self._left = seconds
+        self._groups = groups
+        self._began = 0.0
+        self._share = 0.0
+
+    def begin(self) -> None:
+        """The next group's share begins."""
+        self._share = self._left / max(1, self._groups)
+        self._groups -= 1
+        self._began = time.monotonic()
+
+    def is_over(self) -> bool:
+        return time.monotonic() - self._began > self._share
+
+    def end(self) -> None:
+        """The group is done with."""
+        self._left = max(0.0, self._left - (time.monotonic() - self._began))
+
+
 def _group(
     session: Session,
     ref: GroupRef,
@@ -326,12 +346,12 @@ def _group(
     letters: dict[tuple[str, GroupRef], Count],
     subscribers: Sequence[SubscriberRow],
     ends: Ends,
-    until: float,
+    patience: Patience,
 ) -> GroupOverview:
     mode, paused, after_seek, start_offset, registered_at = row
     in_flight, retrying = _in_hands(session, ref)
     claimed, first, claimed_all = _claimed(session, ref)
-    unclaimed, firsts = _unclaimed(session, ref, int(start_offset), ends, until)
+    unclaimed, firsts = _unclaimed(session, ref, int(start_offset), ends, patience)
     for key, offset in firsts.items():
         first.setdefault(key, offset)
     lag = Count(claimed, claimed_all) + unclaimed
@@ -379,11 +399,14 @@ def _claimed(session: Session, ref: GroupRef) -> tuple[int, dict[str, int], bool
     return min(number, CAP), {key: int(first) for key, first, _ in rows}, number <= CAP
 
 
-def _unclaimed(session: Session, ref: GroupRef, start: int, ends: Ends, until: float) -> tuple[Count, dict[str, int]]:
+def _unclaimed(
+    session: Session, ref: GroupRef, start: int, ends: Ends, patience: Patience
+) -> tuple[Count, dict[str, int]]:
     """How many messages the group has not claimed, and the first of each partition that has some.
 
     Partitions are looked into, those first whose cursors are furthest behind, until
-    the cap is reached or ``until`` is (``time.monotonic``): then it says so.
+    the cap is reached or its share of the time is over: then it says so. The
+    first ones are looked into in any case: nobody with a backlog seems to have none.
     """
     last, whole = ends.of(ref.topic)
     cursors = {
@@ -404,20 +427,28 @@ def _unclaimed(session: Session, ref: GroupRef, start: int, ends: Ends, until: f
         "ORDER BY m.`offset` LIMIT %s) w"
     )
     number, firsts = 0, {}
+    patience.begin()
     for place in range(0, len(behind), LOOKED_INTO):
-        if number > CAP or time.monotonic() > until:
+        if number > CAP or (place and patience.is_over()):
             whole = False
             break
         piece = behind[place : place + LOOKED_INTO]
-        limit = CAP + 1 - number
         rows = session.rows(
             " UNION ALL ".join([select] * len(piece)),
-            flat((key, ref.topic, key, cursor, ref.group, limit) for cursor, key in piece),
+            flat((key, ref.topic, key, cursor, ref.group, LOOKED_AT) for cursor, key in piece),
         )
+        places = {key: cursor for cursor, key in piece}
         for key, count, first in rows:
-            if count:
-                number += int(count)
-                firsts[key] = int(first)
+            if not count:
+                continue
+            firsts[key] = int(first)
+            if count == LOOKED_AT and number <= CAP:
+                # The deep ones one by one: together they are to cost no more than the cap.
+                ((_, count, _),) = session.rows(
+                    select, (key, ref.topic, key, places[key], ref.group, max(LOOKED_AT, CAP + 1 - number))
+                )
+            number += int(count)
+    patience.end()
     return Count(min(number, CAP), whole and number <= CAP), firsts
 
 

@@ -32,7 +32,6 @@ TRANSACTION_SECONDS = 300.0
 
 Kind = Literal[
     "no_subscriber",
-    "holds_back",
     "stuck",
     "silent",
     "outbox",
