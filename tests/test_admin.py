@@ -329,11 +329,11 @@ def test_pages_answer_only_get(client):
 
 def test_pause_and_resume(client):
     Sub(handler("t", "g"))
-    assert confirm(client, "pause", group="g", topic="t", reason="at night") == ["g/t is paused."]
+    assert confirm(client, "pause", group="g", topic="t", reason="at night") == ["The group g/t is paused."]
     assert ConsumerGroup.objects.get(topic="t").paused
-    assert confirm(client, "resume", group="g", topic="t") == ["g/t goes on."]
+    assert confirm(client, "resume", group="g", topic="t") == ["The group g/t goes on."]
     entries = [(entry.object_repr, entry.change_message, entry.user.username) for entry in LogEntry.objects.all()]
-    assert entries == [("g/t", "g/t goes on.", "ada0"), ("g/t", "g/t is paused.", "ada0")]
+    assert entries == [("g/t", "The group g/t goes on.", "ada0"), ("g/t", "The group g/t is paused.", "ada0")]
     assert list(Operation.objects.order_by("id").values_list("action", "actor", "detail")) == [
         ("pause", "ada0", "at night"),
         ("resume", "ada0", ""),
@@ -451,7 +451,7 @@ def test_release_and_forget(client):
     (refused,) = confirm(client, "forget", subscriber=sub.name)
     assert "is alive" in refused
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
-    assert confirm(client, "forget", subscriber=sub.name) == [f"{sub.name} was forgotten."]
+    assert confirm(client, "forget", subscriber=sub.name) == [f"The subscriber {sub.name} was forgotten."]
     assert not SubscriberHeartbeat.objects.exists()
     nothing = client.post(f"{ROOT}do/release/", {"group": "g", "topic": "t", "asked": "yes"})
     assert "Nothing is selected." in nothing.content.decode()
@@ -464,7 +464,7 @@ def test_drop(client):
     asked = client.post(f"{ROOT}do/drop/", {"group": "g", "topic": "t", "asked": "yes"})
     assert "2 messages" in asked.content.decode()
     assert "This cannot be taken back." in asked.content.decode()
-    assert confirm(client, "drop", group="g", topic="t") == ["g/t was dropped."]
+    assert confirm(client, "drop", group="g", topic="t") == ["The group g/t was dropped."]
     assert not ConsumerGroup.objects.filter(topic="t").exists()
 
 

@@ -159,10 +159,10 @@ def test_an_abandoned_group_is_dropped(desk: Desk, start: Start):
     assert groups.find(USING, abandoned) is not None
     page.get_by_role("link", name="Drop the group").click()
     page.get_by_role("button", name="Drop the group").click()
-    expect(page.get_by_text("Abandoned/b.calm was dropped.")).to_be_visible()
+    expect(page.get_by_text("The group abandoned/b.calm was dropped.")).to_be_visible()
     all_is_well(page)
     assert list(ConsumerGroup.objects.values_list("consumer_group", flat=True)) == ["calm"]
-    assert LogEntry.objects.get().change_message == "abandoned/b.calm was dropped."
+    assert LogEntry.objects.get().change_message == "The group abandoned/b.calm was dropped."
 
 
 def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):

@@ -35,7 +35,7 @@ class Pause(AdminOperation):
     def preview(self) -> list[str]:
         found = _registered(self)
         if found.paused:
-            raise OperationRefused(_("%(ref)s is paused already.") % {"ref": self.ref})
+            raise OperationRefused(_("The group %(ref)s is paused already.") % {"ref": self.ref})
         return [
             _("Subscribers of %(ref)s finish what they hold and claim nothing more.") % {"ref": self.ref},
             _("Nothing is lost: messages wait in the log, and cleaning up waits for the group, until it is resumed."),
@@ -43,8 +43,8 @@ class Pause(AdminOperation):
 
     def run(self) -> str:
         if groups.pause(self.using, self.ref, by=self.by, reason=self.values["reason"]):
-            return _("%(ref)s is paused.") % {"ref": self.ref}
-        return _("%(ref)s was paused already.") % {"ref": self.ref}
+            return _("The group %(ref)s is paused.") % {"ref": self.ref}
+        return _("The group %(ref)s was paused already.") % {"ref": self.ref}
 
 
 class Resume(AdminOperation):
@@ -53,15 +53,15 @@ class Resume(AdminOperation):
 
     def preview(self) -> list[str]:
         if not _registered(self).paused:
-            raise OperationRefused(_("%(ref)s is not paused.") % {"ref": self.ref})
+            raise OperationRefused(_("The group %(ref)s is not paused.") % {"ref": self.ref})
         return [
             _("Subscribers of %(ref)s go on with what waits; they notice within seconds.") % {"ref": self.ref},
         ]
 
     def run(self) -> str:
         if groups.resume(self.using, self.ref, by=self.by):
-            return _("%(ref)s goes on.") % {"ref": self.ref}
-        return _("%(ref)s was not paused.") % {"ref": self.ref}
+            return _("The group %(ref)s goes on.") % {"ref": self.ref}
+        return _("The group %(ref)s was not paused.") % {"ref": self.ref}
 
 
 class SeekForm(GroupForm):
@@ -113,7 +113,7 @@ class Seek(AdminOperation):
     def preview(self) -> list[str]:
         found = seeking.preview(self.using, self.ref, self.place())
         return [
-            _("%(ref)s goes on behind offset %(offset)s.") % {"ref": self.ref, "offset": found.place.offset},
+            _("The group %(ref)s goes on behind offset %(offset)s.") % {"ref": self.ref, "offset": found.place.offset},
             _("Handled ones that come again: %(count)s.") % {"count": counted(found.replayed)},
             _("Unhandled ones that never come: %(count)s.") % {"count": counted(found.skipped)},
             _("What is being handled now becomes stale: its end changes nothing in the queue."),
@@ -122,7 +122,7 @@ class Seek(AdminOperation):
     def run(self) -> str:
         place = self.place()
         seeking.seek(self.using, self.ref, place, by=self.by)
-        return _("%(ref)s goes on behind offset %(offset)s.") % {"ref": self.ref, "offset": place.offset}
+        return _("The group %(ref)s goes on behind offset %(offset)s.") % {"ref": self.ref, "offset": place.offset}
 
 
 class RetryForm(GroupForm):
@@ -192,8 +192,8 @@ class Drop(AdminOperation):
 
     def run(self) -> str:
         if groups.drop(self.using, self.ref, by=self.by):
-            return _("%(ref)s was dropped.") % {"ref": self.ref}
-        return _("%(ref)s was gone already.") % {"ref": self.ref}
+            return _("The group %(ref)s was dropped.") % {"ref": self.ref}
+        return _("The group %(ref)s was gone already.") % {"ref": self.ref}
 
 
 def _registered(operation: AdminOperation) -> groups.Registered:

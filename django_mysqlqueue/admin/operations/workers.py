@@ -57,5 +57,5 @@ class ForgetSubscriber(AdminOperation):
     def run(self) -> str:
         removed = heartbeats.remove(self.using, self.subject(), by=self.by, lease_ms=self.lease_ms)
         if removed:
-            return _("%(name)s was forgotten.") % {"name": self.subject()}
-        return _("%(name)s was gone already.") % {"name": self.subject()}
+            return _("The subscriber %(name)s was forgotten.") % {"name": self.subject()}
+        return _("The subscriber %(name)s was gone already.") % {"name": self.subject()}
