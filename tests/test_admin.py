@@ -495,7 +495,9 @@ def test_the_app_works_without_the_admin(tmp_path):
     """Nothing/the package imports contrib.admin by itself."""
     code = (
         "import django, sys; from django.conf import settings; "
-        "settings.configure(INSTALLED_APPS=['django_mysqlqueue'], DATABASES={'default': "
+        "settings.configure(INSTALLED_APPS=['django_mysqlqueue'], "
+        "TEMPLATES=[{'BACKEND': 'django.template.backends.django.DjangoTemplates', 'APP_DIRS': True}], "
+        "DATABASES={'default': "
         "{'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:', 'OPTIONS': {'transaction_mode': 'IMMEDIATE', "
         "'timeout': 30, 'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;'}}}); "
         "django.setup(); from django.core.management import call_command; call_command('check'); "

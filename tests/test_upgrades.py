@@ -37,8 +37,10 @@ def version_of(package):
 
 OLD = max(RELEASES.glob("django_mysqlqueue-*.zip"), key=version_of)
 EVERY_GROUP = [argument for group in accounts.GROUPS for argument in ("--group", group)]
+# Not by the finder of an editable install: where the old code lacks a module it would find the working tree's.
 SAY_WHERE = (
-    "import sys, django_mysqlqueue; print('code', django_mysqlqueue.__file__, flush=True); "
+    "import sys; sys.meta_path[:] = [one for one in sys.meta_path if '__editable__' not in str(one)]; "
+    "import django_mysqlqueue; print('code', django_mysqlqueue.__file__, flush=True); "
     "from django.core.management import execute_from_command_line as run; run(['manage.py', *sys.argv[1:]])"
 )
 

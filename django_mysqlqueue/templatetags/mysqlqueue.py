@@ -8,7 +8,7 @@ from django import template
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from django_mysqlqueue.admin.pages.base import url
+from django_mysqlqueue.addresses import url
 
 register = template.Library()
 

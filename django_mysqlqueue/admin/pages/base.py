@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import reverse
 
+from django_mysqlqueue.addresses import url as url
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.publishing import queue_alias
@@ -128,10 +127,3 @@ def demand(allowed: bool) -> None:  # noqa: FBT001
     """403 for who may not."""
     if not allowed:
         raise PermissionDenied
-
-
-def url(site: str, name: str, **parameters: object) -> str:
-    """The address of a page of the dashboard; None and '' are left out of its query string."""
-    address = reverse(f"admin:django_mysqlqueue_dashboard_{name}", current_app=site)
-    given = {key: value for key, value in parameters.items() if value not in (None, "")}
-    return f"{address}?{urlencode(given)}" if given else address
