@@ -1,0 +1,55 @@
+"""The dashboard's pages survive what is stored and what is sent: payloads, numbers and selections made to break them."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from tests import test_admin
+from tests.harness import Sub, handler, sequence
+from tests.test_admin import ROOT, page
+from tests.test_conformance import fail
+
+make_client, client = test_admin.make_client, test_admin.client
+LIMIT = 400_000
+"""Characters that a page has at most here."""
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        pytest.param(b'{"half": "\\ud800"}', '"half": "\\ud800"', id="half a surrogate pair"),
+        pytest.param(b"[" * 19_000, "[[[[", id="not closed, nested deeper than Python goes"),
+        pytest.param(b"[" * 9000 + b"]" * 9000, "[[[[", id="162 million characters in lines"),
+        pytest.param(b"[" * 990 + b"1," * 9000 + b"1" + b"]" * 990, "1,1,1", id="20 million characters in lines"),
+        pytest.param(b"1" * 6000, "1111", id="a number of 6,000 digits"),
+        pytest.param(b"NaN", "NaN", id="no number"),
+        pytest.param(b"a\x00\xff<b>", "a\x00\\xff<b>", id="bytes"),
+    ],
+)
+def test_a_payload_that_is_hard_to_show(client, payload, shown):
+    def everywhere():
+        for name, query in places:
+            text = page(client, name, **query)
+            assert shown in text, name
+            assert len(text) < LIMIT, name
+
+    def publish_raw(**options):
+        publish("t", 1, key="a", **options)
+        OutboxMessage.objects.update(payload=payload, metadata={})
+
+    publish_raw(delay=3600)
+    places = [("scheduled", {})]
+    everywhere()
+    OutboxMessage.objects.all().delete()
+    publish_raw()
+    sequence()
+    sub = Sub(handler(function=fail, max_attempts=1))
+    sub.settle()
+    sub.leave()
+    sequence()
+    original, letter = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)
+    places = [("message", {"offset": original}), ("message", {"offset": letter}), ("deadletter", {"offset": letter})]
+    everywhere()
+    assert len(client.get(f"{ROOT}do/edit/", {"offset": letter}).content) < LIMIT
