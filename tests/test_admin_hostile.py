@@ -1,4 +1,4 @@
-"""The dashboard's pages survive what is stored and what is sent: payloads, numbers and selections made to break them."""
+"""The dashboard survives what is stored and what is sent: payloads, numbers and selections made to break it."""
 
 from __future__ import annotations
 
