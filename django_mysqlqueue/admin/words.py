@@ -24,12 +24,17 @@ INDENTED_CHARACTERS = 100_000
 
 
 def moment(milliseconds: int | None) -> str:
-    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''."""
+    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''.
+
+    What plain SQL has stored may be in no year that there is a date of: that stays a number.
+    """
     if not milliseconds:
         return ""
-    value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
     zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-    value = value.astimezone(zone)
+    try:
+        value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).astimezone(zone)
+    except (OverflowError, ValueError, OSError):
+        return _("%(number)s ms after 1970") % {"number": milliseconds}
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
