@@ -93,3 +93,12 @@ def test_a_time_in_no_year(client, settings, deliver_at):
     assert f"{deliver_at} ms after 1970" in text
     found = confirm(client, "move", row=OutboxMessage.objects.get().pk, time="9999-12-31T23:59:59")
     assert "1 message" in found[0]
+
+
+def test_numbers_in_forms_have_no_separators(client, settings):
+    settings.USE_THOUSAND_SEPARATOR = True
+    log(1)
+    QueueMessage.objects.update(offset=1_234_567)
+    text = page(client, "message", offset=1_234_567)
+    assert 'name="offset" min="1" required value="1234567"' in text
+    assert "offset=1234567" in text

@@ -97,6 +97,7 @@ class MessagePage(Page):
         self._now = session.now()
         return {
             "offset": offset,
+            "named_offset": str(offset),  # a number gets separators, which an input takes for no number
             "named": True,
             "found": found,
             "topic": self._topic,
