@@ -113,3 +113,13 @@ def redacted(text: str, *, topic: str, kind: str) -> str:
     if isinstance(hook, str):
         hook = import_string(hook)
     return str(hook(text, topic=topic.removesuffix(settings.dlq_suffix), kind=kind))
+
+
+def redacted_line(line: str, *, topic: str, cut: bool) -> str:
+    """What ``REDACT`` leaves of an error's last line; nothing of one of which only the end was read.
+
+    That end may be a part of what is to be hidden, which nothing recognises.
+    """
+    if cut and get_settings().redact is not None:
+        return _("(a line that is too long to be redacted here)")
+    return redacted(line, topic=topic, kind="error")
