@@ -35,6 +35,7 @@ Kind = Literal[
     "stuck",
     "silent",
     "outbox",
+    "outbox_behind",
     "failing",
     "paused",
     "seek_ended_early",
@@ -147,8 +148,15 @@ def _silent(overview: QueueOverview) -> Iterator[Problem]:
 def _outbox(overview: QueueOverview) -> Iterator[Problem]:
     waits = _age(overview.now, overview.outbox.waiting_since)
     if overview.outbox.waiting and waits >= OUTBOX_SECONDS:
-        text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
         values = {"lag": _waiting(overview.outbox.waiting), "age": seconds(waits)}
+        if _age(overview.now, overview.sequenced_at) < OUTBOX_SECONDS:
+            # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
+            text = _(
+                "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved."
+            )
+            yield Problem(1, "outbox_behind", text % values)
+            return
+        text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
         yield Problem(0, "outbox", text % values)
 
 
