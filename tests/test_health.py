@@ -158,6 +158,24 @@ def test_an_outbox_that_is_being_moved_is_no_alarm(db, clock):
     assert kinds() == {("outbox", None)}
 
 
+def test_a_group_that_stands_still_with_a_living_subscriber(db, clock):
+    backlog(2)
+    sub = Sub(handler(function=lambda delivery: delivery.snooze(3600)))
+    sub.step()
+    clock.advance(500)
+    sub.heart.beat()
+    assert run()[0] == 0
+    assert "Nothing of" not in run()[1], "it may take its time"
+    clock.advance(200)
+    sub.heart.beat()
+    code, output = run()
+    assert code == 0, "a long handler is no alarm"
+    assert "note     Nothing of g/t has ended in ten minutes, with subscribers alive; 2 messages wait" in output
+    sub.work()
+    sub.flush()
+    assert "Nothing of" not in run()[1], "it waits as its handler wants"
+
+
 def test_filters(db, clock):
     backlog()
     backlog(topic="u")

@@ -40,6 +40,7 @@ Kind = Literal[
     "paused",
     "seek_ended_early",
     "unserved",
+    "still",
     "dead_letters",
     "long_transaction",
 ]
@@ -91,8 +92,10 @@ def _of_group(group: GroupOverview, now: int, acked: int, failed: int) -> Iterat
         values = {"ref": ref, "lag": _waiting(group.lag), "age": seconds(waits)}
         yield Problem(0, "no_subscriber", text % values, ref)
     elif group.live:
-        yield from _stuck(group, now)
-        yield from _unserved(group, now)
+        found = [*_stuck(group, now), *_unserved(group, now)]
+        yield from found
+        if not (found or acked or failed):
+            yield from _still(group, now)
     if failed and not acked and group.live:
         text = ngettext(
             "Every attempt of %(ref)s fails: %(number)s failure and no success in ten minutes.",
@@ -119,6 +122,18 @@ def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
             values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": times}
             severity = 1 if group.mode == "ordered" else 2
             yield Problem(severity, "stuck", text % {**values, "age": seconds(waits)}, group.ref, head.key, head.offset)
+
+
+def _still(group: GroupOverview, now: int) -> Iterator[Problem]:
+    """A group with living subscribers of which nothing ends: handlers that hang, or subscribers that do not get on."""
+    for head in group.heads:
+        waits = _age(now, head.published_at)
+        # What waits for its time, after a backoff or a snooze, may do so.
+        if waits >= FAILING_SECONDS and (head.delivered_by or head.invisible_until <= now):
+            text = _("Nothing of %(ref)s has ended in ten minutes, with subscribers alive; %(lag)s, one for %(age)s.")
+            values = {"ref": group.ref, "lag": _waiting(group.lag), "age": seconds(waits)}
+            yield Problem(1, "still", text % values, group.ref, head.key, head.offset)
+            return
 
 
 def _unserved(group: GroupOverview, now: int) -> Iterator[Problem]:
