@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import re
 import shlex
 from html import unescape
 
@@ -296,6 +297,23 @@ def test_what_is_redacted_is_nowhere_and_cannot_be_edited(client, settings):
     assert "editing would lose them" in refused
     assert "<textarea" not in refused
     assert "do/edit/" in page(client, "deadletter", offset=open_offset)
+
+
+def test_a_secret_that_a_list_would_cut_in_half_is_hidden(client, settings):
+    """Lists read the end of an error: of a long line it may be a part of what is to be hidden."""
+    secret = "token=" + "5" * 400
+    offset = fail_with(1, secret)
+    short = fail_with(2, "token=5")
+    assert "5" * 299 in page(client, "deadletters")
+    settings.MYSQLQUEUE = {"REDACT": lambda text, **_named: re.sub(r"token=\d+", "(token)", text)}
+    text = page(client, "deadletters")
+    assert "5" * 8 not in text
+    assert "too long to be redacted" in text
+    assert "ValueError: (token)" in text
+    for one in (offset, short):
+        text = page(client, "deadletter", offset=one)
+        assert "5" * 8 not in text
+        assert "ValueError: (token)" in text
 
 
 # -- redrive and discard ------------------------------------------------------

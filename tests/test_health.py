@@ -9,6 +9,7 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, connections
+from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
@@ -19,7 +20,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, health, overview, topics
+from django_mysqlqueue.service import groups, health, overview, sequencing, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.health import Limits
 from django_mysqlqueue.service.subsets import Subset
@@ -140,6 +141,39 @@ def test_what_stands_still_needs_no_limit(db, clock):
     publish("t", 1)
     clock.advance(100)
     assert kinds() == {("no_subscriber", "g"), ("outbox", None)}
+
+
+def test_an_outbox_that_is_being_moved_is_no_alarm(db, clock):
+    """Ten thousand messages of a transaction that had lasted, and the sequencer is at them."""
+    publish("t", 1)
+    clock.advance(100)
+    assert kinds() == {("outbox", None)}
+    publish("t", 2)
+    assert sequencing.sequence(USING, max_rows=1).moved == 1
+    OutboxMessage.objects.update(created_at=F("created_at") - 100_000)
+    code, output = run()
+    assert code == 0
+    assert "note     The outbox is behind: 1 message waits to be moved into the log" in output
+    clock.advance(100)
+    assert kinds() == {("outbox", None)}
+
+
+def test_a_group_that_stands_still_with_a_living_subscriber(db, clock):
+    backlog(2)
+    sub = Sub(handler(function=lambda delivery: delivery.snooze(3600)))
+    sub.step()
+    clock.advance(500)
+    sub.heart.beat()
+    assert run()[0] == 0
+    assert "Nothing of" not in run()[1], "it may take its time"
+    clock.advance(200)
+    sub.heart.beat()
+    code, output = run()
+    assert code == 0, "a long handler is no alarm"
+    assert "note     Nothing of g/t has ended in ten minutes, with subscribers alive; 2 messages wait" in output
+    sub.work()
+    sub.flush()
+    assert "Nothing of" not in run()[1], "it waits as its handler wants"
 
 
 def test_filters(db, clock):

@@ -7,12 +7,15 @@ import pytest
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, overview, redriving, sequencing, stats, topics
+from django_mysqlqueue.service import browsing, groups, overview, redriving, sequencing, stats, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count
+from django_mysqlqueue.service.redriving import Letters
 from django_mysqlqueue.service.transactions import Session
 from tests.harness import USING, Sub, handler, sequence
+from tests.test_admin import WAITS
 from tests.test_conformance import both_modes, fail
+from tests.test_operations import dead_letters
 
 pytestmark = pytest.mark.usefixtures("db")
 G = GroupRef("g", "t")
@@ -191,3 +194,43 @@ def test_every_topic_is_found_by_its_index():
         publish(topic, 1)
     sequence()
     assert topics.all_topics(Session(USING)) == ["B", "a", "b", "c"]
+
+
+def test_partitions_that_a_group_has_never_worked_on():
+    """Nobody has ever started a subscriber of it: what waits is in the lists of its partitions all the same."""
+    log(6, "abc")
+    ref = GroupRef("new", "t")
+    groups.register(USING, ref, mode="ordered", start="earliest")
+    session = Session(USING)
+    for found in (
+        browsing.at(session, ref, ["a", "b", "c"], start=0),
+        browsing.partitions(session, ref, start=0),
+        browsing.partitions(session, ref, start=0, limit=2) + browsing.partitions(session, ref, start=0, after="b"),
+        browsing.partitions(session, ref, start=0, prefix="", after=""),
+    ):
+        assert [(one.key, str(one.lag), one.head is not None) for one in found] == [(key, "2", True) for key in "abc"]
+    assert [one.key for one in browsing.partitions(session, ref, start=0, prefix="b")] == ["b"]
+    assert browsing.partitions(session, ref) == []
+    sub = Sub(handler(group="new"))
+    sub.settle()
+    assert [str(one.lag) for one in browsing.partitions(session, ref, start=0)] == ["0", "0", "0"]
+
+
+def test_a_partitions_lag_counts_what_is_for_the_group_and_says_where_it_stopped(monkeypatch):
+    (first,) = dead_letters(1, keys="a")
+    for name in ("h", "i"):
+        groups.register(USING, GroupRef(name, "t"), mode="shared", start="earliest")
+    ref = GroupRef("h", "t")
+    sub = Sub(handler(group="h", mode="shared"))
+    sub.settle()
+    redriving.redrive(USING, Letters("t_dlq", offsets=(first,)), by="ada")
+    sequence()
+    session = Session(USING)
+    assert str(browsing.at(session, ref, ["a"])[0].lag) == "0"
+    assert str(browsing.at(session, G, ["a"])[0].lag) == "1"
+    # Behind one that waits more are acked than are looked at.
+    monkeypatch.setattr(browsing, "PARTITION_CAP", 2)
+    log(5, "b")
+    waits = Sub(handler(group="i", mode="shared", backoff=WAITS, function=lambda one: one.payload or one.nack()))
+    waits.settle()
+    assert str(browsing.at(session, GroupRef("i", "t"), ["b"])[0].lag) == "1+"

@@ -15,7 +15,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.service import heartbeats, scheduling, settling, transactions
+from django_mysqlqueue.service import groups, heartbeats, scheduling, settling, transactions
 from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry
@@ -526,6 +526,24 @@ def test_a_poller_that_hangs_ends_its_process(db, monkeypatch):
     process.poller.progressed_at += 1  # it goes round
     assert not any(process._is_stuck() for _ in range(5))
     assert process._is_stuck()
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+@pytest.mark.parametrize("end", ["paused", "dropped"])
+def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
+    """Its partitions have work and no owner: nobody will take them, so they are nothing to wait for."""
+    one = handler(mode=mode)
+    draining = Subscriber(USING, {one.ref: one}, get_settings(), drain=True)
+    sub = Sub(one)
+    draining.poller, draining.inbox = sub.poller, sub.inbox
+    publish("t", 1)
+    if end == "paused":
+        groups.pause(USING, one.ref, by="ada")
+    else:
+        groups.drop(USING, one.ref, by="ada")
+    sub.step(times=3)
+    assert sub.work() == 0
+    assert draining._is_drained()
 
 
 def test_a_handler_thread_leaves_a_connection_that_is_distrusted(db):

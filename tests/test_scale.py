@@ -371,8 +371,9 @@ def _glance(session: Session, ref: GroupRef) -> None:
     group = overview.one_group(USING, ref, lease_ms=30_000)
     assert group is not None
     assert browsing.at(session, ref, [head.key for head in group.heads])
-    places = browsing.partitions(session, ref, limit=10)
-    assert browsing.partitions(session, ref, after=places[2].key, prefix="k", limit=10)
+    places = browsing.partitions(session, ref, start=0, limit=10)
+    assert browsing.partitions(session, ref, start=0, prefix="k", limit=10)
+    assert browsing.partitions(session, ref, after=places[2].key, prefix="k", start=0, limit=10)
     for subscriber in (None, "nobody"):
         browsing.in_flight(session, ref, subscriber=subscriber)
     for owner in (None, "", "nobody"):

@@ -9,10 +9,13 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, payload_text, redacted
+from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, json_lines, metadata_text, payload_text, redacted
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.letters import FullLetter
+
+EDITED_CHARACTERS = 250_000
+"""Below what Django reads of a form, however many bytes a character takes there."""
 
 
 def payload(beginning: bytes, size: int, *, topic: str) -> str:
@@ -29,7 +32,7 @@ def metadata(found: Mapping[str, Any], *, topic: str) -> str:
     """What is shown of metadata; '' for none."""
     if not found:
         return ""
-    return redacted(json.dumps(found, indent=2, ensure_ascii=False), topic=topic, kind="metadata")
+    return redacted(metadata_text(found), topic=topic, kind="metadata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,11 @@ def editable(letter: FullLetter) -> Editable:
         value = letter.payload  # it says that it is JSON and is not, which may be why it failed
     try:
         is_text = isinstance(value, bytes)
-        text = letter.payload.decode() if is_text else json.dumps(value, indent=2, ensure_ascii=False)
+        text = letter.payload.decode() if is_text else json_lines(value, most=EDITED_CHARACTERS)
     except UnicodeDecodeError:
         return Editable(refusal=_("The payload is not text: it cannot be edited here."))
+    if text is None:
+        return Editable(refusal=_("The payload is too long to be edited here."))
     if is_text and ("\r" in text or "\0" in text):
         return Editable(refusal=_("A browser would change the line ends in the payload: it cannot be edited here."))
     # A redacted text in the field would be sent in the place of what it hides.

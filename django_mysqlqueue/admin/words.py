@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.utils import timezone
@@ -16,15 +18,23 @@ from django_mysqlqueue.service.messages import last_line as last_line
 
 SHOWN_CHARACTERS = 20_000
 """A page shows no more of a payload or an error than that."""
+LINES = json.JSONEncoder(indent=2, ensure_ascii=False)
+INDENTED_CHARACTERS = 100_000
+"""In lines JSON is no longer than that: each of 10,000 brackets within each other has a line, indented as deep."""
 
 
 def moment(milliseconds: int | None) -> str:
-    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''."""
+    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''.
+
+    What plain SQL has stored may be in no year that there is a date of: that stays a number.
+    """
     if not milliseconds:
         return ""
-    value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
     zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-    value = value.astimezone(zone)
+    try:
+        value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).astimezone(zone)
+    except (OverflowError, ValueError, OSError):
+        return _("%(number)s ms after 1970") % {"number": milliseconds}
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
@@ -53,13 +63,39 @@ def payload_text(payload: bytes) -> str:
     """A payload as text: JSON in readable lines, anything else as it is, bytes that are no text escaped."""
     if len(payload) <= SHOWN_CHARACTERS:
         try:
-            return json.dumps(json.loads(payload), indent=2, ensure_ascii=False)
-        except ValueError:
-            pass
+            lines = json_lines(json.loads(payload))
+        except (ValueError, RecursionError):
+            lines = None
+        if lines is not None:
+            return lines
     text = payload[:SHOWN_CHARACTERS].decode(errors="backslashreplace")
     if len(payload) > SHOWN_CHARACTERS:
         text += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{len(payload):,}"}
     return text
+
+
+def json_lines(value: Any, *, most: int = INDENTED_CHARACTERS) -> str | None:
+    """JSON in readable lines; None: nested too deep for that, or longer than ``most`` characters.
+
+    Half a surrogate pair, which JSON may name and no page can be sent with, stays the escape that it was.
+    """
+    pieces: list[str] = []
+    length = 0
+    try:
+        for piece in LINES.iterencode(value):
+            pieces.append(piece)
+            length += len(piece)
+            if length > most:
+                return None
+    except RecursionError:
+        return None
+    return "".join(pieces).encode("utf-8", "backslashreplace").decode()
+
+
+def metadata_text(metadata: Mapping[str, Any]) -> str:
+    """Metadata as text: JSON in readable lines, or where it is too deep for that in a single one."""
+    lines = json_lines(metadata)
+    return json.dumps(metadata) if lines is None else lines
 
 
 def redacted(text: str, *, topic: str, kind: str) -> str:
@@ -77,3 +113,13 @@ def redacted(text: str, *, topic: str, kind: str) -> str:
     if isinstance(hook, str):
         hook = import_string(hook)
     return str(hook(text, topic=topic.removesuffix(settings.dlq_suffix), kind=kind))
+
+
+def redacted_line(line: str, *, topic: str, cut: bool) -> str:
+    """What ``REDACT`` leaves of an error's last line; nothing of one of which only the end was read.
+
+    That end may be a part of what is to be hidden, which nothing recognises.
+    """
+    if cut and get_settings().redact is not None:
+        return _("(a line that is too long to be redacted here)")
+    return redacted(line, topic=topic, kind="error")

@@ -211,6 +211,10 @@ class OrderedWork(GroupWork):
         taken = leasing.acquire(
             self.using, self.ref, self.poller.subscriber, wanted, lease_ms=self.poller.lease_ms, steal=steal
         )
+        if taken.paused or taken.dropped:
+            # Else it would never be idle, and a drain never end: of such a group nothing is claimed, either.
+            self._stop(dropped=taken.dropped)
+            return
         # Short transactions, with the others' turns in between; what somebody has locked waits for the next tick.
         self._try_now = more and bool(taken.held or taken.elsewhere)
         for key in taken.elsewhere:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import CAP, Count, Head, heads
+from django_mysqlqueue.service.partitions import in_log
 from django_mysqlqueue.service.transactions import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -35,12 +36,19 @@ class Partition:
 
 
 def partitions(
-    session: Session, ref: GroupRef, *, after: str | None = None, prefix: str = "", limit: int = 50
+    session: Session,
+    ref: GroupRef,
+    *,
+    after: str | None = None,
+    prefix: str = "",
+    start: int | None = None,
+    limit: int = 50,
 ) -> list[Partition]:
     """A group's partitions in order of key, from behind ``after`` on.
 
     Args:
         prefix: only keys that begin so.
+        start: the group's start offset: then those of the log are among them that it has no place in yet.
     """
     last = after if after is not None and after >= prefix else None
     condition, parameters = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
@@ -49,12 +57,20 @@ def partitions(
         "ORDER BY partition_key LIMIT %s",
         (*ref, parameters, limit),
     )
-    return at(session, ref, [key for (key,) in rows if key.startswith(prefix)])
+    keys = {key for (key,) in rows}
+    if start is not None:
+        keys.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
+    shown = [key for key in sorted(keys, key=str.encode)[:limit] if key.startswith(prefix)]
+    return at(session, ref, shown, start=start)
 
 
-def at(session: Session, ref: GroupRef, keys: Sequence[str]) -> list[Partition]:
-    """A group's place in some partitions, in the order given; those that it does not know are left out."""
-    places: dict[str, tuple[int, int, int]] = {}
+def at(session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | None = None) -> list[Partition]:
+    """A group's place in some partitions, in the order given.
+
+    Args:
+        start: the group's start offset, where it is in those that it has never worked on; None: they are left out.
+    """
+    places: dict[str, tuple[int, int, int]] = {} if start is None else dict.fromkeys(keys, (start, start, 0))
     owners: dict[str, str] = {}
     for chunk in session.chunks(sorted(set(keys))):
         for table, columns in ((OFFSETS, "offset_acked, s.offset_claimed, s.updated_at"), (LEASES, "leased_by")):
@@ -70,15 +86,15 @@ def at(session: Session, ref: GroupRef, keys: Sequence[str]) -> list[Partition]:
     known = [key for key in dict.fromkeys(keys) if key in places]
     unclaimed = _counts(
         session,
-        f"SELECT %s AS k, COUNT(*) FROM (SELECT 1 FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.target_group IN ('', %s) THEN 1 ELSE 0 END) FROM ("
+        f"SELECT target_group FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s) w",
-        [(key, ref.topic, key, places[key][1], PARTITION_CAP + 1) for key in known],
+        [(key, ref.group, ref.topic, key, places[key][1], PARTITION_CAP + 1) for key in known],
     )
     claimed = _counts(
         session,
-        f"SELECT %s AS k, COUNT(*) FROM (SELECT acked FROM {STATE} "
-        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) w "
-        "WHERE w.acked = 0",
+        f"SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.acked = 0 THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE} "
+        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) w",
         [(key, *ref, key, PARTITION_CAP + 1) for key in known],
     )
     first = _firsts(session, ref, {key: places[key][0] for key in known})
@@ -88,17 +104,19 @@ def at(session: Session, ref: GroupRef, keys: Sequence[str]) -> list[Partition]:
     ]
 
 
-def _lag(unclaimed: int, claimed: int) -> Count:
-    number = unclaimed + claimed
-    return Count(min(number, PARTITION_CAP), number <= PARTITION_CAP)
+def _lag(unclaimed: Count, claimed: Count) -> Count:
+    both = unclaimed + claimed
+    return Count(min(both.value, PARTITION_CAP), both.exact and both.value <= PARTITION_CAP)
 
 
-def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]]) -> dict[str, Count]:
+    """What ``select`` counts for each key: it gives the key, how many rows it looked at, and how many of them count."""
+    found: dict[str, Count] = {}
     for start in range(0, len(parameters), UNION_TERMS):
         piece = parameters[start : start + UNION_TERMS]
-        found.update(dict(session.rows(" UNION ALL ".join([select] * len(piece)), flat(piece))))
-    return {key: int(number) for key, number in found.items()}
+        for key, looked, number in session.rows(" UNION ALL ".join([select] * len(piece)), flat(piece)):
+            found[key] = Count(int(number or 0), looked <= PARTITION_CAP)
+    return found
 
 
 def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict[str, Head]:

@@ -109,6 +109,10 @@ class Acquired:
     """Leases that the subscriber now holds."""
     elsewhere: set[str]
     """Leases of a live owner, or (without ``steal``) of a stale one."""
+    paused: bool = False
+    """Nothing was tried: the group is paused."""
+    dropped: bool = False
+    """Nothing was tried: the group is not registered any more."""
 
 
 def acquire(
@@ -123,7 +127,7 @@ def acquire(
     def take(session: Session) -> Acquired:
         fence = groups.fence(session, ref)
         if fence is None or fence.paused:
-            return Acquired(set(), set())
+            return Acquired(set(), set(), paused=fence is not None, dropped=fence is None)
         _create_missing(session, ref, wanted)
         # The lock first, then the owner's heartbeat: what is read after the lock cannot be out of date.
         owners = lock(session, ref, wanted, skip_locked=True)

@@ -44,6 +44,8 @@ class ErrorKind:
     line: str
     """Its last ``LINE`` characters."""
     count: int
+    cut: bool = False
+    """The line begins before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +199,20 @@ def _saying(session: Session, letters: Letters, offsets: Sequence[int]) -> set[i
 
 def kinds(session: Session, found: Look) -> list[ErrorKind]:
     """What the newest ``ERRORS_READ`` of those found failed of, the most frequent first."""
-    number: Counter[tuple[GroupRef, str]] = Counter()
+    number: Counter[tuple[GroupRef, str, bool]] = Counter()
     for chunk in session.chunks(found.offsets[:ERRORS_READ]):
         for group, topic, end in session.rows(
             f"SELECT m.failed_group, m.original_topic, {session.dialect.ending('m.last_error', LINE)} "
             f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m ON m.`offset` = v.o",
             sorted(chunk),
         ):
-            number[GroupRef(group, topic), messages.last_line(end)] += 1
-    return [ErrorKind(ref, line, count) for (ref, line), count in number.most_common()]
+            number[GroupRef(group, topic), messages.last_line(end), is_cut(end)] += 1
+    return [ErrorKind(ref, line, count, cut) for (ref, line, cut), count in number.most_common()]
+
+
+def is_cut(end: str) -> bool:
+    """Whether the last line of an error begins before its last ``LINE`` characters, which are given."""
+    return len(end) >= LINE and messages.last_line(end) == end.strip()
 
 
 def at(session: Session, offsets: Sequence[int]) -> list[ListedLetter]:

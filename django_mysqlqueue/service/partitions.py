@@ -13,9 +13,13 @@ LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 
 
-def in_log(session: Session, topic: str, *, after: str | None, limit: int) -> list[str]:
-    """The next partitions of a topic that have messages in the log, in order of key."""
-    return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit)
+def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:
+    """The next partitions of a topic that have messages in the log, in order of key.
+
+    Args:
+        since: the first key that is wanted, where there is no ``after``.
+    """
+    return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
 
 
 def in_state(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> list[str]:
@@ -24,7 +28,14 @@ def in_state(session: Session, ref: GroupRef, *, after: str | None, limit: int) 
 
 
 def _keys(
-    session: Session, table: str, index: str, where: str, place: Sequence[Any], after: str | None, limit: int
+    session: Session,
+    table: str,
+    index: str,
+    where: str,
+    place: Sequence[Any],
+    after: str | None,
+    limit: int,
+    since: str = "",
 ) -> list[str]:
     """Distinct keys in index order; its cost grows with the partitions read, not with their rows.
 
@@ -35,7 +46,9 @@ def _keys(
     found: list[str] = []
     page = limit
     while len(found) < limit:
-        above, parameters = ("", ()) if after is None else (" AND partition_key > %s", (after,))
+        above, parameters = (" AND partition_key > %s", (after,)) if after is not None else ("", ())
+        if after is None and since:
+            above, parameters = " AND partition_key >= %s", (since,)
         rows = session.rows(
             f"SELECT partition_key FROM {table}{session.dialect.force_index(index)} "
             f"WHERE {where}{above} ORDER BY partition_key LIMIT %s",

@@ -35,10 +35,12 @@ Kind = Literal[
     "stuck",
     "silent",
     "outbox",
+    "outbox_behind",
     "failing",
     "paused",
     "seek_ended_early",
     "unserved",
+    "still",
     "dead_letters",
     "long_transaction",
 ]
@@ -90,8 +92,10 @@ def _of_group(group: GroupOverview, now: int, acked: int, failed: int) -> Iterat
         values = {"ref": ref, "lag": _waiting(group.lag), "age": seconds(waits)}
         yield Problem(0, "no_subscriber", text % values, ref)
     elif group.live:
-        yield from _stuck(group, now)
-        yield from _unserved(group, now)
+        found = [*_stuck(group, now), *_unserved(group, now)]
+        yield from found
+        if not (found or acked or failed):
+            yield from _still(group, now)
     if failed and not acked and group.live:
         text = ngettext(
             "Every attempt of %(ref)s fails: %(number)s failure and no success in ten minutes.",
@@ -118,6 +122,18 @@ def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
             values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": times}
             severity = 1 if group.mode == "ordered" else 2
             yield Problem(severity, "stuck", text % {**values, "age": seconds(waits)}, group.ref, head.key, head.offset)
+
+
+def _still(group: GroupOverview, now: int) -> Iterator[Problem]:
+    """A group with living subscribers of which nothing ends: handlers that hang, or subscribers that do not get on."""
+    for head in group.heads:
+        waits = _age(now, head.published_at)
+        # What waits for its time, after a backoff or a snooze, may do so.
+        if waits >= FAILING_SECONDS and (head.delivered_by or head.invisible_until <= now):
+            text = _("Nothing of %(ref)s has ended in ten minutes, with subscribers alive; %(lag)s, one for %(age)s.")
+            values = {"ref": group.ref, "lag": _waiting(group.lag), "age": seconds(waits)}
+            yield Problem(1, "still", text % values, group.ref, head.key, head.offset)
+            return
 
 
 def _unserved(group: GroupOverview, now: int) -> Iterator[Problem]:
@@ -147,8 +163,15 @@ def _silent(overview: QueueOverview) -> Iterator[Problem]:
 def _outbox(overview: QueueOverview) -> Iterator[Problem]:
     waits = _age(overview.now, overview.outbox.waiting_since)
     if overview.outbox.waiting and waits >= OUTBOX_SECONDS:
-        text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
         values = {"lag": _waiting(overview.outbox.waiting), "age": seconds(waits)}
+        if _age(overview.now, overview.sequenced_at) < OUTBOX_SECONDS:
+            # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
+            text = _(
+                "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved."
+            )
+            yield Problem(1, "outbox_behind", text % values)
+            return
+        text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
         yield Problem(0, "outbox", text % values)
 
 

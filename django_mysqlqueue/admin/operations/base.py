@@ -45,7 +45,8 @@ class RowsField(forms.Field):
     def to_python(self, value: Any) -> list[Any]:
         try:
             found = [json.loads(one) for one in value or ()]
-        except (TypeError, ValueError):
+            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair can be sent to no database
+        except (TypeError, ValueError, RecursionError):
             found = [None]
         if not all(type(one) is self._kind for one in found):
             raise ValidationError(_("The selection cannot be read: %(value)s.") % {"value": str(value)[:200]})

@@ -149,10 +149,16 @@ class RetrySelectedForm(RetryForm):
     row = RowsField(list)
 
     def clean_row(self) -> list[tuple[str, int]]:
-        try:
-            return [(str(key), int(offset)) for key, offset in self.cleaned_data["row"]]
-        except (TypeError, ValueError):
-            raise forms.ValidationError(_("The selection cannot be read.")) from None
+        rows: list[tuple[str, int]] = []
+        for row in self.cleaned_data["row"]:
+            match row:
+                case [str(key), int(offset)] if 0 < offset < 2**63:
+                    rows.append((key, offset))
+                case _:
+                    raise forms.ValidationError(
+                        _("The selection cannot be read: %(value)s.") % {"value": str(row)[:200]}
+                    )
+        return rows
 
 
 class RetrySelected(AdminOperation):

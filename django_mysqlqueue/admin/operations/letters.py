@@ -9,7 +9,7 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_mysqlqueue.admin.contents import Editable, editable
+from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
@@ -25,8 +25,6 @@ SECONDS = 10
 """With a rate, a request lasts no longer than about that."""
 FOREVER = 2**62
 """No column of times takes more."""
-EDITED_CHARACTERS = 250_000
-"""Below what Django reads of a form, however many bytes a character takes there."""
 
 
 def letters_said(number: int) -> str:

@@ -53,10 +53,12 @@ class GroupPage(Page):
         order = "key" if self.text("order") == "key" or self.text("prefix") or self.text("after") else "oldest"
         prefix = self.text("prefix") or ""
         if order == "oldest":
-            found = browsing.at(session, ref, [head.key for head in group.heads])
+            found = browsing.at(session, ref, [head.key for head in group.heads], start=group.start_offset)
         else:
             after = self.request.GET.get("after")
-            found = browsing.partitions(session, ref, after=after, prefix=prefix, limit=PAGE_ROWS)
+            found = browsing.partitions(
+                session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS
+            )
         live = {row.name for row in group.live}
         whole = QueueOverview(now, 0, 0, overview.outbox(session, now), (group,), Count(0))
         return {

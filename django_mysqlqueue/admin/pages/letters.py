@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import names
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, may_see_payloads, url
-from django_mysqlqueue.admin.words import last_line, moment, redacted
+from django_mysqlqueue.admin.words import last_line, moment, redacted, redacted_line
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import letters
@@ -124,12 +124,12 @@ class DeadLettersPage(Page):
 
     @staticmethod
     def _row(letter: ListedLetter) -> Row:
-        error = redacted(last_line(letter.error), topic=letter.ref.topic, kind="error")
+        error = redacted_line(last_line(letter.error), topic=letter.ref.topic, cut=letters.is_cut(letter.error))
         return Row(letter, moment(letter.failed_at), error)
 
     @staticmethod
     def _kind(kind: ErrorKind) -> Kind:
-        line = redacted(kind.line, topic=kind.ref.topic, kind="error")
+        line = redacted_line(kind.line, topic=kind.ref.topic, cut=kind.cut)
         return Kind(kind, line, kind.line if line == kind.line else None)
 
 
@@ -200,7 +200,8 @@ class DeadLetterPage(Page):
             if event.related_id and left:
                 left -= 1
                 link = self._related(session, event)
-            error = redacted(last_line(event.error)[-ERROR_SHOWN:], topic=_first_topic(event.ref.topic), kind="error")
+            # The whole line goes through REDACT: an end of it may be a part of what it looks for.
+            error = redacted(last_line(event.error), topic=_first_topic(event.ref.topic), kind="error")[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
             found.append(Event(event, moment(event.at), outcome, css, error, link))

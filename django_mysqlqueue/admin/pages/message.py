@@ -13,7 +13,15 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import names
 from django_mysqlqueue.admin.charts import duration
 from django_mysqlqueue.admin.pages.base import BadQuery, Page, may_see_payloads, url
-from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, age, last_line, moment, payload_text, redacted
+from django_mysqlqueue.admin.words import (
+    SHOWN_CHARACTERS,
+    age,
+    last_line,
+    metadata_text,
+    moment,
+    payload_text,
+    redacted,
+)
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import lives, logbook, overview
@@ -89,6 +97,7 @@ class MessagePage(Page):
         self._now = session.now()
         return {
             "offset": offset,
+            "named_offset": str(offset),  # a number gets separators, which an input takes for no number
             "named": True,
             "found": found,
             "topic": self._topic,
@@ -116,9 +125,8 @@ class MessagePage(Page):
             payload = payload_text(found.payload)
             if entry.size > SHOWN_CHARACTERS:
                 payload += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{entry.size:,}"}
-            metadata = json.dumps(found.metadata, indent=2, ensure_ascii=False)
             said["payload"] = self._redacted(payload, "payload")
-            said["metadata"] = self._redacted(metadata, "metadata")
+            said["metadata"] = self._redacted(metadata_text(found.metadata), "metadata")
         return said
 
     def _redacted(self, text: str, kind: str) -> str:

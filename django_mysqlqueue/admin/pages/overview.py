@@ -124,7 +124,7 @@ class OverviewPage(Page):
                 return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
             case "dead_letters":
                 return Linked(problem, self._to("deadletters", **named), _("Look at the dead letters"))
-            case "outbox":
+            case "outbox" | "outbox_behind":
                 return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
             case "long_transaction":
                 return Linked(problem, "", "")
