@@ -252,3 +252,19 @@ def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
     assert 10 <= most < 100
     assert not PartitionLease.objects.exists()
     assert lag() == 0
+
+
+def test_what_nobody_takes_is_taken_by_who_has_its_hands_full(db, monkeypatch):
+    """Else a partition starved whose subscriber had died, beside others that never came to an end."""
+    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.AHEAD", 2)
+    sub = Sub(handler(), batch_size=1, prefetch=1)
+    publish_many("t", [Message(n, key="ab"[n % 2]) for n in range(40)])
+    sub.step()
+    publish("t", 1, key="c")
+    sub.step(times=3)
+    assert sub.owned() == {"a", "b"}
+    (work,) = sub.poller.ordered
+    work.waiting["c"] -= sub.poller.settings.lease_duration + 1
+    sub.step()
+    assert sub.owned() == {"a", "b", "c"}
+    assert lag() > 35

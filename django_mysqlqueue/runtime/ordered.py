@@ -30,6 +30,8 @@ AHEAD = 5000
 """With so many partitions to look at no more are taken: leases, which each tick reads, must not grow with keys."""
 CHOICE = 5000
 """Of the partitions that wait for an owner so many are chosen from, those that have waited longest."""
+OVERDUE = 100
+"""With ``AHEAD`` to look at, so many of those that nobody has taken for a lease's time are taken each tick."""
 MAX_PENDING = 1000
 """How many messages of a partition may wait for another attempt before no new ones are taken: an outage of what
 handlers need would bring the whole backlog into memory, 170 bytes a message."""
@@ -191,20 +193,22 @@ class OrderedWork(GroupWork):
         """Takes unowned partitions with work up to the share, and overdue ones whatever the share."""
         if not self.waiting or self.stopped or not self.heart_good():
             return
-        if len(self.todo) >= AHEAD:
-            self._try_now = True  # once it has got through some of them
-            return
+        full = len(self.todo) >= AHEAD
+        self._try_now = self._try_now or full  # once it has got through some of them
         # In the order in which they became known: a million keys are not sorted for the next thousand.
         waiting = sorted(islice((key for key in self.waiting if key not in self._theirs), CHOICE))
         cap = self._cap()
+        overdue = time.monotonic() - self.poller.settings.lease_duration
         wanted = waiting
         if cap is not None and len(self._live) > 1:
             # Everybody begins at another place, so that not all reach for the same partition.
             start = self._live.index(self.poller.subscriber) * len(waiting) // len(self._live)
             rotated = waiting[start:] + waiting[:start]
-            overdue = time.monotonic() - self.poller.settings.lease_duration
             below_share = rotated[: max(0, cap - len(self.owned()))]
             wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
+        if full:
+            # What it has may never come to an end: those that have waited for too long come in few by few.
+            wanted = [key for key in waiting if self.waiting[key] <= overdue][:OVERDUE]
         if not wanted:
             return
         more, wanted = len(wanted) > TAKE_OVER or len(waiting) == CHOICE, wanted[:TAKE_OVER]
@@ -216,7 +220,7 @@ class OrderedWork(GroupWork):
             self._stop(dropped=taken.dropped)
             return
         # Short transactions, with the others' turns in between; what somebody has locked waits for the next tick.
-        self._try_now = more and bool(taken.held or taken.elsewhere)
+        self._try_now = full or (more and bool(taken.held or taken.elsewhere))
         for key in taken.elsewhere:
             self._theirs.add(key)
             del self.waiting[key]

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_mysqlqueue", "0002_operations")]
+    dependencies = [("django_mysqlqueue", "0003_dashboard")]
     operations = [
         migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0)),
     ]
