@@ -226,7 +226,7 @@ def session_cookie() -> tuple[str, str]:
     from django.test import Client
 
     client = Client()
-    client.force_login(User.objects.create_superuser("ada"))
+    client.force_login(User.objects.create_superuser("demo"))
     return settings.SESSION_COOKIE_NAME, client.cookies[settings.SESSION_COOKIE_NAME].value
 
 
