@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
@@ -13,16 +11,12 @@ from django.views.decorators.http import require_GET
 from django_mysqlqueue.admin import operations
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.base import Page, demand, may_operate
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Any]
-else:
-    _ModelAdmin = admin.ModelAdmin
+from django_mysqlqueue.admin.record import ReadOnlyAdmin
 
 OVERVIEW = "changelist"
 
 
-class DashboardAdmin(_ModelAdmin):
+class DashboardAdmin(ReadOnlyAdmin):
     """Serves the pages of ``admin.pages`` and the operations of ``admin.operations``.
 
     Register ``django_mysqlqueue.models.Dashboard`` with it on an admin site of your own.
@@ -53,12 +47,3 @@ class DashboardAdmin(_ModelAdmin):
     def menu(self) -> list[type[Page]]:
         """The pages that the navigation names."""
         return [page for page in PAGES if page.in_menu]
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False

@@ -19,7 +19,20 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 
-class OperationAdmin(_ModelAdmin):
+class ReadOnlyAdmin(_ModelAdmin):
+    """Nothing is added, changed or deleted by hand: that would break what the protocol relies on."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class OperationAdmin(ReadOnlyAdmin):
     """A read-only list: the queue's own record, kept for a year."""
 
     list_display = ("started", "action", "consumer_group", "topic", "changed", "actor", "detail", "ended")
@@ -43,12 +56,3 @@ class OperationAdmin(_ModelAdmin):
     @admin.display(description=_("ended"), ordering="ended_at")
     def ended(self, row: Operation) -> str:
         return moment(row.ended_at) or str(_("runs, or has died"))
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
