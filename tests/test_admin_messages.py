@@ -151,10 +151,11 @@ def test_by_id(client, settings):
     one, two = QueueMessage.objects.filter(topic="t", message_id="order-7").values_list("offset", flat=True)
     three = offsets_of("u")[0]
     assert listed(client, topic="t", key="a", id="order-7")[0] == [one]
-    # Nobody has worked on the partitions: only what names or times its place is found.
-    found, answer = listed(client, topic="t", id="order-7")
+    # Also where nobody has ever worked.
+    assert listed(client, topic="t", id="order-7")[0] == [two, one]
+    found, answer = listed(client, topic="t", id="order-8")
     assert found == []
-    assert "every partition that a group has worked on" in answer.content.decode()
+    assert "looked for in every partition." in answer.content.decode()
     assert "under Scheduled" in answer.content.decode()
     by_place = listed(client, topic="t", id=keyless)
     assert by_place[0] == [QueueMessage.objects.get(message_id=keyless).offset]
@@ -188,7 +189,7 @@ def test_the_search_for_an_id_says_where_it_stopped(client, monkeypatch):
     assert len(listed(client, topic="t", id="xb")[0]) == 1
     found, answer = listed(client, topic="t", id="xd")
     assert found == []
-    assert "looked for in 2 places" in answer.content.decode()
+    assert "looked for in 2 partitions" in answer.content.decode()
 
 
 def test_marks_of_dead_letters_and_redriven_ones(client):

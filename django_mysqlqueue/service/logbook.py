@@ -12,19 +12,18 @@ from dataclasses import dataclass
 
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.models import ConsumerOffset, QueueMessage
+from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import partitions, topics
 from django_mysqlqueue.service.transactions import Session, flat
 
 LOG = QueueMessage._meta.db_table
-OFFSETS = ConsumerOffset._meta.db_table
 
 WALKED = 3000
 """Rows that one page looks through where no index helps."""
 MERGED = 50
 """A topic of no more partitions is read exactly, from all of them at once."""
-PARTITIONS = 50_000
-"""An id is looked for at so many places of groups in partitions (0.1 s; two groups have two in each)."""
+PARTITIONS = 20_000
+"""An id is looked for in so many partitions."""
 CLOCK_MS = 2000
 """A publisher's clock may be ahead of the database's by so much, and its id's time still leads to its message."""
 LAST = 2**63 - 1
@@ -192,7 +191,7 @@ class Found:
 
     entries: list[Entry]
     complete: bool
-    """It has looked in every partition that a group has worked on, or in the one that was named."""
+    """It has looked in every partition, or in the one that was named."""
     looked: tuple[int, int] | None = None
     """And at all between these offsets, around the time in the id."""
 
@@ -202,8 +201,8 @@ def by_id(session: Session, message_id: str, *, topic: str | None = None, key: s
 
     Without a partition it is looked for where a message without a key would
     be; if the id carries its time, among what came into the log just then;
-    and where that finds nothing, or the id is a publisher's own, in the
-    partitions that groups have worked on.
+    and where that finds nothing, or the id is a publisher's own, in each
+    partition.
     """
     if topic is not None and key is not None:
         return Found(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
@@ -222,11 +221,9 @@ def by_id(session: Session, message_id: str, *, topic: str | None = None, key: s
     left = PARTITIONS
     if moment is None or not places:
         for one in chosen:
-            # Dead letters keep the key of what failed.
-            for source in dict.fromkeys((one, names.first_topic(one))):
-                found, number = _in_known_partitions(session, message_id, one, source, left)
-                places |= found
-                left -= number
+            found, number = _in_partitions(session, message_id, one, left)
+            places |= found
+            left -= number
     found_entries = [entry for entry in entries(session, list(places)) if topic in (None, entry.topic)]
     return Found(found_entries, left >= 0, looked)
 
@@ -246,26 +243,29 @@ def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[
     return found
 
 
-def _in_known_partitions(session: Session, message_id: str, topic: str, source: str, left: int) -> tuple[set[int], int]:
-    """Looks for an id of ``topic`` in the first ``left`` places that groups have in partitions of ``source``.
+def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> tuple[set[int], int]:
+    """Looks for an id in the first ``left`` partitions of a topic.
 
     Returns:
-        Offsets, and how many places there are, at most one more than ``left``.
+        Offsets, and how many partitions there are, at most one more than ``left``.
     """
     if left < 0:
         return set(), 0
-    known = (
-        f"(SELECT o.partition_key FROM {OFFSETS} o{session.dialect.force_index('queue_offsets_floor')} "
-        "WHERE o.topic = %s ORDER BY o.partition_key LIMIT %s) w"
+    # As in topics.Ends: from key to key.
+    keys = (
+        f"(SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic >= %s AND topic <= %s GROUP BY topic, partition_key LIMIT %s) w"
     )
-    row = session.row(f"SELECT COUNT(*) FROM {known}", (source, left + 1))
+    by_id = (
+        f"{LOG} m{session.dialect.force_index('queue_messages_id')} "
+        "ON m.topic = %s AND m.partition_key = w.partition_key AND m.id = %s"
+    )
+    parameters = (topic, topic, left + 1, topic, message_id)
+    row = session.row(f"SELECT COUNT(*), COUNT(m.`offset`) FROM {keys} LEFT JOIN {by_id}", parameters)
     assert row is not None  # noqa: S101  # an aggregate has one row
-    rows = session.rows(
-        f"SELECT m.`offset` FROM {known} {session.dialect.join} {LOG} m"
-        f"{session.dialect.force_index('queue_messages_id')} "
-        "ON m.topic = %s AND m.partition_key = w.partition_key AND m.id = %s",
-        (source, left, topic, message_id),
-    )
+    rows = []
+    if row[1]:
+        rows = session.rows(f"SELECT m.`offset` FROM {keys} {session.dialect.join} {by_id}", parameters)
     return {int(offset) for (offset,) in rows}, int(row[0])
 
 

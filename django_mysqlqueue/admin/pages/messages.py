@@ -107,9 +107,9 @@ class MessagesPage(Page):
     def _nowhere(found: logbook.Found, *, named: bool) -> str:
         said = [_("No message of this id is in the log.")]
         if not named:
-            text = _("It was looked for in every partition that a group has worked on.")
+            text = _("It was looked for in every partition.")
             if not found.complete:
-                text = _("It was looked for in %(number)s places of groups in partitions; there are more.") % {
+                text = _("It was looked for in %(number)s partitions; there are more.") % {
                     "number": f"{logbook.PARTITIONS:,}"
                 }
             said.append(text)
