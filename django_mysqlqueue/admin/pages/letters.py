@@ -16,7 +16,6 @@ from django_mysqlqueue import names
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, may_see_payloads, url
 from django_mysqlqueue.admin.words import last_line, moment, redacted, redacted_line
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import letters
 from django_mysqlqueue.service.groups import registered_refs
@@ -201,7 +200,8 @@ class DeadLetterPage(Page):
                 left -= 1
                 link = self._related(session, event)
             # The whole line goes through REDACT: an end of it may be a part of what it looks for.
-            error = redacted(last_line(event.error), topic=_first_topic(event.ref.topic), kind="error")[-ERROR_SHOWN:]
+            topic = names.first_topic(event.ref.topic)
+            error = redacted(last_line(event.error), topic=topic, kind="error")[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
             found.append(Event(event, moment(event.at), outcome, css, error, link))
@@ -209,13 +209,8 @@ class DeadLetterPage(Page):
 
     def _related(self, session: Session, event: Happening) -> str:
         became_letter = event.outcome == Outcome.DEAD_LETTERED
-        topic = names.dlq_topic(event.ref.topic) if became_letter else _first_topic(event.ref.topic)
+        topic = names.dlq_topic(event.ref.topic) if became_letter else names.first_topic(event.ref.topic)
         offset = letters.place(session, topic, event.key, event.related_id)
         if offset is None:
             return ""
         return url(self.dashboard.admin_site.name, "deadletter" if became_letter else "message", offset=offset)
-
-
-def _first_topic(topic: str) -> str:
-    """The topic whose dead letters a DLQ topic holds; another topic is itself."""
-    return topic.removesuffix(get_settings().dlq_suffix)
