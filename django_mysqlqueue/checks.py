@@ -16,6 +16,8 @@ from django.utils.module_loading import import_string
 from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import (
+    ArchiveSegment,
+    CollectedTopic,
     ConsumerGroup,
     ConsumerOffset,
     DeliveryEvent,
@@ -43,6 +45,8 @@ MODELS = (
     DeliveryEvent,
     Operation,
     Rollup,
+    CollectedTopic,
+    ArchiveSegment,
 )
 MINIMUM = {"mariadb": (10, 11), "mysql": (8, 4), "sqlite": (3, 35)}
 

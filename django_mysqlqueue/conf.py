@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from os import PathLike, fspath
 from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
@@ -79,6 +80,8 @@ class Settings:
     eager: bool = False
     record_deliveries: str = "failures"
     history_retention: float = 7 * 86400.0
+    archive_path: str | None = None
+    archive_required: bool = False
     metrics_token: str | None = field(default=None, repr=False)
     redact: Callable[..., str] | str | None = None
     """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
@@ -186,6 +189,12 @@ def _alias(value: Any) -> str:
     return value
 
 
+def _archive_path(value: Any) -> str:
+    if not isinstance(value, (str, PathLike)) or not str(value):
+        raise _Invalid("must be a path or a URI of a folder")
+    return fspath(value)
+
+
 def _suffix(value: Any) -> str:
     allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
     if not isinstance(value, str) or not 1 <= len(value) <= 20 or not set(value) <= set(allowed):
@@ -260,6 +269,8 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "eager": _boolean,
     "record_deliveries": _choice("all", "failures", "none"),
     "history_retention": _number(),
+    "archive_path": _or_none(_archive_path),
+    "archive_required": _boolean,
     "metrics_token": _or_none(_token),
     "redact": _or_none(_function),
 }

@@ -8,6 +8,8 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Func
 
+from django_mysqlqueue.rules import NOW_MS_MYSQL, NOW_MS_SQLITE
+
 if TYPE_CHECKING:
     _CharField = models.CharField[str, str]
     _TextField = models.TextField[str, str]
@@ -38,10 +40,6 @@ class BytewiseTextField(_TextField):
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
         return {**super().db_parameters(connection), "collation": _bytewise_collation(connection)}
-
-
-NOW_MS_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
-NOW_MS_SQLITE = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 
 
 class NowMilliseconds(Func):

@@ -411,3 +411,44 @@ class Rollup(models.Model):
 for _place in range(len(LATENCY_BOUNDS_MS) + 1):
     Rollup.add_to_class(f"latency_{_place}", models.BigIntegerField(db_default=0))
 del _place
+
+
+class CollectedTopic(models.Model):
+    """How far GC has been in a topic: what reads the log by offset learns here that something is missing."""
+
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH, primary_key=True)
+    collected_offset = models.BigIntegerField(_("highest offset collected"))
+    published_at = models.BigIntegerField(_("published at"), help_text=_("when the latest of them took its place"))
+    collected_at = models.BigIntegerField(_("collected at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["CollectedTopic"]()
+
+    class Meta:
+        db_table = "queue_collected"
+        verbose_name = _("collected topic")
+        verbose_name_plural = _("collected topics")
+
+    def __str__(self) -> str:
+        return f"{self.topic} up to {self.collected_offset}"
+
+
+class ArchiveSegment(models.Model):
+    """A range of the log that the archive holds. This row is what commits it: a file that no row names is rubbish."""
+
+    lo = models.BigIntegerField(_("first offset"), primary_key=True)
+    hi = models.BigIntegerField(_("last offset"))
+    rows = models.BigIntegerField(_("messages"))
+    checksum = models.BigIntegerField(_("checksum"), help_text=_("the sum of each message's CRC-32"))
+    path = BytewiseCharField(_("path"), max_length=KEY_LENGTH, help_text=_("below the archive's root"))
+    files = models.JSONField(_("files"))
+    archived_at = models.BigIntegerField(_("archived at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["ArchiveSegment"]()
+
+    class Meta:
+        db_table = "queue_archive_segments"
+        verbose_name = _("archive segment")
+        verbose_name_plural = _("archive segments")
+
+    def __str__(self) -> str:
+        return f"{self.lo} to {self.hi}"

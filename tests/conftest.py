@@ -26,6 +26,8 @@ QUEUE_MODELS = (
     models.DeliveryEvent,
     models.Operation,
     models.Rollup,
+    models.CollectedTopic,
+    models.ArchiveSegment,
 )
 
 

@@ -14,9 +14,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
+from django_mysqlqueue.rules import MAX_METADATA_BYTES
 from django_mysqlqueue.runtime import work
 from django_mysqlqueue.service import publishing, retention, sequencing
-from django_mysqlqueue.service.messages import ERROR_LENGTH, MAX_METADATA_BYTES, encode
+from django_mysqlqueue.service.messages import ERROR_LENGTH, encode
 from tests.harness import USING, Sub, handler, in_thread, lag
 
 BINARY = len(json.dumps({"content_type": "application/octet-stream"}, separators=(",", ":")))

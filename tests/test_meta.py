@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.groups import GroupRef
 from tests.conftest import QUEUE_MODELS
@@ -61,6 +63,8 @@ def test_migrations_go_back_and_forth(db):
         groups.pause(USING, GroupRef("g", "t"), by="test")
         publish("t", 1, delay=60)
         groups.resume(USING, GroupRef("g", "t"), by="test")
+        CollectedTopic.objects.create(topic="t", collected_offset=1, published_at=1)
+        ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])
         return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}
 
     everything = {model.__name__ for model in QUEUE_MODELS}
@@ -73,7 +77,7 @@ def test_migrations_go_back_and_forth(db):
         assert not QueueMessage.objects.exists()
 
 
-OUTER = {"management", "admin", "metrics", "otel", "health"}
+OUTER = {"management", "admin", "metrics", "otel", "health", "pipeline"}
 LAYERS = {
     "sql": {"service", "runtime", *OUTER},
     "service": {"runtime", *OUTER},
@@ -87,6 +91,22 @@ def test_imports_point_one_way(layer):
     for file in (ROOT / "django_mysqlqueue" / layer).glob("*.py"):
         for target in re.findall(r"from django_mysqlqueue\.(\w+)", file.read_text()):
             assert target not in LAYERS[layer], (file.name, target)
+
+
+def test_the_pipeline_needs_no_django():
+    """Spark's executors have none; what is for projects is apart."""
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for file in (ROOT / "django_mysqlqueue" / "pipeline").rglob("*.py")
+        if file.name not in ("project.py", "__main__.py")
+    ]
+    code = (
+        "import sys, importlib; sys.modules['django'] = None; "
+        f"[importlib.import_module(name) for name in {[*modules, 'pyspark_mysqlqueue']!r}]"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(modules) > 10
 
 
 def test_the_runtime_holds_no_sql():

@@ -16,22 +16,23 @@ from django.utils import timezone
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.rules import (
+    LATEST_DELIVERY,
+    MAX_METADATA_BYTES,
+    MAX_METADATA_DEPTH,
+    PUBLISHER_KEY,
+    RESERVED_PREFIX,
+    check_json_column,
+)
 
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
 CONTENT_TYPE = "content_type"
 GIVEN_TYPES = ((CONTENT_TYPE, JSON_TYPE), (CONTENT_TYPE, BINARY_TYPE))
-RESERVED_PREFIX = "mysqlqueue."
-PUBLISHER_KEY = RESERVED_PREFIX + "key"
-"""Where the publisher's key is kept when it was hashed to a partition."""
-MAX_METADATA_BYTES = 65_535
-MAX_METADATA_DEPTH = 30
-"""MariaDB's JSON_VALID ends at 32, MySQL's at 100."""
 PLAIN_JSON, PLAIN_BINARY = (f'{{"{CONTENT_TYPE}":"{kind}"}}' for kind in (JSON_TYPE, BINARY_TYPE))
 """The metadata of a message without any of its own, as they are stored."""
 ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-LATEST_DELIVERY = 253_402_300_799_000  # the end of the year 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +159,8 @@ def _stored(metadata: dict[str, Any]) -> str:
     text = _json(metadata, "metadata")
     if len(text) > MAX_METADATA_BYTES:
         raise InvalidMessage(f"metadata of {len(text)} bytes: at most {MAX_METADATA_BYTES} are allowed")
-    _check_json_column(json.loads(text), depth=1)
+    check_json_column(json.loads(text))
     return text.decode()
-
-
-def _check_json_column(value: Any, depth: int) -> None:
-    """Refuses what some server's JSON column would refuse or round."""
-    if depth > MAX_METADATA_DEPTH:
-        raise InvalidMessage(f"metadata: nested more than {MAX_METADATA_DEPTH} deep, which MariaDB does not take")
-    if isinstance(value, dict):
-        for item in value.values():
-            _check_json_column(item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _check_json_column(item, depth + 1)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise InvalidMessage(
-            f"metadata: the number {str(value)[:20]}… does not fit into 64 bits, which MySQL would round"
-        )
 
 
 def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import names
+from django_mysqlqueue import names, rules
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import audit, history, messages
@@ -23,7 +23,7 @@ from django_mysqlqueue.service.transactions import Session, apart, flat, run
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 BATCH = 200
-REPLACES = messages.RESERVED_PREFIX + "replaces"
+REPLACES = rules.RESERVED_PREFIX + "replaces"
 """Metadata of a corrected message: the id of the one that it takes the place of."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import partitions, seeking, watermarks
+from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.service import archiving, partitions, seeking, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session, flat, run
 from django_mysqlqueue.service.watermarks import BY_KEY
@@ -14,6 +14,7 @@ from django_mysqlqueue.service.watermarks import BY_KEY
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
+COLLECTED = CollectedTopic._meta.db_table
 CHUNK_ROWS = 2000
 """Rows that one transaction deletes at most, of all its partitions together."""
 PARTITIONS = 100
@@ -139,10 +140,12 @@ def _collect_chunk(
 ) -> dict[str, list[int]]:
     """Deletes up to ``limit`` messages of each partition above the given offsets; returns which, in order."""
     lowest = floors(session, topic, sorted(above))
-    retention = get_settings().retention_of(topic, has_groups=lowest is not None)
+    settings = get_settings()
+    retention = settings.retention_of(topic, has_groups=lowest is not None)
     if retention is None:
         return {}
     youngest = session.now() - int(retention * 1000)
+    ceiling = archiving.archived_offset(session) if settings.archive_required else NO_FLOOR
     # At most PARTITIONS terms, well below what SQLite takes in a UNION.
     one = (
         "SELECT * FROM (SELECT partition_key, `offset`, published_at "
@@ -151,17 +154,37 @@ def _collect_chunk(
         "ORDER BY `offset` LIMIT %s) m{number}"
     )
     doomed: dict[str, list[int]] = {}
+    latest = 0
     sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(above)))
     parameters = flat(
-        (topic, key, offset, NO_FLOOR if lowest is None else lowest[key], limit) for key, offset in above.items()
+        (topic, key, offset, ceiling if lowest is None else min(ceiling, lowest[key]), limit)
+        for key, offset in above.items()
     )
     for key, offset, published_at in session.rows(sql, parameters):
         if published_at <= youngest:
             doomed.setdefault(key, []).append(offset)
-    if not dry_run:
-        for chunk in session.chunks(sorted(offset for offsets in doomed.values() for offset in offsets)):
+            latest = max(latest, published_at)
+    if doomed and not dry_run:
+        offsets = sorted(offset for of_key in doomed.values() for offset in of_key)
+        for chunk in session.chunks(offsets):
             session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
+        _note(session, topic, offsets[-1], latest)
     return {key: sorted(offsets) for key, offsets in doomed.items()}
+
+
+def _note(session: Session, topic: str, offset: int, published_at: int) -> None:
+    """Says for those who read the log by offset how far the topic has been collected."""
+    now, greatest = session.dialect.now_ms, session.dialect.greatest
+    assign = {
+        "collected_offset": f"{greatest}({COLLECTED}.collected_offset, %s)",
+        "published_at": f"{greatest}({COLLECTED}.published_at, %s)",
+        "collected_at": now,
+    }
+    session.execute(
+        f"INSERT INTO {COLLECTED} (topic, collected_offset, published_at, collected_at) VALUES (%s, %s, %s, {now})"
+        + session.dialect.on_conflict(("topic",), assign),
+        (topic, offset, published_at, offset, published_at),
+    )
 
 
 def _next_group(session: Session, after: GroupRef | None) -> GroupRef | None:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import Error, OperationalError
 
-from django_mysqlqueue.fields import NOW_MS_MYSQL
+from django_mysqlqueue.rules import NOW_MS_MYSQL
 from django_mysqlqueue.sql.base import Dialect
 
 if TYPE_CHECKING:

@@ -45,6 +45,8 @@ DEFAULTS = {
     "EAGER": False,
     "RECORD_DELIVERIES": "failures",
     "HISTORY_RETENTION": 7 * 86400,
+    "ARCHIVE_PATH": None,
+    "ARCHIVE_REQUIRED": False,
     "METRICS_TOKEN": None,
     "REDACT": None,
     "TOPICS": {},
@@ -141,6 +143,8 @@ WRONG = [
     *(("BACKOFF", value) for value in (None, 1, "x", [1], {"initial": "1"}, {"initial": -1}, {"factor": 0.5})),
     *(("BACKOFF", value) for value in ({"jitter": 1.1}, {"maximum": 15 * 86400 + 1}, {"speed": 1}, {1: 1})),
     *(("REDACT", value) for value in ("", "redact", "shop.", ".redact", "shop privacy.redact", "shop:redact", 1, {})),
+    *(("ARCHIVE_PATH", value) for value in ("", 5, b"archive")),
+    *(("ARCHIVE_REQUIRED", value) for value in (None, 1, "yes")),
     *(("METRICS_TOKEN", value) for value in ("", "short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
     *(("BACKOFF", value) for value in (Backoff(initial=-1), Backoff(jitter=float("nan")), Backoff(factor=True))),
 ]
@@ -178,10 +182,10 @@ def test_setting_must_be_a_dict(mysqlqueue, value):
     [
         ("TREADS", "Did you mean THREADS?"),
         ("LEASE_DURATON", "Did you mean LEASE_DURATION?"),
-        ("QUITE_ANOTHER_THING", "Known: BACKOFF, BATCH_SIZE,"),
+        ("QUITE_ANOTHER_THING", "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, BACKOFF,"),
         ("poll_interval", "Did you mean POLL_INTERVAL?"),
-        ("colour", "Known: BACKOFF, BATCH_SIZE,"),
-        (7, "Known: BACKOFF, BATCH_SIZE,"),
+        ("colour", "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, BACKOFF,"),
+        (7, "Known: ARCHIVE_PATH, ARCHIVE_REQUIRED, BACKOFF,"),
     ],
 )
 def test_unknown_key(mysqlqueue, key, hint):

@@ -1,0 +1,10 @@
+"""``python -m django_mysqlqueue.pipeline``, also for ``spark-submit``."""
+
+from __future__ import annotations
+
+import sys
+
+from django_mysqlqueue.pipeline.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

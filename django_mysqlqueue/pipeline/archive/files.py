@@ -1,0 +1,226 @@
+"""The archive's files: written, read back and compared where the tasks run, without a way through the JVM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from django_mysqlqueue.pipeline import checksums, databases
+from django_mysqlqueue.pipeline.archive.manifest import File
+from django_mysqlqueue.pipeline.batches import batch, schema
+from django_mysqlqueue.pipeline.checksums import Sum
+from django_mysqlqueue.pipeline.databases import Place
+from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.layout import COLUMNS, NAMES
+from django_mysqlqueue.pipeline.reading import FIRST_WAIT, TRIES, Query, Span, rows_of
+
+SCHEMA = schema(COLUMNS, exact=True)
+FLUSH_BYTES = 64 * 2**20
+"""Rows that a task keeps in memory before it writes them; one file of each topic and day at a time."""
+READ_ROWS = 65_536
+REPEATING = [name for name in NAMES if name not in ("offset", "id", "payload", "created_at", "published_at")]
+"""Columns that Parquet keeps as dictionaries."""
+DAY_MS = 86_400_000
+LONGEST_NAME = 180
+
+
+class Mismatch(PipelineError):
+    """What was read back is not what the log holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Where the archive is: a folder, or a URI that pyarrow knows."""
+
+    uri: str
+
+    def open(self) -> Folder:
+        if "://" not in self.uri:
+            return Folder(pyarrow.fs.LocalFileSystem(), str(Path(self.uri).absolute()), is_local=True)
+        try:
+            filesystem, path = pyarrow.fs.FileSystem.from_uri(self.uri)
+        except (OSError, ValueError, pa.ArrowInvalid) as error:
+            raise PipelineError(f"archive {self.uri!r}: {error}") from error
+        return Folder(filesystem, path, is_local=isinstance(filesystem, pyarrow.fs.LocalFileSystem))
+
+    def spark_path(self, relative: str) -> str:
+        """The path as Spark takes it: not percent-encoded as a URI is, and what would be a pattern escaped."""
+        root = self.uri.rstrip("/") if "://" in self.uri else f"file://{Path(self.uri).absolute()}"
+        return re.sub(r"([\\{}\[\]*?])", r"\\\1", f"{root}/{relative}")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An open root."""
+
+    filesystem: Any
+    path: str
+    is_local: bool
+
+    def full(self, relative: str) -> str:
+        return f"{self.path}/{relative}"
+
+    @contextlib.contextmanager
+    def create(self, relative: str) -> Iterator[Any]:
+        """A new file, on disk when the block ends: the manifest's row must not outlive its files."""
+        full = self.full(relative)
+        parent = os.path.dirname(full)
+        self.filesystem.create_dir(parent, recursive=True)
+        if not self.is_local:
+            with self.filesystem.open_output_stream(full) as stream:
+                yield stream
+            return
+        with open(full, "xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        while len(parent) >= len(self.path):
+            _fsync_folder(parent)
+            parent = os.path.dirname(parent)
+
+    def read(self, relative: str) -> pq.ParquetFile:
+        return pq.ParquetFile(self.full(relative), filesystem=self.filesystem)
+
+    def size(self, relative: str) -> int:
+        return int(self.filesystem.get_file_info(self.full(relative)).size)
+
+
+def _fsync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def topic_folder(topic: str) -> str:
+    """A folder's name for any topic, for people and tools; readers take topics from the files."""
+    name = quote(topic, safe="")
+    return f"topic={name}" if len(name) <= LONGEST_NAME else f"topic={name[:LONGEST_NAME]}~{zlib.crc32(topic.encode())}"
+
+
+def day_name(day: int) -> str:
+    """A day since the epoch as ``2026-11-22``; years that no calendar has keep their number."""
+    try:
+        return time.strftime("%Y-%m-%d", time.gmtime(day * 86400)) if 0 <= day < 2_932_897 else f"epoch{day:+d}"
+    except (OverflowError, ValueError, OSError):
+        return f"epoch{day:+d}"
+
+
+def write_span(place: Place, root: Root, segment: str, span: Span) -> list[File]:
+    """Copies a span of the log into files of its own below a segment's path, and checks them.
+
+    Rows and the server's checksum come from one snapshot, so that a dead letter
+    which is redriven meanwhile makes no difference.
+
+    Raises:
+        Mismatch: the files do not hold what the log does.
+    """
+    failures = 0
+    while True:
+        try:
+            return _write_span(place, root.open(), segment, span)
+        except Exception as error:
+            failures += 1
+            if failures == TRIES or not databases.is_lost(error):
+                raise
+            time.sleep(FIRST_WAIT * 2**failures)
+
+
+def _write_span(place: Place, folder: Folder, segment: str, span: Span) -> list[File]:
+    files: list[File] = []
+    waiting: list[pa.RecordBatch] = []
+    with place.connect() as database, database.snapshot():
+        for rows in rows_of(database, Query(NAMES), NAMES, span):
+            waiting.append(batch(rows, COLUMNS, exact=True))
+            if sum(one.nbytes for one in waiting) >= FLUSH_BYTES:
+                files += _flush(folder, segment, waiting)
+                waiting = []
+        files += _flush(folder, segment, waiting)
+        expected = checksums.of_log(database, span)
+    found = sum((file.sum for file in files), Sum())
+    if found != expected:
+        raise Mismatch(
+            f"offsets {span.above + 1} to {span.up_to}: the log has {expected.rows} rows with checksum "
+            f"{expected.checksum}, the files {found.rows} with {found.checksum}; nothing was committed"
+        )
+    return files
+
+
+def _flush(folder: Folder, segment: str, waiting: Sequence[pa.RecordBatch]) -> list[File]:
+    if not waiting:
+        return []
+    table = pa.Table.from_batches(waiting)
+    return [
+        write_file(folder, segment, topic, day_name(day), (piece,)) for topic, day, piece in _by_topic_and_day(table)
+    ]
+
+
+def _by_topic_and_day(table: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
+    """The table's pieces, each in the order that it had."""
+    days = pc.divide(pc.subtract(table["published_at"].cast(pa.int64()), 0), DAY_MS)
+    keys = pa.table({"topic": table["topic"], "day": days})
+    distinct = keys.group_by(["topic", "day"]).aggregate([])
+    if distinct.num_rows == 1:
+        yield distinct["topic"][0].as_py(), distinct["day"][0].as_py(), table
+        return
+    order = pc.sort_indices(
+        keys.append_column("place", pa.array(range(len(keys)))),
+        sort_keys=[("topic", "ascending"), ("day", "ascending"), ("place", "ascending")],
+    )
+    table, keys = table.take(order), keys.take(order)
+    start = 0
+    counts = keys.group_by(["topic", "day"], use_threads=False).aggregate([([], "count_all")])
+    for topic, day, count in zip(
+        counts["topic"].to_pylist(), counts["day"].to_pylist(), counts["count_all"].to_pylist(), strict=True
+    ):
+        yield topic, day, table.slice(start, count)
+        start += count
+
+
+def write_file(folder: Folder, segment: str, topic: str, day: str, tables: Iterator[Any] | Sequence[Any]) -> File:
+    """Writes one file under a name that nobody else has, reads it back and says what it holds."""
+    path = f"{topic_folder(topic)}/day={day}/{uuid.uuid4().hex}.parquet"
+    relative = f"{segment}/{path}"
+    lo, hi = 0, 0
+    with (
+        folder.create(relative) as stream,
+        pq.ParquetWriter(stream, SCHEMA, compression="zstd", use_dictionary=REPEATING) as writer,
+    ):
+        for table in tables:
+            if not table.num_rows:
+                continue
+            writer.write(table)
+            lo = lo or table["offset"][0].as_py()
+            hi = table["offset"][-1].as_py()
+    found = read_sum(folder, relative)
+    return File(path, topic, day, found.rows, found.checksum, lo, hi, folder.size(relative))
+
+
+def read_sum(folder: Folder, relative: str) -> Sum:
+    """Reads a file from its beginning to its end and computes its checksum."""
+    with folder.read(relative) as file:
+        if not file.schema_arrow.equals(SCHEMA):
+            raise Mismatch(f"file {relative!r}: its columns are not those of the log")
+        return sum((checksums.of_batch(one) for one in file.iter_batches(READ_ROWS)), Sum())
+
+
+def read_batches(folder: Folder, relative: str) -> Iterator[pa.Table]:
+    """A file's rows in its order, a row group at a time."""
+    with folder.read(relative) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number)

@@ -1,0 +1,277 @@
+"""What is done with the archive: grow it, check it, merge small segments, let old ones go, sweep up rubbish.
+
+One of these at a time (a lock that ends with the connection); were two to run
+all the same, the manifest's primary key lets one of them commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow.fs
+
+from django_mysqlqueue.pipeline import ends
+from django_mysqlqueue.pipeline.archive import files, manifest
+from django_mysqlqueue.pipeline.archive.files import Folder, Mismatch, Root
+from django_mysqlqueue.pipeline.archive.manifest import File, Segment
+from django_mysqlqueue.pipeline.checksums import Sum
+from django_mysqlqueue.pipeline.databases import Database, Place
+from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.reading import Span
+from django_mysqlqueue.pipeline.spread import spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCK = "archive"
+SEGMENT_OFFSETS = 1_000_000
+TASK_OFFSETS = 125_000
+COMPACT_ROWS = 5_000_000
+GRACE = datetime.timedelta(days=1)
+"""Files that no row names are swept up when they are so old: a reader may be at those of a merged segment."""
+
+Progress = Callable[[int], None]
+"""Is told how many offsets have been dealt with since it was last told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An archive, the log that it is of, and the session that does the work."""
+
+    spark: SparkSession
+    place: Place
+    root: Root
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Database]:
+        """A connection that holds the archive's lock.
+
+        Raises:
+            PipelineError: another run holds it.
+        """
+        with self.place.connect() as database:
+            if not database.lock(LOCK):
+                raise PipelineError("another run is at this archive: wait for its end")
+            yield database
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What a run has added."""
+
+    segments: int = 0
+    rows: int = 0
+    size: int = 0
+    archived: int = 0
+    """All offsets up to this one are in the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A segment that is not as the manifest says."""
+
+    lo: int
+    hi: int
+    path: str
+    says: str
+
+
+def pending(database: Database) -> list[Span]:
+    """The ranges that the archive lacks."""
+    return manifest.missing(manifest.segments(database), ends.highest(database))
+
+
+def grow(
+    job: Job,
+    *,
+    segment_offsets: int = SEGMENT_OFFSETS,
+    task_offsets: int = TASK_OFFSETS,
+    progress: Progress = lambda offsets: None,
+) -> Grown:
+    """Copies what the archive lacks, up to the end that the log has now, one segment after another.
+
+    A run that ends at any point has lost at most the segment it was at.
+    """
+    grown = Grown()
+    with job.locked() as database:
+        for span in pending(database):
+            above = span.above
+            while above < span.up_to:
+                # What GC took before the first run, or any other gap, needs no task to read it.
+                first = ends.lowest(database, above)
+                held = span.up_to if first is None else min(first - 1, span.up_to)
+                piece = Span(held, min(span.up_to, held + segment_offsets))
+                segment = _copy(job, above + 1, piece, task_offsets)
+                manifest.add(database, segment)
+                grown = Grown(grown.segments + 1, grown.rows + segment.rows, grown.size + segment.size)
+                progress(piece.up_to - above)
+                above = piece.up_to
+        archived = manifest.archived(manifest.segments(database))
+    return Grown(grown.segments, grown.rows, grown.size, archived)
+
+
+def _copy(job: Job, lo: int, span: Span, task_offsets: int) -> Segment:
+    """A segment from ``lo`` to the end of the span, with the span's rows; below it there are none."""
+    path = _fresh_path(lo, span.up_to)
+    work = partial(files.write_span, job.place, job.root, path)
+    written = [file for some in spread(job.spark, work, span.split(-(-len(span) // task_offsets))) for file in some]
+    return _segment(lo, span.up_to, path, written)
+
+
+def _segment(lo: int, hi: int, path: str, written: Sequence[File]) -> Segment:
+    total = sum((file.sum for file in written), Sum())
+    return Segment(lo, hi, total.rows, total.checksum, path, tuple(written))
+
+
+def _fresh_path(lo: int, hi: int) -> str:
+    return f"{lo:019}-{hi:019}-{uuid.uuid4().hex[:12]}"
+
+
+# -- checking -----------------------------------------------------------------
+
+
+def verify(job: Job, *, progress: Progress = lambda offsets: None) -> list[Fault]:
+    """Reads every file and compares what it holds with the manifest; returns what is wrong.
+
+    Also names ranges that are missing between segments.
+    """
+    with job.place.connect() as database:
+        known = manifest.segments(database)
+    faults = [
+        Fault(span.above + 1, span.up_to, "", "no segment holds these offsets")
+        for span in manifest.missing(known, known[-1].hi if known else 0)
+    ]
+    for segment in known:
+        if segment.sum != sum((file.sum for file in segment.files), Sum()):
+            faults.append(Fault(segment.lo, segment.hi, segment.path, "its files do not add up to its row"))
+        work = partial(_checked, job.root, segment.path)
+        for file, says in zip(segment.files, spread(job.spark, work, segment.files), strict=True):
+            if says:
+                faults.append(Fault(segment.lo, segment.hi, f"{segment.path}/{file.path}", says))
+        progress(segment.hi - segment.lo + 1)
+    return faults
+
+
+def _checked(root: Root, path: str, file: File) -> str:
+    """What is wrong with a file; '' if nothing is."""
+    try:
+        found = files.read_sum(root.open(), f"{path}/{file.path}")
+    except FileNotFoundError:
+        return "there is no such file"
+    except (OSError, pyarrow.ArrowException, Mismatch) as error:
+        return f"it cannot be read: {error}"
+    if found != file.sum:
+        return f"it holds {found.rows} rows with checksum {found.checksum}, not {file.rows} with {file.checksum}"
+    return ""
+
+
+# -- merging ------------------------------------------------------------------
+
+
+def compact(job: Job, *, rows: int = COMPACT_ROWS, progress: Progress = lambda offsets: None) -> int:
+    """Merges neighbouring segments as long as the result has at most ``rows`` rows; returns how many went into others.
+
+    One file for each topic and day of the result. The old files stay for readers that are at them, until ``sweep``.
+    """
+    merged = 0
+    with job.locked() as database:
+        for group in mergeable(manifest.segments(database), rows):
+            new = _merge(job, group)
+            manifest.replace(database, group, new)
+            merged += len(group)
+            progress(new.hi - new.lo + 1)
+    return merged
+
+
+def mergeable(known: Sequence[Segment], rows: int) -> list[list[Segment]]:
+    """Groups of two or more neighbours without a gap that have at most ``rows`` rows together."""
+    groups: list[list[Segment]] = []
+    for segment in known:
+        last = groups[-1] if groups else []
+        fits = sum(one.rows for one in last) + segment.rows <= rows
+        if last and last[-1].hi + 1 == segment.lo and fits:
+            last.append(segment)
+        else:
+            groups.append([segment])
+    return [group for group in groups if len(group) > 1]
+
+
+def _merge(job: Job, group: Sequence[Segment]) -> Segment:
+    lo, hi = group[0].lo, group[-1].hi
+    path = _fresh_path(lo, hi)
+    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for segment in group:
+        for file in segment.files:
+            parts.setdefault((file.topic, file.day), []).append((file.lo, f"{segment.path}/{file.path}"))
+    items = [(topic, day, tuple(path for _, path in sorted(paths))) for (topic, day), paths in sorted(parts.items())]
+    new = _segment(lo, hi, path, spread(job.spark, partial(_merge_files, job.root, path), items))
+    expected = sum((segment.sum for segment in group), Sum())
+    if new.sum != expected:
+        raise Mismatch(
+            f"offsets {lo} to {hi}: the merged files hold {new.rows} rows with checksum {new.checksum}, the old ones "
+            f"{expected.rows} with {expected.checksum}; the old ones stay (run verify)"
+        )
+    return new
+
+
+def _merge_files(root: Root, path: str, item: tuple[str, str, tuple[str, ...]]) -> File:
+    topic, day, paths = item
+    folder = root.open()
+    tables = (table for one in paths for table in files.read_batches(folder, one))
+    return files.write_file(folder, path, topic, day, tables)
+
+
+# -- letting go ---------------------------------------------------------------
+
+
+def expire(job: Job, *, before: datetime.date) -> list[Segment]:
+    """Takes segments out of which every message was published before a day (UTC), oldest first; returns them.
+
+    The newest segment stays: it is what says how far the archive has come. Files go with the next ``sweep``.
+    """
+    with job.locked() as database:
+        known = manifest.segments(database)
+        old: list[Segment] = []
+        for segment in known[:-1]:
+            if segment.last_day >= before.isoformat():
+                break
+            old.append(segment)
+        manifest.remove(database, old)
+    return old
+
+
+def sweep(job: Job, *, grace: datetime.timedelta = GRACE) -> list[str]:
+    """Deletes files below the root that no row names and that are older than ``grace``; returns their paths."""
+    with job.locked() as database:
+        folder = job.root.open()
+        named = {
+            folder.full(f"{segment.path}/{file.path}")
+            for segment in manifest.segments(database)
+            for file in segment.files
+        }
+        return _sweep(folder, named, datetime.datetime.now(datetime.UTC) - grace)
+
+
+def _sweep(folder: Folder, named: set[str], before: datetime.datetime) -> list[str]:
+    selector = pyarrow.fs.FileSelector(folder.path, recursive=True, allow_not_found=True)
+    gone, kept, folders = [], set(named), []
+    for found in folder.filesystem.get_file_info(selector):
+        if found.type == pyarrow.fs.FileType.Directory:
+            folders.append(found.path)
+        elif found.path in named or found.mtime > before:
+            kept.add(found.path)
+        elif found.path.endswith(".parquet"):  # nothing else was put there by an archive
+            folder.filesystem.delete_file(found.path)
+            gone.append(found.path)
+        else:
+            kept.add(found.path)
+    for path in sorted(folders, key=len, reverse=True):
+        if not any(one.startswith(f"{path}/") for one in kept) and any(one.startswith(f"{path}/") for one in gone):
+            folder.filesystem.delete_dir(path)
+    return gone

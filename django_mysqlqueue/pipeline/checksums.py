@@ -1,0 +1,90 @@
+"""One checksum over every column of a range, computed by the server and, from the files, by Arrow.
+
+A row's text is its numbers, the lengths of its short texts, the CRC-32 of its
+long ones and then the short texts themselves, so that no two rows have the same
+one. The checksum is the sum of the texts' CRC-32: it knows no order, and those
+of two ranges add up to that of both.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from django_mysqlqueue.pipeline.databases import Database
+from django_mysqlqueue.pipeline.layout import COLUMNS, LOG
+from django_mysqlqueue.pipeline.reading import Span
+
+LONG = ("payload", "metadata", "last_error")
+NUMBERS = tuple(column for column in COLUMNS if column.kind in ("number", "time"))
+SHORT = tuple(column for column in COLUMNS if column.kind == "text" and column.name not in LONG)
+assert len(NUMBERS) + len(SHORT) + len(LONG) == len(COLUMNS)  # noqa: S101  # every column has its place
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """How many rows, and the sum of their CRC-32."""
+
+    rows: int = 0
+    checksum: int = 0
+
+    def __add__(self, other: Sum) -> Sum:
+        return Sum(self.rows + other.rows, self.checksum + other.checksum)
+
+
+def of_log(database: Database, span: Span) -> Sum:
+    """As the server computes it."""
+    parts = [f"`{column.name}`" for column in NUMBERS]
+    parts += [database.byte_length(f"`{column.name}`") for column in SHORT]
+    parts += [f"CRC32(`{name}`)" for name in LONG]
+    parts += [f"`{column.name}`" for column in SHORT]
+    rows, total = database.row(
+        f"SELECT COUNT(*), COALESCE(SUM(CRC32({database.joined(parts)})), 0) "
+        f"FROM {LOG}{database.force_index('PRIMARY')} WHERE `offset` > %s AND `offset` <= %s",
+        (span.above, span.up_to),
+    )
+    return Sum(int(rows), int(total))
+
+
+def of_batch(batch: pa.RecordBatch | pa.Table) -> Sum:
+    """Of rows in the archive's own form, with all columns."""
+    parts = [_digits(batch.column(column.name), column.absent) for column in NUMBERS]
+    texts = [_flat(batch.column(column.name)) for column in SHORT]
+    parts += [_constant(pc.binary_length(text)) for text in texts]
+    parts += [_crcs(_flat(batch.column(name))) for name in LONG]
+    parts += [_constant(text) for text in texts]
+    if batch.num_rows == 0:
+        return Sum()
+    rows = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), ",")
+    if isinstance(rows, pa.Scalar):
+        rows = pa.array([rows.as_py()] * batch.num_rows)
+    return Sum(batch.num_rows, sum(map(zlib.crc32, rows.cast(pa.binary()).to_pylist())))
+
+
+def _flat(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _digits(column: Any, absent: int | None) -> Any:
+    numbers = _flat(column)
+    if pa.types.is_timestamp(numbers.type):
+        numbers = numbers.view(pa.int64())
+    return _constant(numbers if absent is None else pc.fill_null(numbers, absent))
+
+
+def _constant(values: pa.Array) -> Any:
+    """One scalar instead of a column that holds one value: most of a log's columns do."""
+    if len(values) and pc.all(pc.equal(values, values[0])).as_py():
+        return values[0]
+    return values
+
+
+def _crcs(values: pa.Array) -> Any:
+    first = _constant(values)
+    if isinstance(first, pa.Scalar):
+        return pa.scalar(zlib.crc32(first.cast(pa.binary()).as_py()), pa.int64())
+    return pa.array(map(zlib.crc32, values.cast(pa.binary()).to_pylist()), pa.int64())

@@ -1,0 +1,223 @@
+"""What ``python -m django_mysqlqueue.pipeline`` and the management commands share.
+
+The former needs no Django, so that it also runs under ``spark-submit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tqdm import tqdm
+
+from django_mysqlqueue.pipeline import ends
+from django_mysqlqueue.pipeline.archive import manifest, run
+from django_mysqlqueue.pipeline.archive.files import Root
+from django_mysqlqueue.pipeline.archive.run import Job
+from django_mysqlqueue.pipeline.databases import URL_VARIABLE, Place
+from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.session import session
+
+Say = Callable[[str], object]
+ACTIONS = ("grow", "verify", "compact", "expire", "sweep", "status")
+
+
+class Failed(PipelineError):
+    """The command has done its work and found something wrong."""
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
+    return number
+
+
+def day(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a day like 2026-11-22") from error
+
+
+def archive_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=ACTIONS,
+        default="grow",
+        help="grow (the default): archive what is not yet; verify: read every file and compare; compact: merge small "
+        "segments; expire: let old segments go; sweep: delete files that no segment names; status: what there is",
+    )
+    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI")
+    parser.add_argument("--master", metavar="URL", help="Spark's master (default: spark-submit's, else local[*])")
+    parser.add_argument("--segment-offsets", type=positive, default=run.SEGMENT_OFFSETS, metavar="N")
+    parser.add_argument("--task-offsets", type=positive, default=run.TASK_OFFSETS, metavar="N")
+    parser.add_argument("--rows", type=positive, default=run.COMPACT_ROWS, metavar="N", help="compact: of one segment")
+    parser.add_argument("--before", type=day, metavar="DAY", help="expire: segments wholly older than this day (UTC)")
+    parser.add_argument(
+        "--grace", type=float, default=run.GRACE.total_seconds() / 3600, metavar="HOURS", help="sweep: how old at least"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def archive(options: Mapping[str, Any], place: Place, say: Say) -> None:
+    """Runs one action of the archive's command.
+
+    Raises:
+        PipelineError: it was not done, or ``verify`` has found something wrong.
+    """
+    if not options["path"]:
+        raise PipelineError("nothing says where the archive is: pass --path, or set MYSQLQUEUE['ARCHIVE_PATH']")
+    root = Root(options["path"])
+    action = options["action"]
+    if action == "expire" and options["before"] is None:
+        raise PipelineError("expire: pass --before DAY")
+    if action == "status":
+        facts = _status(place, root)
+    else:
+        # Spark takes seconds to start: not for nothing, and not for what needs no task.
+        spark = session(options["master"], name="queuearchive") if _needs_spark(action, place) else None
+        facts = _act(Job(spark, place, root), action, options)  # type: ignore[arg-type]
+    lines = facts.pop("says")
+    if options["format"] == "json":
+        say(json.dumps({"action": action, **facts}, default=str))
+    else:
+        for line in lines:
+            say(line)
+    if facts.get("faults"):
+        raise Failed(f"{len(facts['faults'])} faults in the archive")
+
+
+def _needs_spark(action: str, place: Place) -> bool:
+    if action in ("expire", "sweep"):
+        return False
+    if action != "grow":
+        return True
+    with place.connect() as database:
+        return bool(run.pending(database))
+
+
+def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    quiet = options["format"] == "json"
+    if action == "expire":
+        old = run.expire(job, before=options["before"])
+        rows = sum(segment.rows for segment in old)
+        return {
+            "segments": len(old),
+            "rows": rows,
+            "says": [f"{len(old)} segments with {rows:,} messages have left the archive; sweep deletes their files."],
+        }
+    if action == "sweep":
+        gone = run.sweep(job, grace=datetime.timedelta(hours=options["grace"]))
+        return {"files": len(gone), "says": [f"{len(gone)} files that no segment names were deleted."]}
+    with job.place.connect() as database:
+        known = manifest.segments(database)
+        todo = sum(map(len, run.pending(database)))
+    if action == "grow":
+        with _bar(todo, quiet) as bar:
+            grown = run.grow(
+                job,
+                segment_offsets=options["segment_offsets"],
+                task_offsets=options["task_offsets"],
+                progress=bar.update,
+            )
+        return {
+            **asdict(grown),
+            "says": [
+                (
+                    f"{grown.rows:,} messages in {grown.segments} segments, {_size(grown.size)}. "
+                    f"All offsets up to {grown.archived} are in the archive."
+                )
+            ],
+        }
+    if action == "compact":
+        groups = run.mergeable(known, options["rows"])
+        with _bar(sum(group[-1].hi - group[0].lo + 1 for group in groups), quiet) as bar:
+            merged = run.compact(job, rows=options["rows"], progress=bar.update)
+        return {"merged": merged, "says": [f"{merged} segments were merged into {len(groups)}."]}
+    with _bar(sum(one.hi - one.lo + 1 for one in known), quiet) as bar:
+        faults = run.verify(job, progress=bar.update)
+    says = [f"{fault.lo} to {fault.hi}: {fault.path or 'the manifest'}: {fault.says}" for fault in faults]
+    return {
+        "segments": len(known),
+        "rows": sum(one.rows for one in known),
+        "faults": [asdict(fault) for fault in faults],
+        "says": says or [f"{len(known)} segments with {sum(one.rows for one in known):,} messages are as they were."],
+    }
+
+
+def _status(place: Place, root: Root) -> dict[str, Any]:
+    with place.connect() as database:
+        known = manifest.segments(database)
+        last = ends.highest(database)
+    end = manifest.archived(known)
+    rows, size = sum(one.rows for one in known), sum(one.size for one in known)
+    files = sum(len(one.files) for one in known)
+    says = [
+        f"{rows:,} messages in {len(known)} segments and {files} files, {_size(size)}, below {root.uri}.",
+        f"All offsets up to {end} are in it; the log ends at {last}.",
+    ]
+    return {
+        "segments": len(known),
+        "files": files,
+        "rows": rows,
+        "size": size,
+        "archived": end,
+        "log": last,
+        "says": says,
+    }
+
+
+def _size(size: int) -> str:
+    value = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _bar(total: int, quiet: bool) -> Any:  # noqa: FBT001
+    return tqdm(total=total, unit=" offsets", unit_scale=True, disable=True if quiet else None, file=sys.stderr)
+
+
+# -- without Django -----------------------------------------------------------
+
+
+def place_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the queue's database", f"without these: the environment's {URL_VARIABLE}")
+    group.add_argument("--defaults-file", default="", metavar="FILE", help="a MySQL option file")
+    group.add_argument("--defaults-group", default="client", metavar="GROUP", help="its group (default: client)")
+    group.add_argument("--sqlite-file", default="", metavar="FILE")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m django_mysqlqueue.pipeline``; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m django_mysqlqueue.pipeline", description="The queue's log in PySpark, without Django."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, add, _, text in COMMANDS:
+        command = commands.add_parser(name, help=text, description=text)
+        add(command)
+        place_arguments(command)
+    options = vars(parser.parse_args(arguments))
+    place = Place(options["defaults_file"], options["defaults_group"], options["sqlite_file"])
+    work = next(work for name, _, work, _ in COMMANDS if name == options["command"])
+    try:
+        work(options, place, print)
+    except PipelineError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], Callable[..., None], str], ...] = (
+    ("archive", archive_arguments, archive, "Moves the log, range by range, into Parquet files."),
+)

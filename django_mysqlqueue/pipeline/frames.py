@@ -1,0 +1,122 @@
+"""The log and the archive as DataFrames."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django_mysqlqueue.pipeline.archive import manifest
+from django_mysqlqueue.pipeline.layout import ddl
+from django_mysqlqueue.pipeline.session import PUSHDOWN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from django_mysqlqueue.pipeline.archive.files import Root
+    from django_mysqlqueue.pipeline.archive.manifest import Segment
+    from django_mysqlqueue.pipeline.databases import Place
+
+
+def json_payload(schema: StructType | str, payload: str = "payload") -> Column:
+    """The payload as a struct of the given schema; NULL, or a NULL field, where it is not of that form.
+
+    Args:
+        schema: a ``StructType`` or a DDL string such as ``"n INT, name STRING"``.
+        payload: the name of the binary column.
+    """
+    from pyspark.sql import functions
+
+    # Not CAST, which fails the query on bytes that are no UTF-8.
+    return functions.from_json(functions.try_validate_utf8(functions.col(payload).cast("string")), schema)
+
+
+def log(spark: SparkSession, place: Place, **options: str) -> DataFrame:
+    """The live log; ``options`` are those of the source, filters are pushed into SQL.
+
+    Args:
+        spark: the session; its setting for filter pushdown is switched on.
+        place: where the queue's database is.
+    """
+    spark.conf.set(PUSHDOWN, "true")
+    reader = spark.read.format("mysqlqueue").option("pushFilters", "true")
+    return reader.options(**{**place.options(), **options}).load()
+
+
+def archive(
+    spark: SparkSession,
+    place: Place,
+    root: Root,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+) -> DataFrame:
+    """What the archive holds: the files that the manifest names, no others, with the log's columns.
+
+    Args:
+        topics: only these; other topics' files are not opened.
+        since: only what was published then or later; files of earlier days are not opened.
+        until: only what was published before.
+    """
+    with place.connect() as database:
+        known = manifest.segments(database)
+    return _archived(spark, root, known, topics, since, until)
+
+
+def everything(
+    spark: SparkSession,
+    place: Place,
+    root: Root | None,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+) -> DataFrame:
+    """The archive up to its end and the live log behind it: each message once.
+
+    Without a root it is what the log still holds.
+    """
+    options = {} if topics is None else {"topics": json.dumps(list(topics))}
+    if root is None:
+        return _within(log(spark, place, **options), since, until)
+    with place.connect() as database:
+        known = manifest.segments(database)
+    live = log(spark, place, startOffset=str(manifest.archived(known) + 1), **options)
+    # What lies behind a hole is in the log.
+    chain = [segment for segment in known if segment.hi <= manifest.archived(known)]
+    return _archived(spark, root, chain, topics, since, until).unionByName(_within(live, since, until))
+
+
+def _archived(
+    spark: SparkSession,
+    root: Root,
+    known: Sequence[Segment],
+    topics: Sequence[str] | None,
+    since: datetime.datetime | None,
+    until: datetime.datetime | None,
+) -> DataFrame:
+    first = "" if since is None else since.astimezone(datetime.UTC).date().isoformat()
+    last = "9" if until is None else until.astimezone(datetime.UTC).date().isoformat()
+    paths = [
+        root.spark_path(f"{segment.path}/{file.path}")
+        for segment in known
+        for file in segment.files
+        if (topics is None or file.topic in topics) and first <= file.day <= last
+    ]
+    if not paths:
+        return spark.createDataFrame([], ddl())
+    # Only these files, without a guess at columns from the names of folders.
+    found = spark.read.schema(ddl()).option("recursiveFileLookup", "true").parquet(*paths)
+    return _within(found, since, until)
+
+
+def _within(frame: DataFrame, since: datetime.datetime | None, until: datetime.datetime | None) -> DataFrame:
+    from pyspark.sql import functions
+
+    moment = functions.col("published_at")
+    if since is not None:
+        frame = frame.where(moment >= functions.lit(since))
+    return frame if until is None else frame.where(moment < functions.lit(until))

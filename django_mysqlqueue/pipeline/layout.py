@@ -1,0 +1,66 @@
+"""The log's columns as the servers, Arrow and Spark know them. Imports neither Django nor Spark.
+
+Times are epoch milliseconds in the tables and timestamps in UTC outside of
+them; a ``failed_at`` of 0, on a message that never failed, is NULL there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+LOG = "queue_messages"
+OUTBOX = "queue_outbox"
+COLLECTED = "queue_collected"
+SEGMENTS = "queue_archive_segments"
+BY_PARTITION = "queue_messages_partition"
+"""The log's index of (topic, partition_key, offset)."""
+
+Kind = Literal["number", "text", "bytes", "time"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the log."""
+
+    name: str
+    kind: Kind
+    absent: int | None = None
+    """A time that stands for none and reads as NULL."""
+
+    @property
+    def spark_type(self) -> str:
+        return {"number": "BIGINT", "text": "STRING", "bytes": "BINARY", "time": "TIMESTAMP"}[self.kind]
+
+
+COLUMNS = (
+    Column("offset", "number"),
+    Column("topic", "text"),
+    Column("partition_key", "text"),
+    Column("id", "text"),
+    Column("payload", "bytes"),
+    Column("size", "number"),
+    Column("metadata", "text"),
+    Column("target_group", "text"),
+    Column("original_id", "text"),
+    Column("original_topic", "text"),
+    Column("original_offset", "number"),
+    Column("failed_group", "text"),
+    Column("failed_at", "time", absent=0),
+    Column("failure_count", "number"),
+    Column("last_error", "text"),
+    Column("created_at", "time"),
+    Column("published_at", "time"),
+)
+BY_NAME = {column.name: column for column in COLUMNS}
+NAMES = tuple(BY_NAME)
+
+FIRST_TIME = -62_135_596_800_000
+LAST_TIME = 253_402_300_799_999
+"""Epoch milliseconds of the years 1 to 9999: what Python and Spark both can hold."""
+
+
+def ddl(columns: Iterable[Column] = COLUMNS) -> str:
+    """The columns as a Spark schema string: ``offset BIGINT, topic STRING, …``."""
+    return ", ".join(f"`{column.name}` {column.spark_type}" for column in columns)

@@ -1,0 +1,279 @@
+"""The Spark sink: rows become messages in the outbox, one transaction for each task.
+
+A task that fails, is run twice or is run again by a later job adds nothing twice,
+because ids are given and repeats of an id are dropped when they are sequenced
+(as long as the first is in the log). So an id must be a function of the row.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from django_mysqlqueue import rules
+from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.pipeline.databases import Database, Place
+from django_mysqlqueue.pipeline.ends import milliseconds
+from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.layout import OUTBOX
+from django_mysqlqueue.pipeline.options import PLACE_OPTIONS, check_known, number
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STATEMENT_BYTES = 2**20
+STATEMENT_ROWS = 2_000
+"""Bounds of one multi-row INSERT."""
+SINK_OPTIONS = ("partitions", "maxPayloadBytes")
+TAKES: Mapping[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "id": ("string",),
+    "payload": ("binary", "string"),
+    "partition_key": ("string",),
+    "metadata": ("string",),
+    "target_group": ("string",),
+    "deliver_at": ("timestamp", "bigint"),
+}
+"""The columns that a row may have, and their types."""
+REQUIRED = ("topic", "id", "payload")
+LARGEST = 2**30
+
+
+class Row(NamedTuple):
+    """A checked row, in the order of the statement's columns."""
+
+    topic: str
+    partition_key: str
+    message_id: str
+    payload: bytes
+    metadata: str
+    target_group: str
+    deliver_at: int
+
+    @property
+    def weight(self) -> int:
+        """Bytes in a statement at most: escaping doubles one, a character has up to four."""
+        text = len(self.topic) + len(self.partition_key) + len(self.message_id) + len(self.metadata)
+        return 2 * len(self.payload) + 4 * text + 4 * len(self.target_group) + 60
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """What a write was asked for. It travels to the executors."""
+
+    place: Place
+    columns: tuple[str, ...]
+    partitions: int | None
+    max_payload_bytes: int
+
+    INSERT: ClassVar[str] = (
+        f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group, deliver_at) VALUES "
+    )
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Sink:
+        """Raises ``PipelineError``, naming what is wrong, before any task begins."""
+        place = Place.of(options)
+        check_known(options, SINK_OPTIONS + PLACE_OPTIONS, "the sink")
+        if overwrite:
+            raise PipelineError("mode 'overwrite': the sink only appends; messages are not replaced")
+        names = tuple(field.name for field in schema.fields)
+        for field in schema.fields:
+            kind = field.dataType.simpleString()
+            if field.name not in TAKES:
+                raise PipelineError(f"column {field.name!r}: the sink takes {', '.join(TAKES)}")
+            if kind not in TAKES[field.name]:
+                raise PipelineError(f"column {field.name!r} of type {kind}: must be {' or '.join(TAKES[field.name])}")
+        for name in REQUIRED:
+            if name not in names:
+                raise PipelineError(f"there is no column {name!r}: the sink needs {', '.join(REQUIRED)}")
+        return cls(
+            place,
+            names,
+            number(options, "partitions", most=100_000),
+            number(options, "maxPayloadBytes", most=LARGEST) or rules.MAX_PAYLOAD_BYTES,
+        )
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Puts all rows of a task into the outbox, or none of them; returns how many.
+
+        Raises:
+            PipelineError: names the first bad row and the rule that it breaks.
+        """
+        written = 0
+        with self.place.connect() as database:
+            limit = min(STATEMENT_BYTES, database.max_statement_bytes() // 2)
+            with database.transaction():
+                for rows in _chunks(self._rows(batches), limit):
+                    _insert(database, rows, limit)
+                    written += len(rows)
+        return written
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+        check = _Checked(self)
+        for batch in batches:
+            columns = {name: batch.column(place).to_pylist() for place, name in enumerate(self.columns)}
+            absent = [None] * batch.num_rows
+            yield from map(
+                check,
+                columns["topic"],
+                columns["id"],
+                columns["payload"],
+                columns.get("partition_key", absent),
+                columns.get("metadata", absent),
+                columns.get("target_group", absent),
+                columns.get("deliver_at", absent),
+            )
+
+
+class _Checked:
+    """Makes checked rows; remembers which topics, groups and metadata it has found valid."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.partitions = sink.partitions
+        self.max_payload_bytes = sink.max_payload_bytes
+        self.names: dict[tuple[str, Any], str] = {}
+        self.metadata: dict[str, dict[str, Any]] = {}
+
+    def __call__(
+        self, topic: Any, message_id: Any, payload: Any, key: Any, metadata: Any, group: Any, deliver_at: Any
+    ) -> Row:
+        try:
+            return self._row(topic, message_id, payload, key, metadata, group, deliver_at)
+        except InvalidMessage as error:
+            raise PipelineError(f"the row with topic {topic!r} and id {message_id!r}: {error}") from error
+
+    def _row(
+        self, topic: Any, message_id: Any, payload: Any, key: Any, metadata: Any, group: Any, deliver_at: Any
+    ) -> Row:
+        if not message_id:
+            raise InvalidMessage(
+                f"id {message_id!r}: must be given, and the same each time this row is written (a hash of it, say)"
+            )
+        if payload is None:
+            raise InvalidMessage("payload None: must not be null")
+        body = payload.encode() if isinstance(payload, str) else payload
+        if len(body) > self.max_payload_bytes:
+            raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes allows {self.max_payload_bytes}")
+        partition, text = self._partition(key, rules.check_text("id", message_id), metadata)
+        return Row(
+            self._name("topic", topic),
+            partition,
+            message_id,
+            body,
+            text,
+            self._name("target_group", group) if group else "",
+            _when(deliver_at),
+        )
+
+    def _name(self, kind: str, name: Any) -> str:
+        if (kind, name) not in self.names:
+            self.names[kind, name] = rules.check_name(kind, name)
+        return self.names[kind, name]
+
+    def _partition(self, key: Any, message_id: str, metadata: Any) -> tuple[str, str]:
+        text = metadata or "{}"
+        if text not in self.metadata:
+            if len(self.metadata) > 1000:
+                self.metadata.clear()
+            self.metadata[text] = _metadata(text)
+        if self.partitions is None:
+            return "" if key is None else rules.check_key(key), text
+        if key is None:
+            return rules.hashed_partition(message_id, self.partitions), text
+        given = {**self.metadata[text], rules.PUBLISHER_KEY: rules.check_key(key)}
+        return rules.hashed_partition(key, self.partitions), json.dumps(given, ensure_ascii=False)
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    size = len(text.encode())
+    if size > rules.MAX_METADATA_BYTES:
+        raise InvalidMessage(f"metadata of {size} bytes: at most {rules.MAX_METADATA_BYTES} are allowed")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"metadata {text[:80]!r}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidMessage(f"metadata {text[:80]!r}: must be a JSON object")
+    rules.check_json_column(value)
+    return value
+
+
+def _when(deliver_at: Any) -> int:
+    """Epoch milliseconds; 0: at once."""
+    if deliver_at is None:
+        return 0
+    if isinstance(deliver_at, datetime.datetime):
+        return max(1, milliseconds(deliver_at))
+    if not 0 <= deliver_at <= rules.LATEST_DELIVERY:
+        raise InvalidMessage(f"deliver_at {deliver_at}: must be epoch milliseconds up to the end of the year 9999")
+    return int(deliver_at)
+
+
+def _chunks(rows: Iterator[Row], limit: int) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        weight = row.weight
+        if chunk and (size + weight > limit or len(chunk) == STATEMENT_ROWS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += weight
+    if chunk:
+        yield chunk
+
+
+def _insert(database: Database, rows: Sequence[Row], limit: int) -> None:
+    if len(rows) == 1 and rows[0].weight > limit and rows[0].weight > database.max_statement_bytes():
+        raise PipelineError(
+            f"the row with topic {rows[0].topic!r} and id {rows[0].message_id!r}: payload of {len(rows[0].payload)} "
+            "bytes: the server's max_allowed_packet takes at most half of it"
+        )
+    values = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(rows))
+    database.execute(Sink.INSERT + values, [value for row in rows for value in row])
+
+
+class Written(WriterCommitMessage):
+    """How many rows a task has put into the outbox."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+class OutboxWriter(DataSourceArrowWriter):
+    """``df.write.format("mysqlqueue").mode("append")``."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Written(self.sink.write(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Each task has committed its own."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What other tasks have committed stays; the same job run again adds only what is missing."""
+
+
+class OutboxStreamWriter(DataSourceStreamArrowWriter):
+    """``df.writeStream.format("mysqlqueue")``: a micro-batch that is run again adds nothing twice."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Written(self.sink.write(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Each task has committed its own."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """As in a batch."""

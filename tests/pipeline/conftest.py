@@ -1,0 +1,45 @@
+"""One Spark session for the run, told where the test database is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_mysqlqueue.pipeline import project
+from django_mysqlqueue.pipeline.databases import Place
+from django_mysqlqueue.pipeline.session import session
+from tests.harness import USING
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def _place(_database: None) -> Place:
+    return project.place(USING)
+
+
+@pytest.fixture(scope="session")
+def _spark(_place: Place) -> Iterator[Any]:
+    # Tasks are tried twice, also on one machine: what a retried task does is half of the matter.
+    found = session("local[2, 2]", settings={"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"})
+    found.sparkContext.setLogLevel("OFF")
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def place(db: None, _place: Place) -> Place:
+    return _place
+
+
+@pytest.fixture
+def spark(db: None, _spark: Any) -> Any:
+    assert os.environ["MYSQLQUEUE_URL"]
+    return _spark

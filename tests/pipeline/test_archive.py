@@ -1,0 +1,340 @@
+"""The archive equals the log, row for row, whatever happens to those who write it."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import ArchiveSegment, QueueMessage
+from django_mysqlqueue.pipeline import checksums, frames
+from django_mysqlqueue.pipeline.archive import files, manifest, run
+from django_mysqlqueue.pipeline.archive.files import Root
+from django_mysqlqueue.pipeline.archive.run import Job
+from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.reading import Span
+from django_mysqlqueue.service import archiving, retention
+from django_mysqlqueue.service.transactions import Session
+from tests.factories import QueueMessageFactory
+from tests.harness import USING, Sub, handler, sequence
+from tests.pipeline.test_source import HOSTILE, collected, expected
+
+
+@pytest.fixture
+def job(spark: Any, place: Any, tmp_path: Any) -> Job:
+    return Job(spark, place, Root(str(tmp_path / "the [archive] * é %3D")))
+
+
+def held(job: Job, **options: Any) -> list[tuple[Any, ...]]:
+    return collected(frames.archive(job.spark, job.place, job.root, **options))
+
+
+def some(count: int, topic: str = "t") -> None:
+    publish_many(topic, (Message({"n": n}, key=f"k{n % 3}") for n in range(count)))
+    sequence()
+
+
+def parquet(job: Job) -> list[str]:
+    from pathlib import Path
+
+    return sorted(str(path) for path in Path(job.root.uri).rglob("*.parquet"))
+
+
+# -- growing ------------------------------------------------------------------
+
+
+def test_the_archive_equals_the_log(job):
+    some(30)
+    publish("bytes", b"\x00\xff\xfe")
+    sequence()
+    for number, text in enumerate(HOSTILE):
+        QueueMessageFactory(topic=text, partition_key=text, message_id=text or "-", payload=text.encode())
+        QueueMessageFactory(
+            topic="dead", partition_key=str(number), last_error=text, failed_group="g", failed_at=5, failure_count=2
+        )
+    QueueMessageFactory(topic="é" * 120, partition_key="k" * 190, published_at=1_600_000_000_000)
+    grown = run.grow(job, task_offsets=7)
+    assert grown.rows == QueueMessage.objects.count()
+    assert grown.archived == QueueMessage.objects.order_by("-offset")[0].offset
+    assert held(job) == expected()
+    assert run.verify(job) == []
+
+
+def test_a_time_that_no_calendar_has_is_archived_as_it_is(job):
+    for moment in (2**62, -(2**62), -1, 0, 253_402_300_800_000):
+        QueueMessageFactory(created_at=moment, published_at=moment)
+    assert run.grow(job).rows == 5
+    assert run.verify(job) == []
+
+
+def test_it_goes_on_where_it_was(job):
+    some(10)
+    assert run.grow(job).rows == 10
+    assert run.grow(job).segments == 0
+    some(5, "other")
+    assert (run.grow(job).rows, ArchiveSegment.objects.count()) == (5, 2)
+    assert held(job) == expected()
+
+
+def test_segments_are_cut_by_offsets(job):
+    some(25)
+    assert run.grow(job, segment_offsets=10, task_offsets=4).segments == 3
+    assert held(job) == expected()
+    rows = ArchiveSegment.objects.order_by("lo")
+    assert [(after.lo, before.hi + 1) for before, after in itertools.pairwise(rows)] == [
+        (after.lo, after.lo) for after in rows[1:]
+    ]
+
+
+def test_what_was_gone_before_the_first_run_costs_nothing(job, monkeypatch):
+    QueueMessageFactory(offset=50_000)
+    jobs = []
+    monkeypatch.setattr(run, "spread", lambda spark, work, items: jobs.append(items) or [work(one) for one in items])
+    assert run.grow(job, segment_offsets=10).segments == 1
+    assert jobs == [[Span(50_000 - 1, 50_000)]]
+    assert archiving.archived_offset(Session(USING)) == 50_000
+
+
+def test_an_empty_log_is_archived_as_nothing(job):
+    assert run.grow(job).segments == 0
+    assert held(job) == []
+
+
+def test_a_gap_in_the_log_is_archived_as_a_gap(job):
+    some(20)
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    QueueMessage.objects.filter(offset__in=known[5:15]).delete()
+    run.grow(job, segment_offsets=5)
+    assert held(job) == expected()
+    assert archiving.archived_offset(Session(USING)) == known[-1]
+
+
+def test_topics_and_days_can_be_chosen(job):
+    day = 1_700_000_000_000
+    for number in range(6):
+        QueueMessageFactory(topic=("a", "b")[number % 2], published_at=day + number * 86_400_000)
+    run.grow(job)
+    assert {row[1] for row in held(job, topics=["a"])} == {"a"}
+    since = datetime.datetime.fromtimestamp(day / 1000 + 2 * 86_400, datetime.UTC)
+    assert len(held(job, since=since)) == 4
+    assert len(held(job, since=since, until=since + datetime.timedelta(days=2))) == 2
+    assert held(job, topics=["none"]) == []
+
+
+# -- nothing is committed that is not right -----------------------------------
+
+
+def test_what_is_not_as_the_log_is_not_committed(job, monkeypatch):
+    some(5)
+    monkeypatch.setattr(checksums, "of_log", lambda database, span: checksums.Sum(5, 1))
+    with pytest.raises(files.Mismatch, match="nothing was committed"):
+        files.write_span(job.place, job.root, "segment", Span(0, 10**6))
+    assert not ArchiveSegment.objects.exists()
+
+
+@pytest.mark.parametrize("column", [column.name for column in checksums.COLUMNS if column.name != "offset"])
+def test_every_column_is_in_the_checksum(place, column):
+    QueueMessageFactory(
+        topic="a", partition_key="b", message_id="c", payload=b"d", metadata={"e": 1}, target_group="f",
+        original_id="g", original_topic="h", original_offset=1, failed_group="i", failed_at=2, failure_count=3,
+        last_error="j", created_at=4, published_at=5,
+    )  # fmt: skip
+    offset = QueueMessage.objects.get().offset
+    with place.connect() as database:
+        before = checksums.of_log(database, Span(0, offset))
+        changed = {"payload": b"dd"} if column in ("payload", "size") else {}
+        name = {"id": "message_id"}.get(column, column)
+        if not changed:
+            value = getattr(QueueMessage.objects.get(), name)
+            changed = {name: value + ("x" if isinstance(value, str) else 1) if name != "metadata" else {"e": 2}}
+        QueueMessage.objects.update(**changed)
+        assert checksums.of_log(database, Span(0, offset)) != before
+
+
+def test_the_servers_checksum_is_that_of_arrow(place):
+    from django_mysqlqueue.pipeline.batches import batch
+    from django_mysqlqueue.pipeline.layout import COLUMNS, NAMES
+    from django_mysqlqueue.pipeline.reading import Query, rows_of
+
+    for number, text in enumerate(HOSTILE):
+        QueueMessageFactory(topic=text, partition_key=text, message_id=text or "-", payload=text.encode() * number)
+        QueueMessageFactory(topic="m", metadata={text: [number, 1.5, None, text]}, last_error=text * 3)
+    known = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)
+    with place.connect() as database:
+        for span in Span(known[0] - 1, list(known)[-1]).split(len(known)):
+            rows = [row for some in rows_of(database, Query(NAMES), NAMES, span) for row in some]
+            found = checksums.of_batch(batch(rows, COLUMNS, exact=True)) if rows else checksums.Sum()
+            assert found == checksums.of_log(database, span)
+
+
+def test_two_runs_do_not_collide(job):
+    some(5)
+    with job.place.connect() as other:
+        assert other.lock(run.LOCK)
+        with pytest.raises(PipelineError, match="another run"):
+            run.grow(job)
+    assert run.grow(job).rows == 5
+
+
+def test_of_two_runs_without_a_lock_one_commits(job):
+    some(5)
+    span = Span(0, QueueMessage.objects.order_by("-offset")[0].offset)
+    first, second = (run._copy(job, 1, span, 100_000) for _ in range(2))
+    with job.place.connect() as database:
+        manifest.add(database, first)
+        with pytest.raises(PipelineError, match="another run"):
+            manifest.add(database, second)
+    assert held(job) == expected()
+
+
+def test_files_that_no_row_names_are_not_read(job):
+    some(5)
+    span = Span(0, QueueMessage.objects.order_by("-offset")[0].offset)
+    run._copy(job, 1, span, 100_000)  # and died before its row
+    assert held(job) == []
+    run.grow(job)
+    assert held(job) == expected()
+    assert len(parquet(job)) > len([file for one in segments(job) for file in one.files])
+
+
+def segments(job: Job) -> list[manifest.Segment]:
+    with job.place.connect() as database:
+        return manifest.segments(database)
+
+
+def test_a_hole_is_filled(job):
+    some(20)
+    run.grow(job, segment_offsets=5)
+    lost = ArchiveSegment.objects.order_by("lo")[1].lo
+    ArchiveSegment.objects.filter(lo=lost).delete()
+    assert archiving.archived_offset(Session(USING)) == lost - 1
+    assert [fault.says for fault in run.verify(job)] == ["no segment holds these offsets"]
+    assert run.grow(job).segments == 1
+    assert held(job) == expected()
+
+
+# -- what GC keeps for it -----------------------------------------------------
+
+
+def test_gc_deletes_nothing_that_is_not_archived(job, settings):
+    settings.MYSQLQUEUE = {"RETENTION": 0, "ARCHIVE_REQUIRED": True}
+    sub = Sub(handler())
+    publish_many("t", range(5))
+    sub.settle()
+    assert retention.collect(USING).messages == 0
+    before = expected()
+    run.grow(job)
+    publish_many("t", range(3))
+    sub.settle()
+    assert retention.collect(USING).messages == 5
+    assert held(job) == before
+    assert QueueMessage.objects.count() == 3
+    assert len(collected(frames.everything(job.spark, job.place, job.root))) == 8
+
+
+def test_gc_stops_before_a_hole(job, settings):
+    settings.MYSQLQUEUE = {"RETENTION": 0, "ARCHIVE_REQUIRED": True}
+    sub = Sub(handler())
+    publish_many("t", range(9))
+    sub.settle()
+    run.grow(job, segment_offsets=3)
+    ArchiveSegment.objects.order_by("lo")[1].delete()
+    assert retention.collect(USING).messages == 3
+
+
+def test_what_gc_took_before_it_was_archived_is_an_error(job, settings):
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+    sub = Sub(handler())
+    publish_many("t", range(5))
+    sub.settle()
+    run.grow(job)
+    publish_many("t", range(5))
+    sub.settle()
+    retention.collect(USING)
+    with pytest.raises(PySparkException, match="GC has removed messages"):
+        collected(frames.everything(job.spark, job.place, job.root))
+
+
+# -- checking, merging, letting go --------------------------------------------
+
+
+def test_verify_finds_what_is_wrong_with_files(job):
+    from pathlib import Path
+
+    some(20)
+    run.grow(job, segment_offsets=7)
+    paths = [Path(path) for path in parquet(job)]
+    paths[0].unlink()
+    whole = paths[1].read_bytes()
+    paths[1].write_bytes(whole[: len(whole) // 2])
+    table = next(files.read_batches(job.root.open(), str(paths[2].relative_to(job.root.uri))))
+    import pyarrow.parquet as pq
+
+    pq.write_table(table.slice(1), paths[2])
+    says = sorted(fault.says for fault in run.verify(job))
+    assert len(says) == 3
+    assert any("no such file" in text for text in says)
+    assert any("cannot be read" in text for text in says)
+    assert any("holds" in text for text in says)
+
+
+def test_compact_merges_neighbours(job):
+    for _ in range(4):
+        some(5)
+        some(2, "other")
+        run.grow(job)
+    files_before = parquet(job)
+    assert run.compact(job) == 4
+    assert ArchiveSegment.objects.count() == 1
+    assert len([file for one in segments(job) for file in one.files]) == 2
+    assert held(job) == expected()
+    assert run.verify(job) == []
+    assert run.compact(job) == 0
+    assert run.sweep(job) == []  # too young
+    gone = run.sweep(job, grace=datetime.timedelta(0))
+    assert sorted(gone) == files_before
+    assert held(job) == expected()
+    some(3)
+    run.grow(job)
+    assert held(job) == expected()
+
+
+def test_compact_keeps_below_its_limit():
+    known = [manifest.Segment(10 * n + 1, 10 * n + 10, 10, 0, str(n), ()) for n in range(7) if n != 3]
+    assert [[one.lo for one in group] for group in run.mergeable(known, 20)] == [[1, 11], [41, 51]]
+
+
+def test_compact_with_a_damaged_file_changes_nothing(job):
+    from pathlib import Path
+
+    for _ in range(2):
+        some(5)
+        run.grow(job)
+    before = segments(job)
+    path = Path(parquet(job)[0])
+    import pyarrow.parquet as pq
+
+    pq.write_table(pq.read_table(path).slice(1), path)
+    with pytest.raises(files.Mismatch, match="the old ones stay"):
+        run.compact(job)
+    assert segments(job) == before
+
+
+def test_expire_lets_old_segments_go_but_the_newest(job):
+    day = 86_400_000
+    for number in range(4):
+        QueueMessageFactory(published_at=1_700_000_000_000 + number * day)
+        run.grow(job)
+    limit = datetime.datetime.fromtimestamp(1_700_000_000 + 2 * 86_400, datetime.UTC).date()
+    last = archiving.archived_offset(Session(USING))
+    assert len(run.expire(job, before=limit)) == 2
+    assert len(held(job)) == 2
+    assert archiving.archived_offset(Session(USING)) == last
+    assert len(run.expire(job, before=datetime.date(2200, 1, 1))) == 1
+    assert run.grow(job).segments == 0
+    assert len(run.sweep(job, grace=datetime.timedelta(0))) == 3
+    assert len(held(job)) == 1

@@ -1,0 +1,205 @@
+"""Rows of a DataFrame become messages, each once."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from tests.harness import Sub, handler, sequence
+from tests.test_conformance import Recorder
+
+MINIMAL = "topic STRING, id STRING, payload STRING"
+
+
+def write(frame: Any, **options: Any) -> None:
+    given = {name: str(value) for name, value in options.items()}
+    frame.write.format("mysqlqueue").mode("append").options(**given).save()
+
+
+def rows(spark: Any, count: int, tasks: int = 2) -> Any:
+    frame = spark.range(0, count, 1, tasks)
+    return frame.select(
+        F.lit("t").alias("topic"),
+        F.concat(F.lit("id-"), F.col("id")).alias("id"),
+        F.concat(F.lit('{"n":'), F.col("id"), F.lit("}")).alias("payload"),
+        F.concat(F.lit("k"), F.col("id") % 3).alias("partition_key"),
+    )
+
+
+def test_rows_become_messages(spark):
+    write(rows(spark, 20))
+    got = Recorder()
+    Sub(handler(function=got)).settle()
+    assert sorted(body["n"] for body in got.payloads) == list(range(20))
+
+
+def test_every_column(spark):
+    moment = datetime.datetime(2031, 2, 3, 4, 5, 6, 789000, tzinfo=datetime.UTC)
+    frame = spark.createDataFrame(
+        [("t", "i", bytearray(b"\x00\xff"), "k \N{PILE OF POO}", '{"a": "é"}', "g", moment)],
+        "topic STRING, id STRING, payload BINARY, partition_key STRING, metadata STRING, target_group STRING, "
+        "deliver_at TIMESTAMP",
+    )
+    write(frame)
+    row = OutboxMessage.objects.get()
+    assert (row.topic, row.message_id, bytes(row.payload)) == ("t", "i", b"\x00\xff")
+    assert (row.partition_key, row.metadata, row.target_group) == ("k \N{PILE OF POO}", {"a": "é"}, "g")
+    assert row.deliver_at == int(moment.timestamp() * 1000)
+    assert row.created_at > 0
+
+
+def test_a_second_run_adds_nothing(spark):
+    for _ in range(2):
+        write(rows(spark, 30))
+        sequence()
+    assert QueueMessage.objects.count() == 30
+    write(rows(spark, 40))
+    sequence()
+    assert QueueMessage.objects.count() == 40
+
+
+def test_a_task_that_fails_and_is_run_again_adds_nothing_twice(spark, tmp_path):
+    marker = str(tmp_path / "failed")
+
+    def fail_once(value: str) -> str:
+        import os
+
+        if value == "id-17" and not os.path.exists(marker):
+            open(marker, "x").close()
+            raise RuntimeError("the first try")
+        return value
+
+    failing = F.udf(fail_once, "string")
+    frame = rows(spark, 20).withColumn("id", failing("id"))
+    write(frame)
+    sequence()
+    assert QueueMessage.objects.count() == 20
+    assert (tmp_path / "failed").exists()
+
+
+def test_the_order_of_a_key_is_kept_by_the_recipe(spark):
+    frame = rows(spark, 60, tasks=4).withColumn("n", F.get_json_object("payload", "$.n").cast("int"))
+    write(frame.repartition(3, "partition_key").sortWithinPartitions("n").drop("n"))
+    got = Recorder()
+    Sub(handler(function=got)).settle()
+    for key in range(3):
+        numbers = [body["n"] for body in got.payloads if body["n"] % 3 == key]
+        assert numbers == list(range(key, 60, 3))
+
+
+def test_hashed_partitions_are_those_of_publish(spark, settings):
+    from django_mysqlqueue import publish
+
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 5}}}
+    write(rows(spark, 9), partitions=5)
+    for number in range(9):
+        publish("t", {"n": number}, key=f"k{number % 3}", id=f"p-{number}")
+    sequence()
+    spark_rows = QueueMessage.objects.filter(message_id__startswith="id-").values_list("payload", "partition_key")
+    ours = QueueMessage.objects.filter(message_id__startswith="p-").values_list("payload", "partition_key")
+    assert sorted((bytes(body), key) for body, key in spark_rows) == sorted((bytes(body), key) for body, key in ours)
+    assert {row.metadata["mysqlqueue.key"] for row in QueueMessage.objects.all()} == {"k0", "k1", "k2"}
+
+
+def test_statements_are_small(place):
+    from django_mysqlqueue.pipeline.sink import STATEMENT_BYTES, STATEMENT_ROWS, Row, _chunks
+
+    big = Row("t", "k", "i", b"x" * 300_000, "{}", "", 0)
+    small = Row("t", "k", "i", b"x", "{}", "", 0)
+    made = list(_chunks(iter([big] * 4 + [small] * 5000), STATEMENT_BYTES))
+    assert max(len(chunk) for chunk in made) == STATEMENT_ROWS
+    assert all(sum(row.weight for row in chunk) <= STATEMENT_BYTES for chunk in made)
+    assert sum(map(len, made)) == 5004
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (("t", None, "x", "k", "{}"), "id None"),
+        (("t", "", "x", "k", "{}"), "id ''"),
+        (("t", "i" * 191, "x", "k", "{}"), "191 characters"),
+        ((None, "i", "x", "k", "{}"), "topic None"),
+        (("a/b", "i", "x", "k", "{}"), "topic 'a/b'"),
+        (("t", "i", None, "k", "{}"), "payload None"),
+        (("t", "i", "x" * 2000, "k", "{}"), "payload of 2000 bytes"),
+        (("t", "i", "x", "__p:1", "{}"), "__p:"),
+        (("t", "i", "x", "k" * 191, "{}"), "191 characters"),
+        (("t", "i", "x", "k", "[1]"), "must be a JSON object"),
+        (("t", "i", "x", "k", "{"), "is not JSON"),
+        (("t", "i", "x", "k", '{"n": 18446744073709551616}'), "64 bits"),
+    ],
+)
+def test_a_bad_row_is_named_and_nothing_of_its_task_is_stored(spark, row, says):
+    good = [("t", f"g{number}", "x", "k", "{}") for number in range(3000)]
+    schema = f"{MINIMAL}, partition_key STRING, metadata STRING"
+    frame = spark.createDataFrame([*good, row], schema).coalesce(1)
+    with pytest.raises(PySparkException) as caught:
+        write(frame, maxPayloadBytes=1000)
+    assert says in str(caught.value)
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("topic STRING, payload STRING", "no column 'id'"),
+        (f"{MINIMAL}, `offset` BIGINT", "'offset'"),
+        ("topic STRING, id BIGINT, payload STRING", "'id' of type bigint"),
+    ],
+)
+def test_a_bad_schema_is_named(spark, schema, says):
+    with pytest.raises(PySparkException, match=says):
+        write(spark.createDataFrame([], schema))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"topics": "t"}, "'topics'"), ({"partitions": "0"}, "partitions='0'"), ({"password": "x"}, "details of")],
+)
+def test_a_bad_option_is_named(spark, options, says):
+    with pytest.raises(PySparkException, match=says):
+        write(rows(spark, 1), **options)
+
+
+def test_messages_are_not_overwritten(spark):
+    with pytest.raises(PySparkException, match="only appends"):
+        rows(spark, 1).write.format("mysqlqueue").mode("overwrite").save()
+
+
+def test_a_stream_into_the_queue(spark, tmp_path):
+    """Files come in, messages go out; a micro-batch that is run again adds nothing."""
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+
+    def come(name: str, first: int) -> None:
+        lines = [json.dumps({"topic": "t", "id": f"id-{n}", "payload": str(n)}) for n in range(first, first + 5)]
+        (incoming / name).write_text("\n".join(lines))
+
+    def run() -> None:
+        (
+            spark.readStream.schema(MINIMAL)
+            .json(str(incoming))
+            .writeStream.format("mysqlqueue")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+        sequence()
+
+    come("one.json", 0)
+    run()
+    come("two.json", 5)
+    run()
+    assert QueueMessage.objects.count() == 10
+    newest = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))[-1]
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    run()
+    assert QueueMessage.objects.count() == 10

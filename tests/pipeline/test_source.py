@@ -1,0 +1,416 @@
+"""The log as a Spark table and as a Spark stream."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from typing import Any
+
+import pytest
+from django.db import connection
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import CollectedTopic, QueueMessage
+from django_mysqlqueue.pipeline import layout
+from django_mysqlqueue.service import retention
+from tests.factories import QueueMessageFactory
+from tests.harness import USING, Sub, handler, sequence
+
+UTC = datetime.UTC
+HOSTILE = ["", "007", "a/b", "a,b", "a b ", "É\N{PILE OF POO}", "'; DROP", "%s", "\\", "\x00\n", "topic=x"]
+
+
+def log(spark: Any, **options: Any) -> Any:
+    given = {name: str(value) for name, value in options.items()}
+    return spark.read.format("mysqlqueue").option("pushFilters", "true").options(**given).load()
+
+
+def expected() -> list[tuple[Any, ...]]:
+    """The log's rows as plain SQL has them, times in UTC."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(f'`{name}`' for name in layout.NAMES)} FROM queue_messages ORDER BY 1")
+        rows = cursor.fetchall()
+    found = []
+    for row in rows:
+        values = dict(zip(layout.NAMES, row, strict=True))
+        for column in layout.COLUMNS:
+            if column.kind == "time":
+                number = values[column.name]
+                moment = datetime.datetime.fromtimestamp(number / 1000, UTC)
+                values[column.name] = None if number == column.absent else moment
+        found.append(tuple(values.values()))
+    return found
+
+
+def collected(frame: Any) -> list[tuple[Any, ...]]:
+    rows = frame.orderBy("offset").collect()
+    return [
+        tuple(
+            value.astimezone(UTC)
+            if isinstance(value, datetime.datetime)
+            else bytes(value)
+            if isinstance(value, bytearray)
+            else value
+            for value in row
+        )
+        for row in rows
+    ]
+
+
+def offsets(frame: Any) -> list[int]:
+    return [row.offset for row in frame.select("offset").orderBy("offset").collect()]
+
+
+def test_every_column_and_every_row(spark):
+    publish_many("orders", (Message({"n": n}, key=f"k{n % 3}", metadata={"n": n, "é": None}) for n in range(50)))
+    publish("clicks", b"\x00\xff\xfe")
+    sequence()
+    for number, text in enumerate(HOSTILE):
+        QueueMessageFactory(topic=text, partition_key=text, message_id=text or "-", payload=text.encode())
+        QueueMessageFactory(topic="dead", partition_key=str(number), last_error=text, failed_group="g", failed_at=5)
+    frame = log(spark, numPartitions=3)
+    assertSchemaEqual(frame.schema, spark.createDataFrame([], layout.ddl()).schema)
+    assert collected(frame) == expected()
+    assert frame.rdd.getNumPartitions() == 3
+
+
+def test_an_empty_log(spark):
+    assert log(spark).collect() == []
+    assert log(spark, startOffset="latest").count() == 0
+
+
+def test_a_time_that_no_timestamp_holds_is_null(spark):
+    QueueMessageFactory(created_at=2**62, published_at=-(2**62))
+    row = log(spark).collect()[0]
+    assert (row.created_at, row.published_at) == (None, None)
+
+
+def test_topics_start_and_end(spark):
+    for topic in ("a", "b", "a,b"):
+        QueueMessageFactory.create_batch(3, topic=topic)
+    first = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)[0]
+    assert log(spark, topics="a, b").select("topic").distinct().count() == 2
+    assert log(spark, topics='["a,b"]').count() == 3
+    assert offsets(log(spark, startOffset=first + 2, endOffset=first + 5)) == [first + 2, first + 3, first + 4]
+    assert log(spark, startOffset="latest").count() == 0
+    assert log(spark, endOffset=10**15).count() == 9
+
+
+def test_from_one_moment_to_another(spark):
+    for minute in range(10):
+        QueueMessageFactory(published_at=1_700_000_000_000 + minute * 60_000)
+    start = datetime.datetime.fromtimestamp(1_700_000_000 + 120, UTC)
+    end = start + datetime.timedelta(minutes=3)
+    found = log(spark, startOffset=start.isoformat(), endOffset=end.isoformat())
+    assert [row.published_at.astimezone(UTC) for row in found.orderBy("offset").collect()] == [
+        start + datetime.timedelta(minutes=minute) for minute in range(3)
+    ]
+
+
+def test_a_narrower_schema_reads_only_those_columns(spark, monkeypatch):
+    publish_many("t", range(5))
+    sequence()
+    frame = spark.read.format("mysqlqueue").schema("id STRING, `offset` BIGINT").load()
+    assert frame.columns == ["id", "offset"]
+    assert frame.count() == 5
+    assert spark.read.format("mysqlqueue").schema("topic STRING").load().distinct().collect()[0].topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("condition", "pushed"),
+    [
+        ("offset > {0} AND offset <= {3}", True),
+        ("offset >= {1} AND offset < {4}", True),
+        ("offset = {2}", True),
+        ("offset IN ({0}, {3})", False),
+        ("topic = 'a'", True),
+        ("topic IN ('a', 'é')", True),
+        ("topic = 'a' AND partition_key = 'k1'", True),
+        ("id = 'i3'", True),
+        ("topic = 'a' AND topic = 'é'", True),
+        ("partition_key = ''", True),
+        ("offset > 5 OR topic = 'a'", False),
+        ("topic LIKE 'a%'", False),
+        ("size > 1", False),
+        ("partition_key = 'K1'", True),
+        ("offset < -1", True),
+        ("id = '\\'; --'", True),
+    ],
+)
+def test_filters_give_what_spark_alone_would(spark, condition, pushed):
+    for number in range(6):
+        topic = ("a", "é", "A")[number % 3]
+        QueueMessageFactory(topic=topic, partition_key=("k1", "K1", "")[number // 2], message_id=f"i{number}")
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    where = condition.format(*known)
+    frame = log(spark).where(where)
+    alone = spark.read.format("mysqlqueue").load().where(where)
+    assertDataFrameEqual(frame, alone)
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    kept = any(re.match(r"[-+ *():\d]*Filter ", line) for line in plan.splitlines())
+    assert kept != pushed, plan
+
+
+def test_a_filter_takes_rows_on_the_server(spark):
+    """The rows that a filter leaves out do not reach Spark."""
+    publish_many("t", (Message(n, key="k") for n in range(100)))
+    sequence()
+    frame = log(spark).where("topic = 't' AND partition_key = 'k' AND id = 'none'")
+    rows = frame._jdf.queryExecution()
+    assert frame.count() == 0
+    assert frame.rdd.getNumPartitions() == 1
+    assert rows is not None
+
+
+def test_plain_sessions_read_without_the_setting_for_filters(spark):
+    publish("t", 1)
+    sequence()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert spark.read.format("mysqlqueue").load().where("topic = 't'").count() == 1
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"password": "secret"}, "details of the connection"),
+        ({"Url": "mysql://…"}, "details of the connection"),
+        ({"topic": "t"}, "option 'topic'"),
+        ({"topics": "[]"}, "at least one"),
+        ({"topics": '["a"'}, "JSON list"),
+        ({"startOffset": "yesterday"}, "startOffset='yesterday'"),
+        ({"startOffset": "-1"}, "startOffset='-1'"),
+        ({"endOffset": "earliest"}, "endOffset"),
+        ({"numPartitions": "0"}, "numPartitions='0'"),
+        ({"failOnDataLoss": "perhaps"}, "true or false"),
+        ({"defaultsFile": "/no/such/my.cnf"}, "/no/such/my.cnf"),
+        ({"sqliteFile": "/no/such.sqlite3"}, "/no/such.sqlite3"),
+        ({"urlVariable": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
+    ],
+)
+def test_a_bad_option_is_named(spark, options, says):
+    with pytest.raises(PySparkException, match=says.replace("(", r"\(")) as caught:
+        spark.read.format("mysqlqueue").options(**options).load().count()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"), [("offset INT", "BIGINT"), ("nothing STRING", "nothing"), ("created_at BIGINT", "TIMESTAMP")]
+)
+def test_a_bad_schema_is_named(spark, schema, says):
+    with pytest.raises(PySparkException, match=says):
+        spark.read.format("mysqlqueue").schema(schema).load().count()
+
+
+def test_no_password_in_plans_or_partitions(spark):
+    password = connection.settings_dict["PASSWORD"] or connection.settings_dict["NAME"]
+    frame = log(spark)
+    plan = frame._jdf.queryExecution().toString()
+    assert str(password) not in plan
+
+
+# -- what GC has removed ------------------------------------------------------
+
+
+@pytest.fixture
+def no_retention(settings):
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+
+
+def collect_first(count: int, sub: Sub) -> list[int]:
+    """Ten messages, the first ``count`` of them handled and collected; returns all offsets."""
+    publish_many("t", (Message(n, key="k") for n in range(count)))
+    sub.settle()
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    assert retention.collect(USING).messages == count
+    publish_many("t", (Message(n, key="k") for n in range(count, 10)))
+    sequence()
+    return known + list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+
+
+def test_gc_says_how_far_it_has_been(db, no_retention):
+    sub = Sub(handler())
+    known = collect_first(4, sub)
+    row = CollectedTopic.objects.get()
+    assert (row.topic, row.collected_offset) == ("t", known[3])
+    assert 0 < row.published_at <= row.collected_at
+    sub.settle()
+    assert retention.collect(USING).messages == 6
+    assert CollectedTopic.objects.get().collected_offset == known[9]
+
+
+def test_a_dry_run_of_gc_notes_nothing(db, no_retention):
+    publish("t", 1)
+    Sub(handler()).settle()
+    assert retention.collect(USING, dry_run=True).messages == 1
+    assert not CollectedTopic.objects.exists()
+
+
+def test_a_start_below_what_gc_removed_is_an_error(spark, no_retention):
+    known = collect_first(4, Sub(handler()))
+    with pytest.raises(PySparkException, match="GC has removed messages"):
+        log(spark, startOffset=known[2]).count()
+    assert log(spark, startOffset=known[2], failOnDataLoss="false").count() == 6
+    assert log(spark, startOffset=known[4]).count() == 6
+    assert log(spark).count() == 6
+    assert log(spark, startOffset=known[2], topics="other").count() == 0
+
+
+def test_a_moment_before_what_gc_removed_is_an_error(spark, no_retention):
+    collect_first(4, Sub(handler()))
+    with pytest.raises(PySparkException, match="GC has removed messages"):
+        log(spark, startOffset="2020-01-01").count()
+    assert log(spark, startOffset="2020-01-01", failOnDataLoss="false").count() == 6
+
+
+# -- the stream ---------------------------------------------------------------
+
+
+def stream(spark: Any, **options: Any) -> Any:
+    return spark.readStream.format("mysqlqueue").options(**{name: str(value) for name, value in options.items()}).load()
+
+
+def run(frame: Any, tmp_path: Any, name: str = "sunk", **trigger: Any) -> Any:
+    """Runs a query over what is there now, with a checkpoint under the path; its rows go to a table in memory."""
+    query = (
+        frame.writeStream.format("memory")
+        .queryName(name)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return query
+
+
+def batches_of(frame: Any, tmp_path: Any, **options: Any) -> list[list[tuple[Any, ...]]]:
+    """The micro-batches that a run makes, row by row."""
+    found: list[list[tuple[Any, ...]]] = []
+
+    def keep(batch: Any, number: int) -> None:
+        found.append(collected(batch))
+
+    frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    return found
+
+
+def test_a_stream_goes_on_where_it_was(spark, tmp_path):
+    publish_many("t", range(5))
+    sequence()
+    first = batches_of(stream(spark), tmp_path)
+    publish_many("t", range(5, 8))
+    sequence()
+    second = batches_of(stream(spark), tmp_path)
+    assert [row for batch in first + second for row in batch] == expected()
+    assert batches_of(stream(spark), tmp_path) == []
+    last = json.loads(sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[-1])
+    assert last == {"offset": QueueMessage.objects.order_by("-offset")[0].offset}
+
+
+def test_a_stream_takes_no_more_than_it_was_told(spark, tmp_path):
+    publish_many("t", range(25))
+    sequence()
+    sizes = [len(batch) for batch in batches_of(stream(spark, maxRowsPerBatch=10), tmp_path)]
+    assert sizes == [10, 10, 5]
+
+
+def test_a_gap_does_not_stop_a_stream(spark, tmp_path):
+    publish_many("t", range(30))
+    sequence()
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    QueueMessage.objects.filter(offset__in=known[3:27]).delete()
+    rows = [row[0] for batch in batches_of(stream(spark, maxRowsPerBatch=5), tmp_path) for row in batch]
+    assert rows == known[:3] + known[27:]
+
+
+def test_a_batch_run_again_is_the_same(spark, tmp_path):
+    """A query that dies between its offsets and its commit runs the batch again: byte for byte."""
+    publish_many("t", (Message({"n": n}, key=f"k{n}") for n in range(20)))
+    sequence()
+    first = batches_of(stream(spark, maxRowsPerBatch=8), tmp_path)
+    newest = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))[-1]
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    publish_many("t", range(100))
+    sequence()
+    again = batches_of(stream(spark, maxRowsPerBatch=8), tmp_path)
+    assert again[0] == first[-1]
+    assert sum(map(len, again)) == len(first[-1]) + 100
+
+
+def test_a_stream_that_fell_behind_gc_fails(spark, tmp_path, no_retention):
+    publish_many("t", (Message(n, key="k") for n in range(3)))
+    sequence()
+    batches_of(stream(spark), tmp_path)
+    publish_many("t", (Message(n, key="k") for n in range(3)))
+    Sub(handler()).settle()
+    assert retention.collect(USING).messages == 6
+    publish("t", "later")
+    sequence()
+    with pytest.raises(PySparkException, match="GC has removed messages"):
+        batches_of(stream(spark), tmp_path)
+    assert sum(map(len, batches_of(stream(spark, failOnDataLoss="false"), tmp_path))) == 1
+
+
+def test_a_stream_that_kept_up_with_gc_goes_on(spark, tmp_path, no_retention):
+    publish_many("t", (Message(n, key="k") for n in range(3)))
+    Sub(handler()).settle()
+    batches_of(stream(spark), tmp_path)
+    assert retention.collect(USING).messages == 3
+    publish("t", "later")
+    sequence()
+    assert sum(map(len, batches_of(stream(spark), tmp_path))) == 1
+
+
+def test_a_stream_from_earliest_reads_leftovers_below_what_gc_removed(spark, tmp_path, no_retention):
+    publish_many("t", (Message(n, key=("slow", "quick")[n % 2]) for n in range(6)))
+    sequence()
+    for message in QueueMessage.objects.filter(partition_key="quick"):
+        CollectedTopic.objects.update_or_create(
+            topic="t", defaults={"collected_offset": message.offset, "published_at": message.published_at}
+        )
+        message.delete()
+    found = batches_of(stream(spark, maxRowsPerBatch=2), tmp_path)
+    assert sum(map(len, found)) == 3
+    CollectedTopic.objects.update(collected_offset=10**9)
+    publish("t", "later")
+    sequence()
+    with pytest.raises(PySparkException, match="GC has removed messages"):
+        batches_of(stream(spark), tmp_path)
+
+
+def test_an_older_state_of_the_database_is_noticed(spark, tmp_path):
+    publish_many("t", range(3))
+    sequence()
+    batches_of(stream(spark), tmp_path)
+    from django_mysqlqueue.models import Sequencer
+
+    QueueMessage.objects.all().delete()
+    Sequencer.objects.all().delete()
+    with pytest.raises(PySparkException, match="beyond the log's end"):
+        batches_of(stream(spark), tmp_path)
+
+
+def test_an_end_is_no_option_of_a_stream(spark, tmp_path):
+    with pytest.raises(PySparkException, match="a stream has no end"):
+        batches_of(stream(spark, endOffset=5), tmp_path)
+
+
+def test_json_payloads_by_a_schema(spark):
+    from django_mysqlqueue.pipeline.frames import json_payload
+
+    publish_many("t", [{"n": 1, "name": "é"}, {"n": "no number"}, [1]])
+    publish("t", b"\xff")
+    sequence()
+    rows = log(spark).orderBy("offset").select(json_payload("n INT, name STRING").alias("body")).collect()
+    assert (rows[0].body.n, rows[0].body.name) == (1, "é")
+    assert [row.body.n if row.body else None for row in rows[1:]] == [None, None, None]
+    assert log(spark).where(F.col("size") > 1000).count() == 0
