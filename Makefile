@@ -1,5 +1,6 @@
 # make demo    runs the example end to end (embedded SQLite; DATABASE_URL=… for a server, EVENTS=… for less)
 # make test    runs the whole test suite, servers included
+# make test-slow  runs what takes too long for that: the archive killed again and again
 # make soak    breaks everything for MINUTES=n while it works, and proves that nothing is lost (ENGINE=mariadb|mysql SEED=n)
 # make serve   serves the example project's site with the admin
 # make lint    ruff and mypy
@@ -20,7 +21,7 @@ REPORT ?= .test/soak
 
 export DATABASE_URL
 
-.PHONY: help demo serve test soak lint docs wheel check-python clean
+.PHONY: help demo serve test test-slow soak lint docs wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -58,6 +59,9 @@ serve: $(INSTALLED)
 
 test: check-python
 	$(PYTHON) tools/run_tests.py
+
+test-slow: check-python
+	$(PYTHON) tools/run_tests.py --slow
 
 soak: check-python
 	$(PYTHON) tools/run_soak.py --minutes $(MINUTES) --engine $(ENGINE) --report $(REPORT) $(if $(SEED),--seed $(SEED))

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -21,9 +21,11 @@ from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.databases import URL_VARIABLE, Place
 from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.options import Edge, parse_edge
 from django_mysqlqueue.pipeline.session import session
 
 Say = Callable[[str], object]
+NO_PATH = "nothing says where the archive is: pass --path, or set MYSQLQUEUE['ARCHIVE_PATH']"
 ACTIONS = ("grow", "verify", "compact", "expire", "sweep", "status")
 
 
@@ -73,7 +75,7 @@ def archive(options: Mapping[str, Any], place: Place, say: Say) -> None:
         PipelineError: it was not done, or ``verify`` has found something wrong.
     """
     if not options["path"]:
-        raise PipelineError("nothing says where the archive is: pass --path, or set MYSQLQUEUE['ARCHIVE_PATH']")
+        raise PipelineError(NO_PATH)
     root = Root(options["path"])
     action = options["action"]
     if action == "expire" and options["before"] is None:
@@ -152,6 +154,81 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# -- replay -------------------------------------------------------------------
+
+
+def edge(text: str) -> Edge:
+    try:
+        return parse_edge("--between", text)
+    except PipelineError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI")
+    parser.add_argument("--master", metavar="URL", help="Spark's master (default: spark-submit's, else local[*])")
+    parser.add_argument("--from-archive", action="store_true", help="where the originals are: the only choice so far")
+    parser.add_argument("--topic", required=True, help="of the originals")
+    parser.add_argument(
+        "--between", nargs=2, type=edge, default=("earliest", "latest"), metavar=("START", "END"),
+        help="offsets, or times like 2026-11-22T06:00:00Z; END is not included",
+    )  # fmt: skip
+    parser.add_argument("--where", default="", metavar="SQL", help="a condition on the log's columns, in Spark's SQL")
+    parser.add_argument("--to", default="", metavar="TOPIC", help="the topic of the copies")
+    parser.add_argument("--group", default="", help="instead of --to: the one group of the same topic that sees them")
+    parser.add_argument("--run", default="", metavar="NAME", help="its name: one that was run before adds nothing")
+    parser.add_argument("--rate", type=float, metavar="N", help="messages a second at most")
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen, and do nothing")
+    parser.add_argument("--noinput", "--no-input", action="store_false", dest="interactive", help="do not ask")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
+    """Says what would be replayed, asks, and does it.
+
+    Raises:
+        PipelineError: it was not done.
+    """
+    from django_mysqlqueue.pipeline.replay import Replay, plan, play
+
+    if not options["path"]:
+        raise PipelineError(NO_PATH)
+    since, until = options["between"]
+    names = ("topic", "where", "to", "group", "run", "rate")
+    what = Replay(since=since, until=until, **{name: options[name] for name in names})
+    job = Job(session(options["master"], name="queuereplay"), place, Root(options["path"]))
+    planned = plan(job, what)
+    as_json = options["format"] == "json"
+    facts: dict[str, Any] = {
+        "run": what.name,
+        "topic": what.target,
+        "groups": planned.groups,
+        "messages": planned.rows,
+        "bytes": planned.size,
+        "keys": planned.keys,
+        "first": planned.first,
+        "last": planned.last,
+        "replayed": 0,
+    }
+    if not as_json:
+        when = f", published from {planned.first} to {planned.last} (UTC)" if planned.first else ""
+        say(f"{planned.rows:,} messages of {what.topic} with {planned.keys:,} keys, {_size(planned.size)}{when}.")
+        seen = f"by {', '.join(planned.groups)}" if planned.groups else "by nobody yet: the topic has no group"
+        say(f"They would come into {what.target} and be seen {seen}. Run: {what.name}")
+    if not options["dry_run"] and planned.rows:
+        if options["interactive"]:
+            if as_json:
+                raise PipelineError("--format json cannot ask: pass --noinput to do it, or --dry-run")
+            if input("Replay them? [y/N] ").strip().lower() not in ("y", "yes"):
+                raise PipelineError("nothing was done")
+        with _bar(len(planned.span), as_json) as bar:
+            facts["replayed"] = play(job, what, progress=bar.update)
+        if not as_json:
+            say(f"{facts['replayed']:,} messages are in the outbox; those that this run sent before are dropped.")
+    if as_json:
+        say(json.dumps(facts, default=str))
+
+
 def _status(place: Place, root: Root) -> dict[str, Any]:
     with place.connect() as database:
         known = manifest.segments(database)
@@ -203,21 +280,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m django_mysqlqueue.pipeline", description="The queue's log in PySpark, without Django."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, add, _, text in COMMANDS:
-        command = commands.add_parser(name, help=text, description=text)
-        add(command)
-        place_arguments(command)
+    for one in COMMANDS:
+        sub = commands.add_parser(one.name, help=one.help, description=one.help)
+        one.add_arguments(sub)
+        place_arguments(sub)
     options = vars(parser.parse_args(arguments))
     place = Place(options["defaults_file"], options["defaults_group"], options["sqlite_file"])
-    work = next(work for name, _, work, _ in COMMANDS if name == options["command"])
     try:
-        work(options, place, print)
+        command(options["command"]).work(options, place, print)
     except PipelineError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], Callable[..., None], str], ...] = (
-    ("archive", archive_arguments, archive, "Moves the log, range by range, into Parquet files."),
+class Command(NamedTuple):
+    """One command, here and of ``manage.py``."""
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    work: Callable[[Mapping[str, Any], Place, Say], None]
+
+
+COMMANDS = (
+    Command("archive", "Moves the log, range by range, into Parquet files.", archive_arguments, archive),
+    Command("replay", "Puts archived messages back into the queue.", replay_arguments, replay),
 )
+
+
+def command(name: str) -> Command:
+    return next(one for one in COMMANDS if one.name == name)

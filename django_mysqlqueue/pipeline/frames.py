@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.pipeline.archive.files import Root
     from django_mysqlqueue.pipeline.archive.manifest import Segment
     from django_mysqlqueue.pipeline.databases import Place
+    from django_mysqlqueue.pipeline.reading import Span
 
 
 def json_payload(schema: StructType | str, payload: str = "payload") -> Column:
@@ -63,7 +64,7 @@ def archive(
     """
     with place.connect() as database:
         known = manifest.segments(database)
-    return _archived(spark, root, known, topics, since, until)
+    return archived(spark, root, known, topics=topics, since=since, until=until)
 
 
 def everything(
@@ -87,29 +88,40 @@ def everything(
     live = log(spark, place, startOffset=str(manifest.archived(known) + 1), **options)
     # What lies behind a hole is in the log.
     chain = [segment for segment in known if segment.hi <= manifest.archived(known)]
-    return _archived(spark, root, chain, topics, since, until).unionByName(_within(live, since, until))
+    return archived(spark, root, chain, topics=topics, since=since, until=until).unionByName(
+        _within(live, since, until)
+    )
 
 
-def _archived(
+def archived(
     spark: SparkSession,
     root: Root,
     known: Sequence[Segment],
-    topics: Sequence[str] | None,
-    since: datetime.datetime | None,
-    until: datetime.datetime | None,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+    span: Span | None = None,
 ) -> DataFrame:
+    """As ``archive``, of segments that the caller has read from the manifest, and of a span of offsets alone."""
+    from pyspark.sql import functions
+
     first = "" if since is None else since.astimezone(datetime.UTC).date().isoformat()
     last = "9" if until is None else until.astimezone(datetime.UTC).date().isoformat()
     paths = [
         root.spark_path(f"{segment.path}/{file.path}")
         for segment in known
         for file in segment.files
-        if (topics is None or file.topic in topics) and first <= file.day <= last
+        if (topics is None or file.topic in topics)
+        and first <= file.day <= last
+        and (span is None or (file.hi > span.above and file.lo <= span.up_to))
     ]
     if not paths:
         return spark.createDataFrame([], ddl())
     # Only these files, without a guess at columns from the names of folders.
     found = spark.read.schema(ddl()).option("recursiveFileLookup", "true").parquet(*paths)
+    if span is not None:
+        found = found.where(functions.col("offset").between(span.above + 1, span.up_to))
     return _within(found, since, until)
 
 

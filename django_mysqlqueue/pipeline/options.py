@@ -26,9 +26,13 @@ SOURCE_OPTIONS = (
 )
 
 
+SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
+"""Spark hands on what a stream's query itself was told."""
+
+
 def check_known(options: Mapping[str, str], known: tuple[str, ...], what: str) -> None:
     """Refuses an option that nobody reads: a mistyped one would be ignored without a word."""
-    names = {name.lower() for name in known}
+    names = {name.lower() for name in known} | SPARKS_OWN
     for name in options:
         if name.lower() not in names:
             raise PipelineError(f"option {name!r}: {what} knows {', '.join(known)}")

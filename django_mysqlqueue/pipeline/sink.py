@@ -22,7 +22,7 @@ from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.ends import milliseconds
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.layout import OUTBOX
-from django_mysqlqueue.pipeline.options import PLACE_OPTIONS, check_known, number
+from django_mysqlqueue.pipeline.options import PLACE_OPTIONS, check_known, flag, number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STATEMENT_BYTES = 2**20
 STATEMENT_ROWS = 2_000
 """Bounds of one multi-row INSERT."""
-SINK_OPTIONS = ("partitions", "maxPayloadBytes")
+SINK_OPTIONS = ("partitions", "keepPartitions", "maxPayloadBytes")
 TAKES: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
     "id": ("string",),
@@ -43,6 +43,8 @@ TAKES: Mapping[str, tuple[str, ...]] = {
 """The columns that a row may have, and their types."""
 REQUIRED = ("topic", "id", "payload")
 LARGEST = 2**30
+NOTE_BYTES = 2_000
+"""What a replay adds to a message's metadata may go beyond their limit."""
 
 
 class Row(NamedTuple):
@@ -71,6 +73,8 @@ class Sink:
     columns: tuple[str, ...]
     partitions: int | None
     max_payload_bytes: int
+    keep_partitions: bool = False
+    """Partitions that were made by hashing are taken as they are, for messages that come from a log."""
 
     INSERT: ClassVar[str] = (
         f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group, deliver_at) VALUES "
@@ -98,6 +102,7 @@ class Sink:
             names,
             number(options, "partitions", most=100_000),
             number(options, "maxPayloadBytes", most=LARGEST) or rules.MAX_PAYLOAD_BYTES,
+            flag(options, "keepPartitions", default=False),
         )
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> int:
@@ -137,9 +142,11 @@ class _Checked:
 
     def __init__(self, sink: Sink) -> None:
         self.partitions = sink.partitions
+        self.max_metadata_bytes = rules.MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
+        self.check_key = _check_any_key if sink.keep_partitions else rules.check_key
         self.max_payload_bytes = sink.max_payload_bytes
         self.names: dict[tuple[str, Any], str] = {}
-        self.metadata: dict[str, dict[str, Any]] = {}
+        self.metadata: dict[str, tuple[dict[str, Any], str]] = {}
 
     def __call__(
         self, topic: Any, message_id: Any, payload: Any, key: Any, metadata: Any, group: Any, deliver_at: Any
@@ -182,27 +189,41 @@ class _Checked:
         if text not in self.metadata:
             if len(self.metadata) > 1000:
                 self.metadata.clear()
-            self.metadata[text] = _metadata(text)
+            self.metadata[text] = _metadata(text, self.max_metadata_bytes)
+        value, text = self.metadata[text]
         if self.partitions is None:
-            return "" if key is None else rules.check_key(key), text
+            return "" if key is None else self.check_key(key), text
         if key is None:
             return rules.hashed_partition(message_id, self.partitions), text
-        given = {**self.metadata[text], rules.PUBLISHER_KEY: rules.check_key(key)}
+        given = {**value, rules.PUBLISHER_KEY: rules.check_key(key)}
         return rules.hashed_partition(key, self.partitions), json.dumps(given, ensure_ascii=False)
 
 
-def _metadata(text: str) -> dict[str, Any]:
+def _check_any_key(key: object) -> str:
+    return rules.check_text("key", key)
+
+
+def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
+    """The parsed object and its text; of names given twice the last counts, on every server."""
+    repeated = False
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        found = dict(pairs)
+        repeated = repeated or len(found) < len(pairs)
+        return found
+
     size = len(text.encode())
-    if size > rules.MAX_METADATA_BYTES:
-        raise InvalidMessage(f"metadata of {size} bytes: at most {rules.MAX_METADATA_BYTES} are allowed")
+    if size > most:
+        raise InvalidMessage(f"metadata of {size} bytes: at most {most} are allowed")
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"metadata {text[:80]!r}: is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidMessage(f"metadata {text[:80]!r}: must be a JSON object")
     rules.check_json_column(value)
-    return value
+    return value, json.dumps(value, ensure_ascii=False) if repeated else text
 
 
 def _when(deliver_at: Any) -> int:

@@ -75,7 +75,7 @@ def test_a_task_that_fails_and_is_run_again_adds_nothing_twice(spark, tmp_path):
             raise RuntimeError("the first try")
         return value
 
-    failing = F.udf(fail_once, "string")
+    failing = F.udf(fail_once, "string", useArrow=False)
     frame = rows(spark, 20).withColumn("id", failing("id"))
     write(frame)
     sequence()

@@ -1,0 +1,284 @@
+"""Connections cut, writers that die between two steps, and the archive killed at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.models import ArchiveSegment, QueueMessage
+from django_mysqlqueue.pipeline import databases, frames, reading
+from django_mysqlqueue.pipeline.archive import files, manifest, run
+from django_mysqlqueue.pipeline.archive.files import Root
+from django_mysqlqueue.pipeline.archive.run import Job
+from django_mysqlqueue.pipeline.databases import Place
+from django_mysqlqueue.pipeline.layout import NAMES
+from django_mysqlqueue.pipeline.reading import Query, Span
+from tests.factories import QueueMessageFactory
+from tests.harness import sequence
+from tests.pipeline.test_archive import held, segments, some
+from tests.pipeline.test_source import collected, expected
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def job(spark: Any, place: Place, tmp_path: Path) -> Job:
+    return Job(spark, place, Root(str(tmp_path / "archive")))
+
+
+def cut_others() -> int:
+    """Ends every other connection to this database, as a failover does; returns how many."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() "
+            "AND command <> 'Killed'"
+        )
+        others = [number for (number,) in cursor.fetchall()]
+        for number in others:
+            cursor.execute(f"KILL {number}")
+    return len(others)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(files, "FIRST_WAIT", 0.01)
+
+
+# -- connections --------------------------------------------------------------
+
+
+@pytest.mark.servers_only
+def test_a_reader_goes_on_behind_its_last_row(place, impatient, monkeypatch):
+    monkeypatch.setattr(reading, "FIRST_FETCH", 5)
+    monkeypatch.setattr(reading, "FETCH_BYTES", 4 * 2**20)
+    for number in range(60):
+        QueueMessageFactory(payload=bytes([number]) * 600_000)
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    found: list[int] = []
+    cuts = 0
+    for batch in reading.read(place, Query(("payload", "offset")), Span(0, known[-1])):
+        found += batch.column("offset").to_pylist()
+        if len(found) in range(1, 50) and cuts < 3:
+            cuts += cut_others() > 0
+    assert found == known
+    assert cuts == 3
+
+
+def test_a_reader_gives_up_at_last(place, impatient, monkeypatch):
+    tried = []
+
+    def refuse(self: Any, *args: Any) -> None:
+        import sqlite3
+
+        tried.append(1)
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(databases.SQLiteFile, "__init__", refuse)
+    monkeypatch.setattr(databases.Server, "__init__", refuse)
+    with pytest.raises(Exception, match="locked"):
+        list(reading.read(place, Query(NAMES), Span(0, 5)))
+    assert len(tried) == reading.TRIES
+
+
+@pytest.mark.servers_only
+def test_a_lost_connection_is_no_fault_of_the_archive(place, impatient, tmp_path, monkeypatch):
+    """The span is written anew, under other names, and only those are named."""
+    for number in range(40):
+        QueueMessageFactory(payload=os.urandom(600_000), topic=f"t{number % 2}")
+    last = QueueMessage.objects.order_by("-offset")[0].offset
+    monkeypatch.setattr(files, "FLUSH_BYTES", 2**20)
+    write, cuts = files.write_file, []
+
+    def cut_once(*args: Any) -> Any:
+        if not cuts:
+            cuts.append(cut_others())
+        return write(*args)
+
+    monkeypatch.setattr(files, "write_file", cut_once)
+    written = files.write_span(place, Root(str(tmp_path)), "segment", Span(0, last))
+    assert cuts[0] > 0
+    assert sum(file.rows for file in written) == 40
+    assert len(list(tmp_path.rglob("*.parquet"))) > len(written)
+
+
+# -- between two steps --------------------------------------------------------
+
+
+class Died(BaseException):
+    """As a SIGKILL: nothing that would catch an Exception runs."""
+
+
+def die(*args: Any, **kwargs: Any) -> Any:
+    raise Died
+
+
+@pytest.mark.parametrize("step", ["add", "insert", "commit", "after"])
+def test_a_death_around_the_commit_leaves_all_or_nothing(job, step, monkeypatch):
+    some(12)
+    with monkeypatch.context() as patch:
+        if step == "add":
+            patch.setattr(manifest, "add", die)
+        elif step == "insert":
+            patch.setattr(manifest, "_insert", die)
+        elif step == "commit":
+            insert = manifest._insert
+            patch.setattr(manifest, "_insert", lambda *args: (insert(*args), die()))
+        else:
+            add = manifest.add
+            patch.setattr(manifest, "add", lambda *args: (add(*args), die()))
+        with pytest.raises(Died):
+            run.grow(job)
+    assert ArchiveSegment.objects.count() == (1 if step == "after" else 0)
+    run.grow(job)
+    assert held(job) == expected()
+    assert run.verify(job) == []
+
+
+def test_a_death_while_merging_leaves_the_old_segments(job, monkeypatch):
+    for _ in range(2):
+        some(4)
+        run.grow(job)
+    before = segments(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "_insert", die)
+        with pytest.raises(Died):
+            run.compact(job)
+    assert segments(job) == before
+    assert run.compact(job) == 2
+    assert held(job) == expected()
+
+
+def test_a_task_that_dies_is_run_again(job, tmp_path):
+    some(40)
+    marker = tmp_path / "died"
+    write = files.write_span
+
+    def dying(place: Place, root: Root, segment: str, span: Span) -> Any:
+        written = write(place, root, segment, span)
+        try:
+            marker.touch(exist_ok=False)
+        except FileExistsError:
+            return written
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+    from django_mysqlqueue.pipeline.spread import spread
+
+    last = QueueMessage.objects.order_by("-offset")[0].offset
+    spans = Span(last - 40, last).split(2)
+    place, root = job.place, job.root
+    found = spread(job.spark, lambda span: dying(place, root, "segment", span), spans)
+    assert marker.exists()
+    written = [file for some_files in found for file in some_files]
+    with job.place.connect() as database:
+        manifest.add(database, run._segment(1, last, "segment", written))
+    assert held(job) == expected()
+    assert len(list(Path(job.root.uri).rglob("*.parquet"))) > len(written)
+
+
+# -- at random ----------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(place: Place) -> Iterator[list[int]]:
+    """Publishers with transactions that stay open and that roll back, and a sequencer; yields what they committed."""
+    stop = threading.Event()
+    committed: list[int] = []
+    failures: list[BaseException] = []
+
+    def work(body: Any) -> None:
+        try:
+            while not stop.is_set():
+                body()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            connections.close_all()
+
+    def publishing() -> None:
+        count = random.randint(1, 40)
+        try:
+            with transaction.atomic():
+                publish_many(
+                    random.choice(("a", "b", "c.d")),
+                    (Message({"n": n, "text": "x" * random.randint(0, 300)}, key=f"k{n % 5}") for n in range(count)),
+                )
+                if connection.vendor != "sqlite":  # one writer at a time: it would hold up everybody
+                    time.sleep(random.random() * 0.3)
+                if random.random() < 0.3:
+                    raise ZeroDivisionError
+            committed.append(count)
+        except ZeroDivisionError:
+            pass
+        time.sleep(0.02)
+
+    def sequencing() -> None:
+        sequence()
+        time.sleep(0.05)
+
+    threads = [threading.Thread(target=work, args=(publishing,)) for _ in range(4)]
+    threads.append(threading.Thread(target=work, args=(sequencing,)))
+    for thread in threads:
+        thread.start()
+    yield committed
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def kill_while(command: list[str], delay: float) -> bool:
+    """Starts a program with its JVM in a session of their own and kills all of it; false: it was done before."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        process.wait(delay)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_after_ten_kills_the_archive_equals_the_log(job, busy):
+    """SIGKILL at any moment of its run, ten times, while publishers go on."""
+    command = [sys.executable, "-W", "ignore", "-m", "django_mysqlqueue.pipeline", "archive", "--path", job.root.uri]
+    command += ["--master", "local[2]", "--segment-offsets", "300", "--task-offsets", "100"]
+    kills, runs = 0, []
+    while kills < 10:
+        # It takes some seconds to start; then it is in the middle of its work.
+        delay = random.uniform(5, 14)
+        killed = kill_while(command, delay)
+        kills += killed
+        runs.append((round(delay, 1), killed, ArchiveSegment.objects.count()))
+        with job.place.connect() as database:
+            deadline = time.monotonic() + 30
+            while not database.lock(run.LOCK):  # the server has not noticed yet
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+    print("after so many seconds, killed, segments by then:", runs)
+    assert len({count for _, _, count in runs}) > 3, runs
+    run.grow(job)
+    archived = manifest.archived(segments(job))
+    rows = [row for row in expected() if row[0] <= archived]
+    assert held(job) == rows
+    assert run.verify(job) == []
+    assert len(rows) > 500
+    assert sum(busy) >= len(rows)
+    assert collected(frames.everything(job.spark, job.place, job.root))[: len(rows)] == rows

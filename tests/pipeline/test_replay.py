@@ -1,0 +1,236 @@
+"""Archived messages come back: once, in order, and to whom they are for."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.pipeline import replay
+from django_mysqlqueue.pipeline.archive import run
+from django_mysqlqueue.pipeline.archive.files import Root
+from django_mysqlqueue.pipeline.archive.run import Job
+from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.replay import CAME_FROM, Replay
+from tests.factories import QueueMessageFactory
+from tests.harness import Sub, handler, sequence
+from tests.test_conformance import Recorder
+
+
+@pytest.fixture
+def job(spark: Any, place: Any, tmp_path: Any) -> Job:
+    return Job(spark, place, Root(str(tmp_path / "archive")))
+
+
+def archived(job: Job, count: int = 12) -> list[QueueMessage]:
+    publish_many("t", (Message({"n": n}, key=f"k{n % 3}", metadata={"n": n}) for n in range(count)))
+    publish("other", 1)
+    sequence()
+    run.grow(job)
+    found = list(QueueMessage.objects.filter(topic="t").order_by("offset"))
+    QueueMessage.objects.all().delete()
+    return found
+
+
+def test_into_another_topic(job):
+    before = archived(job)
+    assert replay.play(job, Replay("t", to="again")) == 12
+    got = Recorder()
+    Sub(handler(topic="again", function=got)).settle()
+    for key in range(3):
+        assert [body["n"] for body in got.payloads if body["n"] % 3 == key] == list(range(key, 12, 3))
+    after = {row.metadata[CAME_FROM]["offset"]: row for row in QueueMessage.objects.all()}
+    for row in before:
+        copy = after[row.offset]
+        assert (bytes(copy.payload), copy.partition_key) == (bytes(row.payload), row.partition_key)
+        origin = copy.metadata.pop(CAME_FROM)
+        assert copy.metadata == row.metadata
+        assert origin == {
+            "run": Replay("t", to="again").name,
+            "topic": "t",
+            "offset": row.offset,
+            "id": row.message_id,
+            "published_at": row.published_at,
+        }
+
+
+def test_run_again_it_adds_nothing(job):
+    archived(job)
+    for _ in range(2):
+        replay.play(job, Replay("t", to="again"))
+        sequence()
+    assert QueueMessage.objects.count() == 12
+    replay.play(job, Replay("t", to="again", run="second"))
+    sequence()
+    assert QueueMessage.objects.count() == 24
+
+
+def test_one_that_died_is_finished_by_another(job, monkeypatch):
+    archived(job)
+    monkeypatch.setattr(replay, "SLICE_OFFSETS", 5)
+    calls = []
+
+    def dies(offsets: int) -> None:
+        calls.append(offsets)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replay.play(job, Replay("t", to="again"), progress=dies)
+    sequence()
+    assert QueueMessage.objects.count() == 5
+    replay.play(job, Replay("t", to="again"))
+    sequence()
+    assert QueueMessage.objects.count() == 12
+
+
+def test_for_one_group_alone(job):
+    wanted, other = Recorder(), Recorder()
+    subs = [Sub(handler(group="wanted", function=wanted)), Sub(handler(group="other", function=other))]
+    archived(job)
+    for sub in subs:
+        sub.settle()
+    wanted.payloads.clear()
+    other.payloads.clear()
+    replay.play(job, Replay("t", group="wanted"))
+    sequence()
+    for sub in subs:
+        sub.settle()
+    assert sorted(body["n"] for body in wanted.payloads) == list(range(12))
+    assert other.payloads == []
+
+
+def test_what_is_chosen(job):
+    rows = archived(job)
+    middle = Replay("t", since=rows[3].offset, until=rows[9].offset, where="partition_key = 'k0'", to="again")
+    assert replay.plan(job, middle).rows == 2
+    moment = datetime.datetime.fromtimestamp(rows[0].published_at / 1000, datetime.UTC)
+    later = moment + datetime.timedelta(hours=1)
+    assert replay.plan(job, Replay("t", since=moment, until=later, to="again")).rows == 12
+    assert replay.plan(job, Replay("t", since=later, to="again")).rows == 0
+    assert replay.play(job, middle) == 2
+
+
+def test_a_rate_is_kept(job, monkeypatch):
+    archived(job)
+    slept = []
+    monkeypatch.setattr(replay, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+    monkeypatch.setattr(replay, "SLICE_SECONDS", 1)
+    assert replay.play(job, Replay("t", to="again", rate=6)) == 12
+    assert len(slept) == 2
+    assert 0 <= sum(slept) <= 1 + 2
+
+
+def test_metadata_of_any_form(job):
+    forms = [{}, {"a": "}"}, {CAME_FROM: "before"}, {"nested": {"a": [1, "{"]}}]
+    for metadata in forms:
+        QueueMessageFactory(metadata=metadata)
+    QueueMessageFactory(metadata=[1, 2])
+    run.grow(job)
+    replay.play(job, Replay("t", to="again"))
+    sequence()
+    copies = [row.metadata for row in QueueMessage.objects.filter(topic="again").order_by("offset")]
+    assert all(isinstance(one.pop(CAME_FROM), dict) for one in copies)
+    assert copies == [{}, {"a": "}"}, {}, {"nested": {"a": [1, "{"]}}, {}]
+
+
+def test_hashed_partitions_stay(job, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 3}}}
+    before = archived(job)
+    replay.play(job, Replay("t", to="again"))
+    sequence()
+    after = QueueMessage.objects.order_by("offset")
+    assert sorted(row.partition_key for row in after) == sorted(row.partition_key for row in before)
+    assert all(row.partition_key.startswith("__p:") for row in after)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "either the topic or the one group"),
+        ({"to": "again", "group": "g"}, "either the topic or the one group"),
+        ({"to": "t"}, "reach every group"),
+        ({"to": "a/b"}, "a/b"),
+        ({"group": "a/b"}, "a/b"),
+        ({"to": "again", "run": "a b"}, "'a b'"),
+        ({"to": "again", "rate": 0}, "rate 0"),
+    ],
+)
+def test_a_bad_replay_is_named(options, says):
+    with pytest.raises(PipelineError, match=says):
+        Replay("t", **options)
+
+
+def test_a_group_that_nobody_knows_is_an_error(job):
+    archived(job)
+    with pytest.raises(PipelineError, match="'nobody' is not registered"):
+        replay.plan(job, Replay("t", group="nobody"))
+
+
+# -- the commands -------------------------------------------------------------
+
+
+def test_the_commands(job, capsys, settings):
+    settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
+    publish_many("t", range(5))
+    sequence()
+    call_command("queuearchive")
+    assert "5 messages in 1 segments" in capsys.readouterr().out
+    call_command("queuearchive", "verify")
+    assert "are as they were" in capsys.readouterr().out
+    call_command("queuearchive", "status", format="json")
+    status = json.loads(capsys.readouterr().out)
+    assert (status["rows"], status["archived"]) == (5, status["log"])
+    call_command("queuearchive", "compact")
+    call_command("queuearchive", "expire", before=datetime.date(2000, 1, 1))
+    call_command("queuearchive", "sweep", "--grace", "0")
+    capsys.readouterr()
+    call_command("queuereplay", topic="t", to="again", dry_run=True)
+    said = capsys.readouterr().out
+    assert "5 messages of t" in said
+    assert "seen by nobody yet" in said
+    assert not OutboxMessage.objects.exists()
+    call_command("queuereplay", topic="t", to="again", interactive=False, format="json")
+    assert json.loads(capsys.readouterr().out)["replayed"] == 5
+    assert OutboxMessage.objects.filter(topic="again").count() == 5
+
+
+def test_a_no_does_nothing(job, monkeypatch, settings):
+    settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
+    archived(job)
+    monkeypatch.setattr("builtins.input", lambda text: "n")
+    with pytest.raises(CommandError, match="nothing was done"):
+        call_command("queuereplay", topic="t", to="again")
+    assert not OutboxMessage.objects.exists()
+
+
+def test_a_damaged_archive_is_an_error_of_the_command(job, settings):
+    from pathlib import Path
+
+    settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
+    archived(job)
+    next(Path(job.root.uri).rglob("*.parquet")).unlink()
+    with pytest.raises(CommandError, match="1 faults"):
+        call_command("queuearchive", "verify")
+
+
+def test_a_command_without_a_path_says_so(db):
+    with pytest.raises(CommandError, match="ARCHIVE_PATH"):
+        call_command("queuearchive")
+
+
+def test_without_django(job, capsys):
+    from django_mysqlqueue.pipeline.cli import main
+
+    publish_many("t", range(3))
+    sequence()
+    assert main(["archive", "--path", job.root.uri]) == 0
+    assert "3 messages" in capsys.readouterr().out
+    assert main(["archive", "expire", "--path", job.root.uri]) == 1
+    assert "--before" in capsys.readouterr().err
