@@ -231,6 +231,7 @@ class Server(Database):
         from MySQLdb.constants import FIELD_TYPE
         from MySQLdb.converters import conversions
 
+        self._is_locking = False
         self._streaming = MySQLdb.cursors.SSCursor
         self._error = MySQLdb.Error
         # Texts and payloads stay bytes, which Arrow takes as they are: three times as fast as str.
@@ -290,7 +291,9 @@ class Server(Database):
     def lock(self, name: str) -> bool:
         ((database,),) = self.rows("SELECT DATABASE()")
         full = "mysqlqueue_" + hashlib.sha256(f"{database}/{name}".encode()).hexdigest()[:40]
-        return self.rows("SELECT GET_LOCK(%s, 0)", (full,)) == [(1,)]
+        # A server may take a moment to notice that the one who held it has gone.
+        self._is_locking = self.rows("SELECT GET_LOCK(%s, 2)", (full,)) == [(1,)]
+        return self._is_locking
 
     def force_index(self, name: str) -> str:
         return f" FORCE INDEX ({name})"
@@ -310,6 +313,8 @@ class Server(Database):
 
     def close(self) -> None:
         with contextlib.suppress(self._error):  # it is gone already
+            if self._is_locking:
+                self.execute("DO RELEASE_ALL_LOCKS()")
             self._connection.close()
 
 

@@ -149,7 +149,6 @@ def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...
     """The segments that hold it, the span of offsets, and the groups that will see it."""
     with job.place.connect() as database:
         known = manifest.segments(database)
-        end = known[-1].hi if known else 0
         groups = [
             str(group)
             for (group,) in database.rows(
@@ -163,11 +162,15 @@ def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...
                 f"(registered: {', '.join(groups) or 'none'})"
             )
         groups = [replay.group]
-    above = replay.since - 1 if isinstance(replay.since, int) else 0
-    up_to = min(end, replay.until - 1) if isinstance(replay.until, int) else end
     chosen = [segment for segment in known if any(file.topic == replay.topic for file in segment.files)]
-    first = min((file.lo for one in chosen for file in one.files if file.topic == replay.topic), default=1)
-    return chosen, Span(max(above, first - 1), max(up_to, max(above, first - 1))), tuple(groups)
+    ends = [(file.lo, file.hi) for segment in chosen for file in segment.files if file.topic == replay.topic]
+    above = min((lo for lo, _ in ends), default=1) - 1
+    up_to = max((hi for _, hi in ends), default=0)
+    if isinstance(replay.since, int):
+        above = max(above, replay.since - 1)
+    if isinstance(replay.until, int):
+        up_to = min(up_to, replay.until - 1)
+    return chosen, Span(above, max(above, up_to)), tuple(groups)
 
 
 def _originals(job: Job, replay: Replay, known: list[Segment], span: Span) -> DataFrame:

@@ -240,17 +240,23 @@ def busy(place: Place) -> Iterator[list[int]]:
     assert not failures, failures
 
 
-def kill_while(command: list[str], delay: float) -> bool:
-    """Starts a program with its JVM in a session of their own and kills all of it; false: it was done before."""
+def kill_while(command: list[str], root: Path) -> bool:
+    """Starts a program with its JVM in a session of their own and kills all of it a random time after it has begun to
+    write, or at random before; false: it was done before."""
+    before = len(list(root.rglob("*.parquet")))
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
+    deadline = time.monotonic() + (60 if random.random() < 0.9 else random.uniform(1, 6))
+    while time.monotonic() < deadline and process.poll() is None and len(list(root.rglob("*.parquet"))) == before:
+        time.sleep(0.01)
     try:
-        process.wait(delay)
+        process.wait(random.uniform(0, 1.5))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return True
+    assert process.returncode == 0
     return False
 
 
@@ -262,21 +268,22 @@ def test_after_ten_kills_the_archive_equals_the_log(job, busy):
     command += ["--master", "local[2]", "--segment-offsets", "300", "--task-offsets", "100"]
     kills, runs = 0, []
     while kills < 10:
-        # It takes some seconds to start; then it is in the middle of its work.
-        delay = random.uniform(5, 14)
-        killed = kill_while(command, delay)
+        killed = kill_while(command, Path(job.root.uri))
         kills += killed
-        runs.append((round(delay, 1), killed, ArchiveSegment.objects.count()))
+        files_now = len(list(Path(job.root.uri).rglob("*.parquet")))
+        runs.append((killed, ArchiveSegment.objects.count(), files_now))
         with job.place.connect() as database:
             deadline = time.monotonic() + 30
             while not database.lock(run.LOCK):  # the server has not noticed yet
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-    print("after so many seconds, killed, segments by then:", runs)
-    assert len({count for _, _, count in runs}) > 3, runs
+    print("killed, segments, files:", runs)
+    assert len({count for _, count, _ in runs}) > 3, runs
     run.grow(job)
     archived = manifest.archived(segments(job))
     rows = [row for row in expected() if row[0] <= archived]
+    named = sum(len(segment.files) for segment in segments(job))
+    assert named < len(list(Path(job.root.uri).rglob("*.parquet")))  # some runs died in the middle of a segment
     assert held(job) == rows
     assert run.verify(job) == []
     assert len(rows) > 500

@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""The pipeline beside Spark's JDBC source, the driver alone and connectorx, on the same rows in one run.
+
+    python benchmarks/pipeline.py --engine mariadb                 # a million messages of 200 bytes, local[2]
+    python benchmarks/pipeline.py --engine mariadb --rows 5000000 --only read archive
+
+It starts a private server, fills the log, and measures by turns, so that a busy moment of the machine meets all:
+reading (nothing is kept), archiving to Parquet (verification included, and what of it is verification), and the sink.
+JDBC needs Debian's libmariadb-java, connectorx its package; what is not there is said. JSON goes to stdout, a table to
+stderr; rates are rows a second, ratios are of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+JAR = Path("/usr/share/java/mariadb-java-client.jar")
+FILL = 250_000
+DAY_MS = 86_400_000
+Contests = dict[str, dict[str, Callable[[], Any]]]
+
+
+def main() -> None:
+    options = _options()
+    import servers
+
+    servers.end_servers_on_sigterm()
+    try:
+        servers.apt_install(("libmariadb-java",))
+    except servers.NotAvailable as error:
+        print(f"JDBC: {error}", file=sys.stderr)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    extra = (
+        "--skip-networking=0",
+        f"--port={port}",
+        "--bind-address=127.0.0.1",
+        "--innodb-flush-log-at-trx-commit=1",
+        f"--innodb-buffer-pool-size={options.buffer_pool}",
+    )
+    with servers.running(options.engine, extra=extra) as server, tempfile.TemporaryDirectory() as folder:
+        os.environ["DATABASE_URL"] = server.url
+        from benchmarks import common
+
+        common.set_up()
+        began = time.monotonic()
+        _fill(options.rows, options.days)
+        _say(f"{options.rows:,} rows filled in {time.monotonic() - began:.0f} s")
+        found = _measure(options, port, Path(folder))
+        print(
+            json.dumps(
+                {
+                    "benchmark": "pipeline",
+                    "environment": common.environment(),
+                    "options": vars(options),
+                    "results": found,
+                }
+            )
+        )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("mariadb", "mysql"), default="mariadb")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--days", type=int, default=3, help="days that the messages are spread over")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--buffer-pool", default="2G")
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--partitions", type=int, default=8)
+    parser.add_argument("--only", nargs="*", choices=("read", "archive", "sink"), default=("read", "archive", "sink"))
+    return parser.parse_args()
+
+
+def _fill(rows: int, days: int) -> None:
+    """Messages as the sequencer would have appended them, of two topics and a hundred keys."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE numbers (n INT PRIMARY KEY)")
+        cursor.execute(f"INSERT INTO numbers VALUES {', '.join(f'({number})' for number in range(1000))}")
+        first = int(time.time() * 1000) - days * DAY_MS
+        for done in range(0, rows, FILL):
+            count = min(FILL, rows - done)
+            number = f"({done} + b.n * 1000 + a.n)"
+            moment = f"{first} + {number} * {days * DAY_MS} DIV {rows}"
+            cursor.execute(
+                "INSERT INTO queue_messages (topic, partition_key, id, payload, metadata, created_at, published_at) "
+                f"SELECT IF({number} MOD 4, 'orders', 'clicks'), CONCAT('k', {number} MOD 100), UUID(), "
+                f"CONCAT(REPEAT('x', 190), LPAD({number}, 10, '0')), '{{\"content_type\":\"application/json\"}}', "
+                f"{moment}, {moment} + 50 FROM numbers b JOIN numbers a WHERE b.n * 1000 + a.n < {count} "
+                "ORDER BY b.n, a.n"
+            )
+        cursor.execute("UPDATE queue_sequencer SET last_offset = (SELECT MAX(`offset`) FROM queue_messages)")
+        cursor.execute("ANALYZE TABLE queue_messages")
+        cursor.fetchall()
+
+
+def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[str, Any]]:
+    from django.db import connection
+
+    from django_mysqlqueue.pipeline import project
+    from django_mysqlqueue.pipeline.session import session
+
+    place = project.place("default")
+    settings = {"spark.driver.memory": "4g", "spark.sql.parquet.compression.codec": "zstd"}
+    if JAR.exists():
+        settings["spark.jars"] = str(JAR)
+    spark = session(options.master, settings=settings)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT MIN(`offset`), MAX(`offset`), COUNT(*) FROM queue_messages")
+        low, high, rows = cursor.fetchone()
+
+    def ours() -> Any:
+        return spark.read.format("mysqlqueue").option("numPartitions", str(options.partitions)).load()
+
+    def jdbc() -> Any:
+        # mysql:, not mariadb:, with which Spark quotes the column `offset` as a text.
+        return spark.read.jdbc(
+            f"jdbc:mysql://127.0.0.1:{port}/{connection.settings_dict['NAME']}?permitMysqlScheme",
+            "queue_messages",
+            column="`offset`",
+            lowerBound=low,
+            upperBound=high + 1,
+            numPartitions=options.partitions,
+            properties={"user": "root", "driver": "org.mariadb.jdbc.Driver", "fetchsize": "2000"},
+        )
+
+    def noop(frame: Any) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    contests: Contests = {}
+    if "read" in options.only:
+        contests["read"] = {"mysqlqueue": lambda: noop(ours()), "MySQLdb alone": lambda: _driver(place, rows)}
+        if JAR.exists():
+            contests["read"]["JDBC"] = lambda: noop(jdbc())
+        if _has("connectorx"):
+            url = f"mysql://root@127.0.0.1:{port}/{connection.settings_dict['NAME']}"
+            contests["read"]["connectorx"] = lambda: _connectorx(url, options.partitions, rows)
+    if "archive" in options.only:
+        contests["archive"] = {
+            "queuearchive": lambda: _archive(spark, place, folder / "archive", high, verified=True),
+            "queuearchive, not verified": lambda: _archive(spark, place, folder / "archive", high, verified=False),
+        }
+        if JAR.exists():
+            contests["archive"]["JDBC to Parquet"] = lambda: (
+                jdbc().write.mode("overwrite").parquet(str(folder / "jdbc"))
+            )
+    if "sink" in options.only:
+        contests["sink"] = {"mysqlqueue": lambda: _sink(spark, min(rows, 500_000))}
+    found = _run(contests, options.rounds, rows)
+    spark.stop()
+    return found
+
+
+def _run(contests: Contests, rounds: int, rows: int) -> list[dict[str, Any]]:
+    found = []
+    for contest, runners in contests.items():
+        count = min(rows, 500_000) if contest == "sink" else rows
+        times: dict[str, list[float]] = {name: [] for name in runners}
+        for _ in range(rounds + 1):
+            for name, runner in runners.items():
+                began = time.perf_counter()
+                runner()
+                times[name].append(time.perf_counter() - began)
+        medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}  # the first one warms up
+        base = next((medians[name] for name in medians if name.startswith("JDBC")), None)
+        for name, median in medians.items():
+            row = {
+                "contest": contest,
+                "name": name,
+                "rows_per_second": round(count / median),
+                "seconds": [round(one, 2) for one in times[name][1:]],
+                "ratio_to_jdbc": None if base is None else round(base / median, 2),
+            }
+            found.append(row)
+            _say(*row.values())
+    return found
+
+
+def _has(module: str) -> bool:
+    import importlib.util
+
+    if importlib.util.find_spec(module) is None:
+        print(f"{module} is not installed: left out", file=sys.stderr)
+        return False
+    return True
+
+
+def _driver(place: Any, rows: int) -> None:
+    """One process, one connection, no Arrow: what Python's driver can do at most."""
+    from django_mysqlqueue.pipeline.layout import NAMES
+    from django_mysqlqueue.pipeline.reading import quoted
+
+    seen = 0
+    with place.connect() as database:
+        cursor = database.cursor(f"SELECT {quoted(NAMES)} FROM queue_messages", ())
+        while some := cursor.fetchmany(2000):
+            seen += len(some)
+    assert seen == rows
+
+
+def _connectorx(url: str, partitions: int, rows: int) -> None:
+    import connectorx
+
+    table = connectorx.read_sql(
+        url, "SELECT * FROM queue_messages", partition_on="offset", partition_num=partitions, return_type="arrow"
+    )
+    assert table.num_rows == rows
+
+
+def _archive(spark: Any, place: Any, path: Path, last: int, *, verified: bool) -> None:
+    from unittest import mock
+
+    from django_mysqlqueue.models import ArchiveSegment
+    from django_mysqlqueue.pipeline.archive import files, run
+    from django_mysqlqueue.pipeline.archive.files import Root
+    from django_mysqlqueue.pipeline.archive.run import Job
+
+    ArchiveSegment.objects.all().delete()
+    shutil.rmtree(path, ignore_errors=True)
+    if verified:
+        run.grow(Job(spark, place, Root(str(path))))
+        return
+    work = files.write_span
+
+    def unverified(place: Any, root: Any, segment: str, span: Any) -> Any:
+        from django_mysqlqueue.pipeline import checksums
+
+        with (
+            mock.patch.object(checksums, "of_log", return_value=checksums.Sum()),
+            mock.patch.object(files, "read_sum", return_value=checksums.Sum()),
+        ):
+            return work(place, root, segment, span)
+
+    with mock.patch.object(files, "write_span", unverified):
+        run.grow(Job(spark, place, Root(str(path))))
+
+
+def _sink(spark: Any, rows: int) -> None:
+    from django.db import connection
+    from pyspark.sql import functions as F  # noqa: N812
+
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE TABLE queue_outbox")
+    frame = spark.range(0, rows, 1, 4).select(
+        F.lit("orders").alias("topic"),
+        F.concat(F.lit("id-"), F.col("id")).alias("id"),
+        F.concat(F.lit("k"), F.col("id") % 100).alias("partition_key"),
+        F.lpad(F.col("id").cast("string"), 200, "x").alias("payload"),
+    )
+    frame.write.format("mysqlqueue").mode("append").save()
+
+
+def _say(*columns: Any) -> None:
+    print("  ".join(f"{column!s:>28}" for column in columns), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
