@@ -1,4 +1,5 @@
 # make demo    runs the example end to end (embedded SQLite; DATABASE_URL=… for a server, EVENTS=… for less)
+# make pipeline-demo  archives, reports on and replays it with Spark (needs Java 17; installs it on Debian)
 # make test    runs the whole test suite, servers included
 # make test-slow  runs what takes too long for that: the archive killed again and again
 # make soak    breaks everything for MINUTES=n while it works, and proves that nothing is lost (ENGINE=mariadb|mysql SEED=n)
@@ -21,7 +22,7 @@ REPORT ?= .test/soak
 
 export DATABASE_URL
 
-.PHONY: help demo serve test test-slow soak lint docs wheel check-python clean
+.PHONY: help demo pipeline-demo serve test test-slow soak lint docs wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -51,6 +52,12 @@ endif
 demo: $(INSTALLED)
 	$(BIN)/python manage.py migrate -v 0
 	$(BIN)/python manage.py demo $(if $(EVENTS),--events $(EVENTS))
+
+pipeline-demo: $(INSTALLED)
+	$(PYTHON) tools/servers.py install java
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[example,spark]'
+	$(BIN)/python manage.py migrate -v 0
+	$(BIN)/python manage.py pipelinedemo $(if $(EVENTS),--events $(EVENTS))
 
 serve: $(INSTALLED)
 	$(BIN)/python manage.py migrate -v 0

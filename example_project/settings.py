@@ -88,6 +88,11 @@ def _database() -> dict[str, Any]:
 DATABASES = {"default": _database()}
 
 MYSQLQUEUE = {
+    # The pipeline's demo (manage.py pipelinedemo) changes these three by its environment.
+    "RETENTION": env.float("RETENTION", default=86400.0),
+    "ARCHIVE_REQUIRED": env.bool("ARCHIVE_REQUIRED", default=False),
+    "RECORD_DELIVERIES": env.str("RECORD_DELIVERIES", default="failures"),
+    "ARCHIVE_PATH": str(OUTPUT / "archive"),
     # Short waits between attempts, so that the demo ends soon; the default begins with a second and grows to an hour.
     "BACKOFF": {"initial": 0.05, "maximum": 1.0},
 }

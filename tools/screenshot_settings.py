@@ -12,4 +12,4 @@ def without_paths(text: str, *, topic: str, kind: str) -> str:
     return text.replace(f"{ROOT}/", "") if kind == "error" else text
 
 
-MYSQLQUEUE = {**EXAMPLE, "RECORD_DELIVERIES": "all", "REDACT": without_paths}  # type: ignore[dict-item]
+MYSQLQUEUE = {**EXAMPLE, "RECORD_DELIVERIES": "all", "REDACT": without_paths}

@@ -33,6 +33,8 @@ ENGINES = ("mariadb", "mysql")
 DATABASE = "mysqlqueue"
 # Debian's packages: the servers' own and what mysqlclient compiles against.
 DRIVER_PACKAGES = ("gcc", "libc6-dev", "libmariadb-dev", "pkg-config")
+JAVA_PACKAGES = ("openjdk-17-jre-headless",)
+JAVA_VERSION = 17
 BROWSER_PACKAGES = ("chromium", "fonts-dejavu-core")
 MARIADB_PACKAGES = ("mariadb-server-core", "mariadb-client-core")
 CHROMIUM = "/usr/bin/chromium"
@@ -157,6 +159,22 @@ def browser() -> str:
     if not os.access(path, os.X_OK):
         raise NotAvailable(f"there is no {path}: name Chromium's path in CHROMIUM")
     return path
+
+
+def java() -> str:
+    """Java's path: JAVA_HOME's, the one on PATH, or Debian's, installed on first use; 17 or later."""
+    home = os.environ.get("JAVA_HOME")
+    found = f"{home}/bin/java" if home else shutil.which("java")
+    if found is None:
+        apt_install(JAVA_PACKAGES)
+        found = shutil.which("java")
+    if found is None or not os.access(found, os.X_OK):
+        raise NotAvailable("there is no Java: install version 17 or later, or name its folder in JAVA_HOME")
+    said = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version[1]) < JAVA_VERSION:
+        raise NotAvailable(f"{found} is not Java {JAVA_VERSION} or later: {said.splitlines()[:1]}")
+    return found
 
 
 def mysql_folder() -> Path:
@@ -352,7 +370,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="install what the engines need")
-    installing.add_argument("engines", nargs="+", choices=(*ENGINES, "driver", "browser"))
+    installing.add_argument("engines", nargs="+", choices=(*ENGINES, "driver", "browser", "java"))
     serving = commands.add_parser("run", help="run a command beside a private server")
     serving.add_argument("engine", choices=ENGINES)
     serving.add_argument("arguments", nargs="+", metavar="COMMAND")
@@ -364,6 +382,8 @@ def main() -> int:
                     apt_install(DRIVER_PACKAGES)
                 elif name == "browser":
                     browser()
+                elif name == "java":
+                    java()
                 else:
                     install(name)
             return 0

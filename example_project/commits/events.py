@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 TOPIC = "commits"
+REPLAYED = "commits.replayed"
+"""Where the pipeline's demo plays archived events back."""
 
 
 @dataclass(frozen=True, slots=True)

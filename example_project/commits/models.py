@@ -42,6 +42,23 @@ class DailyStatistics(models.Model):
         return f"{self.repository} {self.day}"
 
 
+class ReplayedStatistics(models.Model):
+    """The commits of a repository as they came out of the archive; kept by the group ``statistics`` of ``replayed``."""
+
+    repository = models.CharField(max_length=100, unique=True)
+    commits = models.PositiveIntegerField(default=0)
+    merges = models.PositiveIntegerField(default=0)
+    files = models.PositiveIntegerField(default=0)
+    insertions = models.PositiveIntegerField(default=0)
+    deletions = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        verbose_name = verbose_name_plural = "replayed statistics"
+
+    def __str__(self) -> str:
+        return self.repository
+
+
 class RepositoryOrder(models.Model):
     """How far the group ``order-check`` has come in a repository."""
 

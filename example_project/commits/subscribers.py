@@ -13,8 +13,14 @@ from django.db.models import F
 
 from django_mysqlqueue import Backoff, Delivery, subscriber
 from example_project.commits.demo import samples
-from example_project.commits.events import TOPIC, CommitEvent
-from example_project.commits.models import DailyStatistics, OrderViolation, RepositoryOrder, ReviewTask
+from example_project.commits.events import REPLAYED, TOPIC, CommitEvent
+from example_project.commits.models import (
+    DailyStatistics,
+    OrderViolation,
+    ReplayedStatistics,
+    RepositoryOrder,
+    ReviewTask,
+)
 
 WORTH_A_REVIEW = 20
 TOO_LARGE = 100
@@ -32,17 +38,31 @@ def count_commit(delivery: Delivery) -> None:
     """
     samples.record(delivery)
     event = CommitEvent.from_payload(delivery.payload)
-    added = {
+    added = _counts(event)
+    day = DailyStatistics.objects.filter(repository=event.repository, day=event.day)
+    # A repository's events come one after another, so nobody creates the row in between.
+    if not day.update(**{name: F(name) + value for name, value in added.items()}):
+        DailyStatistics.objects.create(repository=event.repository, day=event.day, **added)
+
+
+@subscriber(REPLAYED, group="statistics", atomic=True)
+def count_replayed_commit(delivery: Delivery) -> None:
+    """Adds a commit that came back from the archive to its repository."""
+    event = CommitEvent.from_payload(delivery.payload)
+    added = _counts(event)
+    repository = ReplayedStatistics.objects.filter(repository=event.repository)
+    if not repository.update(**{name: F(name) + value for name, value in added.items()}):
+        ReplayedStatistics.objects.create(repository=event.repository, **added)
+
+
+def _counts(event: CommitEvent) -> dict[str, int]:
+    return {
         "commits": 1,
         "merges": int(event.is_merge),
         "files": event.files,
         "insertions": event.insertions,
         "deletions": event.deletions,
     }
-    day = DailyStatistics.objects.filter(repository=event.repository, day=event.day)
-    # A repository's events come one after another, so nobody creates the row in between.
-    if not day.update(**{name: F(name) + value for name, value in added.items()}):
-        DailyStatistics.objects.create(repository=event.repository, day=event.day, **added)
 
 
 # Strict order: should the database fail a start, later events wait for it instead of passing it.

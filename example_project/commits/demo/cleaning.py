@@ -18,12 +18,19 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from example_project.commits.events import TOPIC
-from example_project.commits.models import Commit, DailyStatistics, OrderViolation, RepositoryOrder, ReviewTask
+from example_project.commits.events import REPLAYED, TOPIC
+from example_project.commits.models import (
+    Commit,
+    DailyStatistics,
+    OrderViolation,
+    ReplayedStatistics,
+    RepositoryOrder,
+    ReviewTask,
+)
 
 DLQ = f"{TOPIC}_dlq"
-TOPICS = (TOPIC, DLQ)
-OWN_TABLES = (Commit, DailyStatistics, RepositoryOrder, OrderViolation, ReviewTask)
+TOPICS = (TOPIC, DLQ, REPLAYED, f"{REPLAYED}_dlq")
+OWN_TABLES = (Commit, DailyStatistics, ReplayedStatistics, RepositoryOrder, OrderViolation, ReviewTask)
 QUEUE_TABLES = (DeliveryState, PartitionLease, ConsumerOffset, SubscriberHeartbeat, OutboxMessage, QueueMessage)
 
 
