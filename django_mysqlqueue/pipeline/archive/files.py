@@ -144,12 +144,14 @@ def write_span(place: Place, root: Root, segment: str, span: Span) -> list[File]
 def _write_span(place: Place, folder: Folder, segment: str, span: Span) -> list[File]:
     files: list[File] = []
     waiting: list[pa.RecordBatch] = []
+    size = 0
     with place.connect() as database, database.snapshot():
         for rows in rows_of(database, Query(NAMES), NAMES, span):
             waiting.append(batch(rows, COLUMNS, exact=True))
-            if sum(one.nbytes for one in waiting) >= FLUSH_BYTES:
+            size += waiting[-1].nbytes
+            if size >= FLUSH_BYTES:
                 files += _flush(folder, segment, waiting)
-                waiting = []
+                waiting, size = [], 0
         files += _flush(folder, segment, waiting)
         expected = checksums.of_log(database, span)
     found = sum((file.sum for file in files), Sum())
