@@ -40,7 +40,8 @@ class Backoff:
     def delay(self, attempt: int, rng: Callable[[], float] = random.random) -> float:
         """Seconds to wait after the given attempt (1 is the first) has failed."""
         try:
-            wait = min(self.initial * self.factor ** (attempt - 1), self.maximum)
+            # As a float: whole numbers would be multiplied out to millions of digits.
+            wait = min(self.initial * float(self.factor) ** (attempt - 1), self.maximum)
         except OverflowError:  # a float's exponent ends near 2 ** 1024
             wait = self.maximum if self.initial else 0.0
         return max(0.0, wait * (1 + self.jitter * (2 * rng() - 1)))

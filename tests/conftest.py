@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 
 from django_mysqlqueue import models
 from django_mysqlqueue.runtime import registry
@@ -52,11 +52,22 @@ def _database(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -
         creation.destroy_test_db(name, verbosity=0)
 
 
+TABLES = tuple(model._meta.db_table for model in (*QUEUE_MODELS, Effect))
+
+
+def empty(using: str = "default") -> None:
+    """Deletes all rows of the queue; one statement finds the few tables that have any: every test begins with it."""
+    with transaction.atomic(using=using, savepoint=False), connections[using].cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(f'EXISTS (SELECT 1 FROM {table})' for table in TABLES)}")
+        for table, has_rows in zip(TABLES, cursor.fetchone(), strict=True):
+            if has_rows:
+                cursor.execute(f"DELETE FROM {table}")
+
+
 @pytest.fixture
 def db(_database: None) -> Iterator[None]:
     """An empty queue and no transaction open."""
-    for model in (*QUEUE_MODELS, Effect):
-        model.objects.all().delete()
+    empty()
     yield
     if connection.in_atomic_block:
         raise AssertionError("the test left a transaction open")
@@ -65,8 +76,7 @@ def db(_database: None) -> Iterator[None]:
 @pytest.fixture
 def queue_db(db: None) -> None:
     """An empty queue on the alias ``queue`` as well."""
-    for model in (*QUEUE_MODELS, Effect):
-        model.objects.using("queue").all().delete()
+    empty("queue")
 
 
 @pytest.fixture

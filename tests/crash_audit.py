@@ -12,7 +12,7 @@ from django.db.models import Model
 from django_mysqlqueue import models
 from django_mysqlqueue.service.transactions import Session
 from tests.app.models import Effect
-from tests.conftest import QUEUE_MODELS
+from tests.conftest import QUEUE_MODELS, empty
 from tests.crashes import DLQ, TOPIC
 from tests.harness import USING
 
@@ -198,32 +198,26 @@ def offsets() -> dict[tuple[str, str], tuple[int, int]]:
     }
 
 
-def empty() -> None:
-    """Deletes all rows, in one transaction: this is done thousands of times."""
-    with transaction.atomic(), connection.cursor() as cursor:
-        for model in (*QUEUE_MODELS, Effect):
-            cursor.execute(f"DELETE FROM {model._meta.db_table}")
-
-
 class Snapshot:
     """All rows as they are, to be put back."""
 
     def __init__(self) -> None:
         self._tables: list[tuple[str, str, list[tuple[Any, ...]]]] = []
+        """Those that have any."""
         for model in (*QUEUE_MODELS, Effect):
             fields = [field for field in model._meta.concrete_fields if not field.generated]
             columns = ", ".join(connection.ops.quote_name(field.column) for field in fields)
             with connection.cursor() as cursor:
                 cursor.execute(f"SELECT {columns} FROM {model._meta.db_table}")
-                self._tables.append((model._meta.db_table, columns, list(cursor.fetchall())))
+                if rows := list(cursor.fetchall()):
+                    self._tables.append((model._meta.db_table, columns, rows))
 
     def restore(self) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
+            empty()
             for table, columns, rows in self._tables:
-                cursor.execute(f"DELETE FROM {table}")
-                if rows:
-                    places = ", ".join(["%s"] * len(rows[0]))
-                    cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
+                places = ", ".join(["%s"] * len(rows[0]))
+                cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
 
 
 def _rows(model: type[Model], names: str, *, order: str = "") -> list[tuple[Any, ...]]:

@@ -194,14 +194,20 @@ class CountingLink(Link):
 class ServerCrashes:
     """MySQL and MariaDB: operations run behind a gate before the server."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, target: Path) -> None:
         self._gate = gate
+        self._target = target
 
     def run(self, mode: str, number: int, operation: Callable[[], object]) -> Ended:
         plan = self._gate.plan = Plan(mode, number)
         connections[ALIAS].close()
         dies = mode in (KILL, GONE)
-        error = (_in_child if dies else _here)(operation, self._count)
+        options = connections[ALIAS].settings_dict["OPTIONS"]
+        options["unix_socket"] = str(self._gate.path)
+        try:
+            error = (_in_child if dies else _here)(operation, self._count)
+        finally:
+            options["unix_socket"] = str(self._target)  # nothing is counted any more, and the gate takes time
         if plan.stopped and mode in LINGERS:
             assert plan.over.is_set() or plan.sessions <= self._sessions(), "the session has ended with its client"
         else:
@@ -321,10 +327,10 @@ def crashes(folder: Path) -> Iterator[ServerCrashes | FileCrashes]:
     if connection.vendor == "mysql":
         target = Path(database["OPTIONS"]["unix_socket"])
         gate = Gate(folder / "gate", target)
-        database["OPTIONS"] = {**database["OPTIONS"], "unix_socket": str(gate.path)}
+        database["OPTIONS"] = dict(database["OPTIONS"])
     connections.settings[ALIAS] = database
     try:
-        yield ServerCrashes(gate) if gate is not None else FileCrashes()
+        yield ServerCrashes(gate, target) if gate is not None else FileCrashes()
     finally:
         connections[ALIAS].close()
         del connections[ALIAS]

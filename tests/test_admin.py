@@ -491,6 +491,7 @@ def test_the_way_back_stays_on_the_site(client, wanted):
     assert "evil" not in done.headers.get("Location", "")
 
 
+@pytest.mark.any_engine
 def test_the_app_works_without_the_admin(tmp_path):
     """Nothing/the package imports contrib.admin by itself."""
     code = (
@@ -511,6 +512,7 @@ def test_the_app_works_without_the_admin(tmp_path):
     assert "no issues" in done.stdout
 
 
+@pytest.mark.any_engine
 def test_importing_the_package_needs_no_settings():
     code = (
         "import sys, django_mysqlqueue; assert 'django' not in sys.modules; assert 'publish' in dir(django_mysqlqueue)"

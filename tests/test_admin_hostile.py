@@ -13,6 +13,8 @@ from tests.test_admin import ROOT, confirm, page
 from tests.test_conformance import fail
 from tests.test_operations import log
 
+pytestmark = pytest.mark.any_engine
+
 make_client, client = test_admin.make_client, test_admin.client
 LIMIT = 400_000
 """Characters that a page has at most here."""

@@ -30,6 +30,8 @@ from tests.test_admin import HOSTILE, ROOT, client, confirm, hidden, make_client
 from tests.test_conformance import Recorder, fail
 from tests.test_operations import dead_letters, offsets_of
 
+pytestmark = pytest.mark.any_engine
+
 
 def listed(client, **query):
     return client.get(f"{ROOT}deadletters/", query).context

@@ -24,6 +24,8 @@ from tests.test_admin import HOSTILE, ROOT, WAITS, confirm, page  # fixtures
 from tests.test_conformance import both_modes, fail
 from tests.test_operations import G, dead_letters, log, offsets_of
 
+pytestmark = pytest.mark.any_engine
+
 client, make_client = test_admin.client, test_admin.make_client  # fixtures
 ALL = {"RECORD_DELIVERIES": "all"}
 

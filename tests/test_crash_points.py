@@ -26,8 +26,8 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import ordered, sessions
 from django_mysqlqueue.service import groups
 from tests.app.models import Effect
-from tests.conftest import Clock
-from tests.crash_audit import Observer, Picture, Snapshot, empty, offsets
+from tests.conftest import Clock, empty
+from tests.crash_audit import Observer, Picture, Snapshot, offsets
 from tests.crash_cases import CASES, Case, resume, undo
 from tests.crash_worlds import G, World
 from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
@@ -48,8 +48,10 @@ def crasher(_database, tmp_path_factory):
 class Start:
     """A case's set-up: run once, then put back as it was."""
 
-    def __init__(self, one: Case) -> None:
-        self._setup = one.setup
+    def __init__(self, one: Case, mode: str = "") -> None:
+        self._setup, self._operation = one.setup, one.operation
+        # What a subscriber has in its memory changes with what it does, unless that is done by a process that dies.
+        self._remembers = mode in (KILL, GONE)
         self.world = self._run()
         self._snapshot = Snapshot()
         self._observer = Observer()
@@ -62,11 +64,23 @@ class Start:
             world.sub.use(ALIAS)
         return world
 
+    def end(self) -> Picture:
+        """How it ends if nothing happens to it."""
+        self._operation(self.world)
+        sessions.drop(connections[ALIAS])
+        end = Observer().read()
+        if self.world.sub is not None and self._remembers:
+            self.world, self._observer, _ = self._anew()
+            self._snapshot = Snapshot()
+        return end
+
     def again(self) -> tuple[World, Observer, Picture]:
-        if self.world.sub is None:
+        if self.world.sub is None or self._remembers:
             self._snapshot.restore()
             return self.world, copy.copy(self._observer), self.picture
-        # What a subscriber has in its memory changes with what it does.
+        return self._anew()
+
+    def _anew(self) -> tuple[World, Observer, Picture]:
         world, observer = self._run(), Observer()
         picture = observer.read()
         assert picture.tables == self.picture.tables, "the set-up is not always the same"
@@ -78,11 +92,9 @@ class Start:
 )
 def test_ended_at_every_statement(db, crasher, name, mode):
     one = CASES[name]
-    start = Start(one)
+    start = Start(one, mode)
     assert not start.picture.broken
-    one.operation(start.world)
-    sessions.drop(connections[ALIAS])
-    after = Observer().read()
+    after = start.end()
     drained: list[Any] = []
     for number in itertools.count(1):
         try:
@@ -101,8 +113,7 @@ def test_a_process_outlives_every_failed_statement(db, crasher, name):
     """Where there is no connection to cut: what it took out of the inbox and could not write is written later."""
     one = CASES[name]
     start = Start(one)
-    one.operation(start.world)
-    after = Observer().read()
+    after = start.end()
     for number in itertools.count(1):
         world, observer, _ = start.again()
         sent: list[str] = []
@@ -209,10 +220,8 @@ def test_the_servers_session_lives_on(db, crasher, name, mode):
     Whoever waits for it ends it, as a time-out would.
     """
     one = CASES[name]
-    start = Start(one)
-    one.operation(start.world)
-    sessions.drop(connections[ALIAS])
-    after = Observer().read()
+    start = Start(one, mode)
+    after = start.end()
     for number in itertools.count(1):
         world, observer, first = start.again()
         ended = crasher.run(mode, number, lambda world=world: one.operation(world))

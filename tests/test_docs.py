@@ -36,6 +36,8 @@ from django_mysqlqueue.service import browsing, letters, lives, logbook, overvie
 from django_mysqlqueue.service.groups import GroupRef
 from tests.harness import Sub, handler
 
+pytestmark = pytest.mark.any_engine
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))])

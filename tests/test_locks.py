@@ -9,7 +9,16 @@ from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, sequencing, settling, watermarks
+from django_mysqlqueue.service import (
+    claiming,
+    groups,
+    heartbeats,
+    leasing,
+    sequencing,
+    settling,
+    transactions,
+    watermarks,
+)
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
@@ -76,7 +85,8 @@ def test_one_sequences_at_a_time(db):
     assert in_thread(lambda: sequencing.sequence(USING)).moved == 1
 
 
-def test_undoing_a_claim_waits_until_it_is_over(owned):
+def test_undoing_a_claim_waits_until_it_is_over(owned, monkeypatch):
+    monkeypatch.setattr(transactions, "ATTEMPTS", 1)  # each waits for a second
     with transaction.atomic():
         (delivery,) = claim(token=7)
         with pytest.raises(OperationalError, match="1205"):

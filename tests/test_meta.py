@@ -23,6 +23,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
 
+@pytest.mark.any_engine
 def test_every_defect_of_the_design_has_a_test():
     found = set()
     for file in TESTS.rglob("test_*.py"):
@@ -30,6 +31,7 @@ def test_every_defect_of_the_design_has_a_test():
     assert found == set(range(1, 23))
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize("page", ["guarantees.md", "explanation/hostile.md"])
 def test_every_test_that_the_documents_name_exists(page):
     text = (ROOT / "docs" / page).read_text()
@@ -85,6 +87,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_point_one_way(layer):
     """commands, admin, metrics, traces, health → runtime → service → sql, models → conf."""
@@ -93,6 +96,7 @@ def test_imports_point_one_way(layer):
             assert target not in LAYERS[layer], (file.name, target)
 
 
+@pytest.mark.any_engine
 def test_the_pipeline_needs_no_django():
     """Spark's executors have none; what is for projects is apart."""
     modules = [
@@ -109,12 +113,14 @@ def test_the_pipeline_needs_no_django():
     assert len(modules) > 10
 
 
+@pytest.mark.any_engine
 def test_the_runtime_holds_no_sql():
     for file in (ROOT / "django_mysqlqueue" / "runtime").glob("*.py"):
         statements = re.findall(r'"\s*(?:SELECT (?!1")|INSERT|UPDATE|DELETE)', file.read_text())
         assert not statements, (file.name, statements)
 
 
+@pytest.mark.any_engine
 def test_texts_can_be_extracted_and_translated():
     """What is passed to gettext is a literal, and its parts have names: other languages order them otherwise."""
     names = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
@@ -133,6 +139,7 @@ def test_texts_can_be_extracted_and_translated():
     assert seen > 200
 
 
+@pytest.mark.any_engine
 def test_no_module_grows_without_end():
     for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 500, file

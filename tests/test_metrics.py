@@ -431,6 +431,7 @@ def test_counting_costs_no_statement(db):
     assert cost(Process) == cost(Sub)
 
 
+@pytest.mark.any_engine
 def test_serving(db):
     subscriber = Subscriber(USING, {REF: handler()}, get_settings())
     port = free_ports(1)
@@ -493,6 +494,7 @@ def worker(db, tmp_path):
         one.end()
 
 
+@pytest.mark.any_engine
 @pytest.mark.processes
 def test_a_process_serves_its_metrics(worker):
     port = free_ports(1)
@@ -511,6 +513,7 @@ def test_a_process_serves_its_metrics(worker):
     assert up(port) is None
 
 
+@pytest.mark.any_engine
 @pytest.mark.processes
 def test_each_process_has_a_port_of_its_own_for_good(worker):
     """One that is replaced hands its port on."""
@@ -529,6 +532,7 @@ def test_each_process_has_a_port_of_its_own_for_good(worker):
     assert one.wait() == 0
 
 
+@pytest.mark.any_engine
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [[], ["--processes", "2"]])
 def test_a_port_that_is_taken(worker, options):

@@ -40,7 +40,12 @@ SHORT = {
 
 def environment(**settings):
     database = connection.settings_dict
-    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "TEST_MYSQLQUEUE": json.dumps(SHORT | settings)}
+    env = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "TEST_MYSQLQUEUE": json.dumps(SHORT | settings),
+        "TEST_WITHOUT_ADMIN": "1",
+    }
     if connection.vendor == "mysql":
         parts = urlsplit(os.environ["DATABASE_URL"])
         env["DATABASE_URL"] = urlunsplit(parts._replace(path=f"/{database['NAME']}"))

@@ -4,6 +4,11 @@
 It installs what is missing, starts private database servers, runs the steps
 below, two at a time, and ends with one summary. A step that cannot run is
 named NOT RUN; with CI set in the environment that is a failure.
+
+Everything runs on MariaDB and on SQLite. Tests marked ``any_engine`` are left
+out on MySQL: what they test is no matter of the database (pages of the admin,
+settings, the supervisor's processes, documents). Coverage is measured on
+MariaDB, in all but ``REPEATED``: these run the same lines a thousand times.
 """
 
 from __future__ import annotations
@@ -31,6 +36,12 @@ CONFORMANCE = (
     "tests/test_leases.py",
     "tests/test_retention.py",
     "tests/test_publishing.py",
+)
+REPEATED = (
+    "tests/test_crash_points.py",
+    "tests/test_operation_crashes.py",
+    "tests/test_scale.py",
+    "tests/test_state_machine.py",
 )
 STEP_TIMEOUT = 1200
 RUNNING: list[subprocess.Popen[bytes]] = []
@@ -60,37 +71,51 @@ class Step:
     engine: str = ""
     """mariadb, mysql or sqlite; empty: no database."""
     env: dict[str, str] = field(default_factory=dict)
-    browser: bool = False
-    """It opens pages in Chromium."""
+    needs: str = ""
+    """What else it needs: ``browser`` or ``java``."""
 
 
 def steps() -> list[Step]:
     # The packaging tests build and install the distribution, the browser's open every page: once is enough.
-    options = ("-q", "--durations=5", "-m", "not packaging and not browser")
-    pytest = ("-m", "pytest", *options)
-    covered = ("-m", "coverage", "run", "-m", "pytest", *options)
-    packaging = ("-m", "pytest", "-q", "--durations=5", "-m", "packaging")
-    browser = ("-m", "pytest", "-q", "--durations=5", "-m", "browser")
+    timed = ("-m", "pytest", "-q", "--durations=30", "-m")
+    # Spark's session takes seconds to start and gigabytes to install: its tests are steps of their own.
+    everything = (*timed, "not packaging and not browser and not spark and not slow")
+    covered = ("-m", "coverage", "run", *everything, *(f"--ignore={name}" for name in REPEATED))
+    of_the_engine = (*timed, "not packaging and not browser and not spark and not slow and not any_engine")
+    pipeline = (*timed, "spark and not slow", "tests/pipeline")
+    packaging = (*timed, "packaging")
+    browser = (*timed, "browser")
     # Warnings are errors, also of a reference to something that is not there.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
     return [
-        Step("full suite, MariaDB", OLD, covered, "mariadb"),
-        Step("full suite, MySQL", NEW, pytest, "mysql"),
+        Step("all of the engine, MySQL", NEW, of_the_engine, "mysql"),
+        Step("most of the suite, MariaDB", OLD, covered, "mariadb"),
+        Step("the rest of the suite, MariaDB", OLD, (*everything, *REPEATED), "mariadb"),
+        Step("full suite, SQLite", NEW, everything, "sqlite"),
         Step("lint", NEW, ("-m", "ruff", "check", ".")),
         Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
         Step("types", NEW, ("-m", "mypy")),
         Step("docs", NEW, docs),
-        Step("browser, MariaDB", NEW, browser, "mariadb", browser=True),
+        Step("pipeline, MariaDB", OLD, ("-m", "coverage", "run", *pipeline), "mariadb", needs="java"),
+        Step("pipeline, MySQL", NEW, pipeline, "mysql", needs="java"),
+        Step("pipeline, SQLite", NEW, pipeline, "sqlite", needs="java"),
+        Step("browser, MariaDB", NEW, browser, "mariadb", needs="browser"),
         # The admin's pages differ between Django's versions; what operators do there is the same.
-        Step("browser, SQLite", OLD, (*browser, "tests/browser/test_pages.py"), "sqlite", browser=True),
+        Step("browser, SQLite", OLD, (*browser, "tests/browser/test_pages.py"), "sqlite", needs="browser"),
         Step("packaging and tutorial", OLD, packaging),
-        Step("full suite, SQLite", NEW, pytest, "sqlite"),
-        Step("conformance, SQLite", OLD, (*pytest, *CONFORMANCE), "sqlite"),
-        Step("conformance, MySQL", OLD, (*pytest, *CONFORMANCE), "mysql"),
-        Step("conformance, MariaDB with snapshot isolation", NEW, (*pytest, *CONFORMANCE), "mariadb", repeatable),
+        Step("conformance, SQLite", OLD, (*everything, *CONFORMANCE), "sqlite"),
+        Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
+        Step("conformance, MariaDB with snapshot isolation", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
         Step("demo, SQLite", OLD, ("manage.py", "demo", "--events", "2000"), "sqlite", {"DEMO": "1"}),
     ]
+
+
+def slow_steps() -> list[Step]:
+    """What ``make test-slow`` runs: the archive killed again and again."""
+    command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline")
+    legs = (("MariaDB", OLD, "mariadb"), ("MySQL", NEW, "mysql"), ("SQLite", NEW, "sqlite"))
+    return [Step(f"kills of the archive, {name}", leg, command, engine, needs="java") for name, leg, engine in legs]
 
 
 @dataclass
@@ -152,13 +177,15 @@ def prepare(leg: Leg) -> Path:
 # -- running ------------------------------------------------------------------
 
 
-def run(step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], no_browser: str) -> Result:
-    """Runs a step; ``no_browser`` says why there is no Chromium, if there is none."""
+def run(
+    step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
+) -> Result:
+    """Runs a step; ``lacks`` says why something that steps need is not there."""
     interpreter = interpreters[step.leg]
     if isinstance(interpreter, str):
         return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
-    if step.browser and no_browser:
-        return Result(step, ok=False, seconds=0, detail=no_browser, not_run=True)
+    if step.needs in lacks:
+        return Result(step, ok=False, seconds=0, detail=lacks[step.needs], not_run=True)
     env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
     env |= step.env | {"COVERAGE_FILE": str(WORK / "coverage" / "data"), "PYTHONUNBUFFERED": "1"}
     if step.engine in servers.ENGINES:
@@ -209,7 +236,7 @@ def run(step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict
         step,
         ok=code == 0,
         seconds=time.monotonic() - began,
-        detail="" if code == 0 else f"exit code {code}; the end of {log.relative_to(ROOT)}:\n{text[-6000:]}",
+        detail="" if code == 0 else f"exit code {code}; the end of {log.relative_to(ROOT)}:\n{text[-12_000:]}",
         passed=counts.get("passed", 0),
         failed=counts.get("failed", 0) + counts.get("error", 0),
         skipped=counts.get("skipped", 0),
@@ -242,8 +269,10 @@ def main() -> int:
     servers.end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="only steps whose name contains TEXT")
+    parser.add_argument("--slow", action="store_true", help="the steps that take too long for every day instead")
     options = parser.parse_args()
-    chosen = [step for step in steps() if not options.only or options.only.lower() in step.name.lower()]
+    known = slow_steps() if options.slow else steps()
+    chosen = [step for step in known if not options.only or options.only.lower() in step.name.lower()]
     began = time.monotonic()
     shutil.rmtree(WORK / "coverage", ignore_errors=True)
     (WORK / "coverage").mkdir(parents=True)
@@ -253,12 +282,13 @@ def main() -> int:
             servers.apt_install(servers.DRIVER_PACKAGES)
         except servers.NotAvailable as error:
             print(f"The driver's headers: {error}", file=sys.stderr)
-        no_browser = ""
-        try:
-            if any(step.browser for step in chosen):
-                servers.browser()
-        except servers.NotAvailable as error:
-            no_browser = f"no browser: {error}"
+        lacks = {}
+        for name, install in (("browser", servers.browser), ("java", servers.java)):
+            try:
+                if any(step.needs == name for step in chosen):
+                    install()
+            except servers.NotAvailable as error:
+                lacks[name] = f"no {name}: {error}"
         for leg in dict.fromkeys(step.leg for step in chosen):
             try:
                 interpreters[leg] = prepare(leg)
@@ -267,9 +297,7 @@ def main() -> int:
         urls = server_urls(stack, {step.engine for step in chosen} & set(servers.ENGINES))
         print(f"set-up: {time.monotonic() - began:.0f} s", flush=True)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            jobs = [
-                pool.submit(run, step, number, interpreters, urls, no_browser) for number, step in enumerate(chosen, 1)
-            ]
+            jobs = [pool.submit(run, step, number, interpreters, urls, lacks) for number, step in enumerate(chosen, 1)]
             try:
                 results = [job.result() for job in jobs]
             except BaseException:  # SIGTERM, Ctrl-C: the steps end with the runner
@@ -305,7 +333,7 @@ def summary(results: list[Result], coverage: str, seconds: float) -> int:
         tests = f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped" if result.passed else ""
         print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{result.seconds:5.0f} s  {tests}")
     if coverage:
-        print(f"  coverage (branches included, MariaDB leg): {coverage}")
+        print(f"  coverage (branches included; most of the suite, MariaDB): {coverage}")
     passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
     bad = [one for one in results if not one.ok and (strict or not one.not_run)]
     print(f"  {seconds:.0f} s in all; details in .test/logs\n")

@@ -14,6 +14,7 @@ from django_mysqlqueue.pipeline.session import session
 from tests.harness import USING
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):

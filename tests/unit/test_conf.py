@@ -9,6 +9,8 @@ from django.test import override_settings
 from django_mysqlqueue import conf
 from django_mysqlqueue.conf import Backoff, TopicSettings, get_settings
 
+pytestmark = pytest.mark.any_engine
+
 
 @pytest.fixture
 def mysqlqueue(settings):

@@ -20,6 +20,8 @@ from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from tests.harness import handler
 
+pytestmark = pytest.mark.any_engine
+
 numbers = itertools.count(1)
 
 BODY = Body("id", b"", "{}", "", 0, 0)

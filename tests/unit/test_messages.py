@@ -25,6 +25,8 @@ from django_mysqlqueue.service.messages import (
     encode,
 )
 
+pytestmark = pytest.mark.any_engine
+
 
 def stored(payload, **fields):
     return encode("t", Message(payload, **fields))

@@ -8,6 +8,8 @@ import pytest
 from django_mysqlqueue import names
 from django_mysqlqueue.exceptions import InvalidMessage
 
+pytestmark = pytest.mark.any_engine
+
 # -- topics and groups --------------------------------------------------------
 
 

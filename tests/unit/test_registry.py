@@ -15,6 +15,8 @@ from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.registry import GroupRef, handlers
 
+pytestmark = pytest.mark.any_engine
+
 
 @pytest.fixture(autouse=True)
 def alone():

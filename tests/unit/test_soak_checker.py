@@ -19,6 +19,8 @@ from soak import checker, logs, plan, records, timeline  # noqa: E402
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Leftovers, Progress, Trouble  # noqa: E402
 from soak.records import Step, Transaction  # noqa: E402
 
+pytestmark = pytest.mark.any_engine
+
 GROUPS = {group.name: group for group in plan.GROUPS}
 KEYS = ("a", "b", "c")
 TOTAL = 1500
