@@ -109,12 +109,13 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
         try:
             with place.connect() as database:
                 while above < span.up_to:
-                    start, end = above, min(above + CHUNK, span.up_to)
+                    end = min(above + CHUNK, span.up_to)
                     with database.snapshot():
+                        # Before the rows: after a lost connection nobody would look at where this chunk began.
+                        check_complete(database, query, above)
                         for rows in rows_of(database, query, names, Span(above, end)):
                             yield batch(rows, columns, hidden=hidden)
                             above, failures = rows[-1][at], 0
-                        check_complete(database, query, start)
                     above, failures = end, 0
         except Exception as error:
             failures += 1
