@@ -103,6 +103,21 @@ def test_what_gc_took_is_noticed_also_when_the_connection_is_lost(place, impatie
         list(reading.read(place, query, Span(known[0] - 1, known[-1])))
 
 
+def test_large_rows_behind_small_ones_do_not_fill_the_memory(place, monkeypatch):
+    monkeypatch.setattr(reading, "FETCH_BYTES", 100_000)
+    monkeypatch.setattr(reading, "FETCH_ROWS", 40)
+    monkeypatch.setattr(reading, "FIRST_FETCH", 5)
+    for number in range(120):
+        QueueMessageFactory(payload=b"x" * (1 if number < 60 else 30_000))
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    with place.connect() as database:
+        names = ("payload", "offset")
+        pieces = list(reading.rows_of(database, Query(names), names, Span(0, known[-1])))
+    assert [row[1] for rows in pieces for row in rows] == known
+    assert max(map(len, pieces)) == 40
+    assert max(sum(len(row[0]) for row in rows) for rows in pieces) <= 100_000 + 5 * 30_000
+
+
 def test_a_reader_gives_up_at_last(place, impatient, monkeypatch):
     tried = []
 
