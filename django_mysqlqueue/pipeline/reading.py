@@ -28,7 +28,7 @@ FETCH_ROWS = 2_000
 FETCH_BYTES = 16 * 2**20
 """Bounds of one batch; the bytes are those of payloads."""
 FIRST_FETCH = 100
-"""Rows of the first batch, before it is known how large they are."""
+"""Rows that are fetched at a time, at most, where payloads are among them."""
 TRIES = 6
 """Connections in a row that may be lost without a row read."""
 FIRST_WAIT = 0.25
@@ -109,12 +109,13 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
         try:
             with place.connect() as database:
                 while above < span.up_to:
-                    start, end = above, min(above + CHUNK, span.up_to)
+                    end = min(above + CHUNK, span.up_to)
                     with database.snapshot():
+                        # Before the rows: after a lost connection nobody would look at where this chunk began.
+                        check_complete(database, query, above)
                         for rows in rows_of(database, query, names, Span(above, end)):
                             yield batch(rows, columns, hidden=hidden)
                             above, failures = rows[-1][at], 0
-                        check_complete(database, query, start)
                     above, failures = end, 0
         except Exception as error:
             failures += 1
@@ -126,7 +127,7 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
 def rows_of(
     database: Database, query: Query, names: tuple[str, ...], span: Span
 ) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """A span's rows in pieces: as many as fit ``FETCH_BYTES`` if they are as large as those of the piece before."""
+    """A span's rows in pieces of about ``FETCH_ROWS`` or ``FETCH_BYTES``: the next rows may be much larger."""
     condition, parameters = query.condition()
     cursor = database.cursor(
         f"SELECT {quoted(names)} FROM {LOG}{database.force_index(query.index)} "
@@ -134,13 +135,22 @@ def rows_of(
         (span.above, span.up_to, *parameters),
     )
     payload = names.index("payload") if "payload" in names else None
-    size = FIRST_FETCH
-    while rows := cursor.fetchmany(size):
-        yield rows
-        size = FETCH_ROWS
-        if payload is not None:
-            mean = sum(len(row[payload]) for row in rows) // len(rows)
-            size = max(1, min(FETCH_ROWS, FETCH_BYTES // (mean + 1)))
+    if payload is None:
+        while rows := cursor.fetchmany(FETCH_ROWS):
+            yield rows
+        return
+    piece: list[tuple[Any, ...]] = []
+    size, step = 0, FIRST_FETCH
+    while rows := cursor.fetchmany(step):
+        found = sum(len(row[payload]) for row in rows)
+        piece += rows
+        size += found
+        step = max(1, min(FIRST_FETCH, FETCH_BYTES * len(rows) // (found + 1)))
+        if size >= FETCH_BYTES or len(piece) >= FETCH_ROWS:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def quoted(names: tuple[str, ...]) -> str:

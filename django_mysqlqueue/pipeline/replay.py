@@ -37,6 +37,7 @@ SLICE_OFFSETS = 100_000
 SLICE_SECONDS = 5
 """With a rate: what is written at a time is as much as that many seconds allow."""
 TASKS = 8
+JSON_SPACE = " \t\n\r"
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,60}")
 
 
@@ -72,6 +73,10 @@ class Replay:
                 rules.check_name("group", self.group)
         except InvalidMessage as error:
             raise PipelineError(str(error)) from error
+        if self.since == "latest":
+            raise PipelineError("--between latest …: nothing begins at the end; give an offset, a time or 'earliest'")
+        if self.until == "earliest":
+            raise PipelineError("--between … earliest: nothing comes before it; give an offset, a time or 'latest'")
         if bool(self.to) == bool(self.group):
             raise PipelineError("name either the topic or the one group that the copies are for (--to or --group)")
         if self.to == self.topic:
@@ -134,7 +139,7 @@ def plan(job: Job, replay: Replay) -> Plan:
 def play(job: Job, replay: Replay, *, progress: Callable[[int], object] = lambda offsets: None) -> int:
     """Puts the copies into the outbox, slice by slice in offset order; returns how many."""
     known, span, _ = _look(job, replay)
-    step = SLICE_OFFSETS if replay.rate is None else max(1, min(SLICE_OFFSETS, int(replay.rate * SLICE_SECONDS)))
+    step = SLICE_OFFSETS if replay.rate is None else max(1, int(min(SLICE_OFFSETS, replay.rate * SLICE_SECONDS)))
     began, played = time.monotonic(), 0
     for above in range(span.above, span.up_to, step):
         piece = Span(above, min(span.up_to, above + step))
@@ -174,6 +179,9 @@ def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...
 
 
 def _originals(job: Job, replay: Replay, known: list[Segment], span: Span) -> DataFrame:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions
+
     found = frames.archived(
         job.spark,
         job.root,
@@ -183,7 +191,13 @@ def _originals(job: Job, replay: Replay, known: list[Segment], span: Span) -> Da
         until=replay.until if isinstance(replay.until, datetime.datetime) else None,
         span=span,
     )
-    return found.where(replay.where) if replay.where else found
+    # Copies that replays have sent to one group stand in the topic of their originals: they would come doubled.
+    noted = functions.get_json_object("metadata", f"$.{CAME_FROM}.offset")
+    found = found.where((functions.col("target_group") == "") | noted.isNull())
+    try:
+        return found.where(replay.where) if replay.where else found
+    except AnalysisException as error:
+        raise PipelineError(f"--where {replay.where!r}: {error}") from error
 
 
 def copies(originals: DataFrame, replay: Replay) -> DataFrame:
@@ -202,12 +216,13 @@ def copies(originals: DataFrame, replay: Replay) -> DataFrame:
             F.unix_millis("published_at").alias("published_at"),
         )
     )
-    text = F.trim("metadata")
+    # JSON's white space, which MariaDB and SQLite keep around an object.
+    text = F.trim(F.col("metadata"), F.lit(JSON_SPACE))
     # Plain SQL may have stored what is no object; it counts as an empty one everywhere.
     inner = F.when(text.startswith("{"), F.substring(text, F.lit(2), F.length(text) - 2)).otherwise(F.lit(""))
     noted = F.concat(
         F.lit("{"),
-        F.when(F.trim(inner) == "", F.lit("")).otherwise(F.concat(inner, F.lit(","))),
+        F.when(F.trim(inner, F.lit(JSON_SPACE)) == "", F.lit("")).otherwise(F.concat(inner, F.lit(","))),
         F.lit(f'"{CAME_FROM}":'),
         origin,
         F.lit("}"),

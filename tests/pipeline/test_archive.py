@@ -6,6 +6,7 @@ import datetime
 import itertools
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
@@ -301,6 +302,69 @@ def test_compact_merges_neighbours(job):
     some(3)
     run.grow(job)
     assert held(job) == expected()
+
+
+def test_sweep_leaves_what_is_not_of_an_archive(job):
+    from pathlib import Path
+
+    some(3)
+    run.grow(job)
+    ArchiveSegment.objects.all().delete()
+    root = Path(job.root.uri)
+    others = [root / "sales.parquet", root / "topic=t" / "day=2026-11-22" / f"{'0' * 32}.parquet", root / "notes.txt"]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"PAR1")
+    assert len(run.sweep(job, grace=datetime.timedelta(0))) == 1
+    assert all(path.exists() for path in others)
+    assert parquet(job) == sorted(str(path) for path in others[:2])
+
+
+def test_roots_are_the_same_place_for_all(job, tmp_path, monkeypatch):
+    """For Arrow and Spark, and for workers in another folder."""
+    some(3)
+    uri = f"file://{tmp_path}/a%20b%23c/"
+    found = Job(job.spark, job.place, Root(uri))
+    run.grow(found)
+    assert run.sweep(found, grace=datetime.timedelta(0)) == []
+    assert held(found) == expected()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        relative = Root("a b#c")
+    assert held(Job(job.spark, job.place, relative)) == expected()
+    assert Root("s3://bucket/x/?region=eu-west-1").spark_path("f") == "s3a://bucket/x/f"
+
+
+@pytest.mark.parametrize(("uri", "says"), [("s3://key:secret@bucket/x", "has a password"), ("file:/srv/x", "file://")])
+def test_a_bad_root_is_named(uri, says):
+    with pytest.raises(PipelineError, match=says) as caught:
+        Root(uri)
+    assert "secret" not in str(caught.value)
+
+
+def test_every_new_folder_is_on_disk(tmp_path, monkeypatch):
+    synced: list[str] = []
+    monkeypatch.setattr(files, "_fsync_folder", synced.append)
+    for name in ("one", "two"):
+        with Root(str(tmp_path / "new" / "root")).open().create(f"segment/{name}"):
+            pass
+    root = f"{tmp_path}/new/root"
+    assert synced == [f"{root}/segment", root, f"{tmp_path}/new", str(tmp_path), f"{root}/segment", root]
+
+
+def test_a_merged_file_is_read_by_row_groups(tmp_path, monkeypatch):
+    """However many rows of a megabyte it has."""
+    from django_mysqlqueue.pipeline.batches import batch
+    from django_mysqlqueue.pipeline.layout import COLUMNS
+
+    row = (1, b"t", b"k", b"i", b"x" * 1000, 1000, b"{}", b"", b"", b"", 0, b"", 0, 0, b"", 5, 6)
+    table = pa.Table.from_batches([batch([row] * 50, COLUMNS, exact=True)])
+    seen: list[int] = []
+    of_batch = checksums.of_batch
+    monkeypatch.setattr(checksums, "of_batch", lambda one: seen.append(one.num_rows) or of_batch(one))
+    file = files.write_file(Root(str(tmp_path)).open(), "segment", "t", "1970-01-01", [table, table, table])
+    assert seen == [50, 50, 50]
+    assert file.sum == of_batch(table) + of_batch(table) + of_batch(table)
 
 
 def test_compact_keeps_below_its_limit():

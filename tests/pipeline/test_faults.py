@@ -17,12 +17,13 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.models import ArchiveSegment, QueueMessage
+from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
 from django_mysqlqueue.pipeline import databases, frames, reading
 from django_mysqlqueue.pipeline.archive import files, manifest, run
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.databases import Place
+from django_mysqlqueue.pipeline.errors import DataLossError
 from django_mysqlqueue.pipeline.layout import NAMES
 from django_mysqlqueue.pipeline.reading import Query, Span
 from tests.factories import QueueMessageFactory
@@ -75,6 +76,46 @@ def test_a_reader_goes_on_behind_its_last_row(place, impatient, monkeypatch):
             cuts += cut_others() > 0
     assert found == known
     assert cuts == 3
+
+
+def test_what_gc_took_is_noticed_also_when_the_connection_is_lost(place, impatient, monkeypatch):
+    """GC takes the first rows between planning and reading; the connection is lost behind the next ones."""
+    monkeypatch.setattr(reading, "FIRST_FETCH", 2)
+    monkeypatch.setattr(reading, "FETCH_ROWS", 2)
+    QueueMessageFactory.create_batch(10)
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    QueueMessage.objects.filter(offset__in=known[:3]).delete()
+    CollectedTopic.objects.create(topic="t", collected_offset=known[2], published_at=1)
+    rows_of, losses = reading.rows_of, []
+
+    def lose_once(*args: Any) -> Iterator[Any]:
+        for rows in rows_of(*args):
+            yield rows
+            if not losses:
+                import sqlite3
+
+                losses.append(1)
+                raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(reading, "rows_of", lose_once)
+    query = Query(("offset",), watch_above=known[0] - 1)
+    with pytest.raises(DataLossError):
+        list(reading.read(place, query, Span(known[0] - 1, known[-1])))
+
+
+def test_large_rows_behind_small_ones_do_not_fill_the_memory(place, monkeypatch):
+    monkeypatch.setattr(reading, "FETCH_BYTES", 100_000)
+    monkeypatch.setattr(reading, "FETCH_ROWS", 40)
+    monkeypatch.setattr(reading, "FIRST_FETCH", 5)
+    for number in range(120):
+        QueueMessageFactory(payload=b"x" * (1 if number < 60 else 30_000))
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    with place.connect() as database:
+        names = ("payload", "offset")
+        pieces = list(reading.rows_of(database, Query(names), names, Span(0, known[-1])))
+    assert [row[1] for rows in pieces for row in rows] == known
+    assert max(map(len, pieces)) == 40
+    assert max(sum(len(row[0]) for row in rows) for rows in pieces) <= 100_000 + 5 * 30_000
 
 
 def test_a_reader_gives_up_at_last(place, impatient, monkeypatch):

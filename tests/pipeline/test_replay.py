@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
@@ -105,6 +106,22 @@ def test_for_one_group_alone(job):
     assert other.payloads == []
 
 
+def test_copies_for_one_group_are_not_replayed_in_their_turn(job):
+    """They stand in the topic of their originals, and in the archive once it has come that far."""
+    Sub(handler(group="g"))
+    archived(job, 4)
+    for name in ("", "", "second"):
+        assert replay.play(job, Replay("t", group="g", run=name)) == 4
+        sequence()
+        run.grow(job)
+    assert QueueMessage.objects.filter(topic="t").count() == 8
+    assert replay.plan(job, Replay("t", to="again")).rows == 4
+    replay.play(job, Replay("t", to="again"))
+    sequence()
+    run.grow(job)
+    assert replay.plan(job, Replay("again", to="third")).rows == 4
+
+
 def test_what_is_chosen(job):
     rows = archived(job)
     middle = Replay("t", since=rows[3].offset, until=rows[9].offset, where="partition_key = 'k0'", to="again")
@@ -138,6 +155,21 @@ def test_metadata_of_any_form(job):
     assert copies == [{}, {"a": "}"}, {}, {"nested": {"a": [1, "{"]}}, {}]
 
 
+def test_white_space_around_metadata(job):
+    """MariaDB and SQLite keep it."""
+    forms = ['\n{"a": 1}\r\n', ' \t{"a": 1, "b": "} "}\n', "{\n}\t"]
+    for text in forms:
+        row = QueueMessageFactory()
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE queue_messages SET metadata = %s WHERE `offset` = %s", (text, row.offset))
+    run.grow(job)
+    replay.play(job, Replay("t", to="again"))
+    sequence()
+    copies = [row.metadata for row in QueueMessage.objects.filter(topic="again")]
+    copies.sort(key=lambda metadata: metadata.pop(CAME_FROM)["offset"])
+    assert copies == [{"a": 1}, {"a": 1, "b": "} "}, {}]
+
+
 def test_hashed_partitions_stay(job, settings):
     settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 3}}}
     before = archived(job)
@@ -158,11 +190,21 @@ def test_hashed_partitions_stay(job, settings):
         ({"group": "a/b"}, "a/b"),
         ({"to": "again", "run": "a b"}, "'a b'"),
         ({"to": "again", "rate": 0}, "rate 0"),
+        ({"to": "again", "rate": float("nan")}, "rate nan"),
+        ({"to": "again", "since": "latest"}, "latest"),
+        ({"to": "again", "until": "earliest"}, "earliest"),
     ],
 )
 def test_a_bad_replay_is_named(options, says):
     with pytest.raises(PipelineError, match=says):
         Replay("t", **options)
+
+
+def test_a_condition_that_is_none_is_named(job):
+    archived(job)
+    for where in ("nothing = 1", "offset ="):
+        with pytest.raises(PipelineError, match=f"--where '{where}'"):
+            replay.plan(job, Replay("t", to="again", where=where))
 
 
 def test_a_group_that_nobody_knows_is_an_error(job):

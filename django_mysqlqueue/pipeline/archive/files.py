@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,10 +32,14 @@ SCHEMA = schema(COLUMNS, exact=True)
 FLUSH_BYTES = 64 * 2**20
 """Rows that a task keeps in memory before it writes them; one file of each topic and day at a time."""
 READ_ROWS = 65_536
+CHECK_OFFSETS = 10_000
+"""Offsets whose checksum the server computes in one statement."""
 REPEATING = [name for name in NAMES if name not in ("offset", "id", "payload", "created_at", "published_at")]
 """Columns that Parquet keeps as dictionaries."""
 DAY_MS = 86_400_000
 LONGEST_NAME = 180
+OURS = re.compile(r"\d{19}-\d{19}-[0-9a-f]{12}/topic=[^/]*/day=[^/]*/[0-9a-f]{32}\.parquet")
+"""What the path of an archive's file looks like below the root."""
 
 
 class Mismatch(PipelineError):
@@ -48,9 +52,25 @@ class Root:
 
     uri: str
 
+    def __post_init__(self) -> None:
+        """A relative path is that of the program: a worker may be elsewhere.
+
+        Raises:
+            PipelineError: a password in it would be pickled and printed; or it is a URI for others than pyarrow.
+        """
+        if "://" not in self.uri:
+            if self.uri.startswith("file:"):
+                raise PipelineError(f"archive {self.uri!r}: write the path alone, or file:// before it")
+            object.__setattr__(self, "uri", str(Path(self.uri).absolute()))
+        elif urlsplit(self.uri).password is not None:
+            raise PipelineError(
+                f"archive {urlsplit(self.uri).scheme}://…: has a password in it, which would be pickled and printed; "
+                "put it where the file system looks for it (environment, profile, role)"
+            )
+
     def open(self) -> Folder:
         if "://" not in self.uri:
-            return Folder(pyarrow.fs.LocalFileSystem(), str(Path(self.uri).absolute()), is_local=True)
+            return Folder(pyarrow.fs.LocalFileSystem(), self.uri, is_local=True)
         try:
             filesystem, path = pyarrow.fs.FileSystem.from_uri(self.uri)
         except (OSError, ValueError, pa.ArrowInvalid) as error:
@@ -59,7 +79,11 @@ class Root:
 
     def spark_path(self, relative: str) -> str:
         """The path as Spark takes it: not percent-encoded as a URI is, and what would be a pattern escaped."""
-        root = self.uri.rstrip("/") if "://" in self.uri else f"file://{Path(self.uri).absolute()}"
+        if "://" not in self.uri or self.uri.startswith("file://"):
+            root = f"file://{self.open().path}"
+        else:
+            # Hadoop's name for what pyarrow calls s3; what stands after a question mark is for pyarrow.
+            root = re.sub(r"^s3://", "s3a://", self.uri.partition("?")[0].rstrip("/"))
         return re.sub(r"([\\{}\[\]*?])", r"\\\1", f"{root}/{relative}")
 
 
@@ -79,6 +103,9 @@ class Folder:
         """A new file, on disk when the block ends: the manifest's row must not outlive its files."""
         full = self.full(relative)
         parent = os.path.dirname(full)
+        top = len(self.path)
+        if self.is_local and not os.path.isdir(self.path):  # the first file: the root's own name must last too
+            top = len(str(next(one for one in Path(self.path).parents if one.is_dir())))
         self.filesystem.create_dir(parent, recursive=True)
         if not self.is_local:
             with self.filesystem.open_output_stream(full) as stream:
@@ -88,9 +115,11 @@ class Folder:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        while len(parent) >= len(self.path):
+        while len(parent) >= top:
             _fsync_folder(parent)
-            parent = os.path.dirname(parent)
+            parent, below = os.path.dirname(parent), parent
+            if parent == below:
+                break
 
     def read(self, relative: str) -> pq.ParquetFile:
         return pq.ParquetFile(self.full(relative), filesystem=self.filesystem)
@@ -153,7 +182,9 @@ def _write_span(place: Place, folder: Folder, segment: str, span: Span) -> list[
                 files += _flush(folder, segment, waiting)
                 waiting, size = [], 0
         files += _flush(folder, segment, waiting)
-        expected = checksums.of_log(database, span)
+        # In pieces: the server must not be silent for minutes.
+        pieces = span.split(-(-len(span) // CHECK_OFFSETS))
+        expected = sum((checksums.of_log(database, piece) for piece in pieces), Sum())
     found = sum((file.sum for file in files), Sum())
     if found != expected:
         raise Mismatch(
@@ -218,7 +249,15 @@ def read_sum(folder: Folder, relative: str) -> Sum:
     with folder.read(relative) as file:
         if not file.schema_arrow.equals(SCHEMA):
             raise Mismatch(f"file {relative!r}: its columns are not those of the log")
-        return sum((checksums.of_batch(one) for one in file.iter_batches(READ_ROWS)), Sum())
+        # A batch would reach over row groups, whose bytes are bounded; its rows alone are not.
+        return sum(
+            (
+                checksums.of_batch(one)
+                for number in range(file.num_row_groups)
+                for one in file.iter_batches(READ_ROWS, row_groups=[number])
+            ),
+            Sum(),
+        )
 
 
 def read_batches(folder: Folder, relative: str) -> Iterator[pa.Table]:

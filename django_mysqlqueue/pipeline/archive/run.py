@@ -247,7 +247,10 @@ def expire(job: Job, *, before: datetime.date) -> list[Segment]:
 
 
 def sweep(job: Job, *, grace: datetime.timedelta = GRACE) -> list[str]:
-    """Deletes files below the root that no row names and that are older than ``grace``; returns their paths."""
+    """Deletes an archive's files that no row names and that are older than ``grace``; returns their paths.
+
+    What else lies below the root stays.
+    """
     with job.locked() as database:
         folder = job.root.open()
         named = {
@@ -266,7 +269,7 @@ def _sweep(folder: Folder, named: set[str], before: datetime.datetime) -> list[s
             folders.append(found.path)
         elif found.path in named or found.mtime > before:
             kept.add(found.path)
-        elif found.path.endswith(".parquet"):  # nothing else was put there by an archive
+        elif files.OURS.fullmatch(found.path[len(folder.path) :].lstrip("/")):
             folder.filesystem.delete_file(found.path)
             gone.append(found.path)
         else:
