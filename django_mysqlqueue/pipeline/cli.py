@@ -219,7 +219,11 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
         if options["interactive"]:
             if as_json:
                 raise PipelineError("--format json cannot ask: pass --noinput to do it, or --dry-run")
-            if input("Replay them? [y/N] ").strip().lower() not in ("y", "yes"):
+            try:
+                answer = input("Replay them? [y/N] ")
+            except EOFError:
+                raise PipelineError("there is nobody to ask: pass --noinput to do it, or --dry-run") from None
+            if answer.strip().lower() not in ("y", "yes"):
                 raise PipelineError("nothing was done")
         with _bar(len(planned.span), as_json) as bar:
             facts["replayed"] = play(job, what, progress=bar.update)

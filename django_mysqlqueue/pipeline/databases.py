@@ -30,6 +30,8 @@ NETWORK_TIMEOUT = 300
 """Seconds until a server that has fallen silent is given up."""
 SLOW_READER = 3600
 """Seconds that the server waits for a reader that does not take its rows (its default is 60)."""
+IDLE = 86_400
+"""Seconds that a connection may wait for Spark's tasks: that of the archive holds its lock meanwhile."""
 REFUSED = frozenset({"url", "user", "username", "password", "passwd", "host", "port", "dbtable", "query", "database"})
 
 
@@ -110,14 +112,20 @@ class Place:
 
 
 def _from_url(url: str, variable: str) -> Database:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # whose text has a piece of what may be the password
+        raise PipelineError(
+            f"{variable}: is not a URL; in user and password, characters such as / # ? [ @ are written as %2F, %23, …"
+        ) from None
     if parts.scheme == "sqlite":
         return SQLiteFile(unquote(parts.path)[1:])
     if parts.scheme not in ("mysql", "mariadb"):
         raise PipelineError(f"{variable}: begins with {parts.scheme!r}, must begin with 'mysql:' or 'sqlite:'")
     details: dict[str, Any] = {
         "host": parts.hostname,
-        "port": parts.port,
+        "port": port,
         "user": unquote(parts.username) if parts.username else None,
         "passwd": unquote(parts.password) if parts.password else None,
         "db": unquote(parts.path)[1:],
@@ -251,7 +259,8 @@ class Server(Database):
         )
         # Strict: a value that does not fit is an error, whatever the server's default is.
         self.execute(
-            f"SET SESSION sql_mode = CONCAT_WS(',', @@sql_mode, 'STRICT_ALL_TABLES'), net_write_timeout = {SLOW_READER}"
+            f"SET SESSION sql_mode = CONCAT_WS(',', @@sql_mode, 'STRICT_ALL_TABLES'), "
+            f"net_write_timeout = {SLOW_READER}, wait_timeout = {IDLE}"
         )
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -66,13 +66,14 @@ def first_since(database: Database, moment: datetime.datetime) -> int:
     return low
 
 
-def batch(database: Database, options: SourceOptions) -> tuple[int, int, int | None]:
+def batch(database: Database, options: SourceOptions) -> tuple[int, int, int]:
     """What a batch reads: above which offset, up to which, and above which nothing may have been collected."""
     last = highest(database)
     above = before(database, options.start, last)
     up_to = last if options.end == "latest" else min(last, before(database, options.end, last))
     if options.start == "earliest":
-        return above, up_to, None
+        # What is there now is complete unless GC goes further while it is read.
+        return above, up_to, max(above, collected(database, options.topics))
     _check_moment(database, options)
     return above, up_to, above
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -142,6 +143,7 @@ class _Checked:
 
     def __init__(self, sink: Sink) -> None:
         self.partitions = sink.partitions
+        self.keep_partitions = sink.keep_partitions
         self.max_metadata_bytes = rules.MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
         self.check_key = _check_any_key if sink.keep_partitions else rules.check_key
         self.max_payload_bytes = sink.max_payload_bytes
@@ -189,7 +191,7 @@ class _Checked:
         if text not in self.metadata:
             if len(self.metadata) > 1000:
                 self.metadata.clear()
-            self.metadata[text] = _metadata(text, self.max_metadata_bytes)
+            self.metadata[text] = self._metadata(text)
         value, text = self.metadata[text]
         if self.partitions is None:
             return "" if key is None else self.check_key(key), text
@@ -198,9 +200,29 @@ class _Checked:
         given = {**value, rules.PUBLISHER_KEY: rules.check_key(key)}
         return rules.hashed_partition(key, self.partitions), json.dumps(given, ensure_ascii=False)
 
+    def _metadata(self, text: str) -> tuple[dict[str, Any], str]:
+        value, text = _metadata(text, self.max_metadata_bytes)
+        own = [] if self.keep_partitions else [name for name in value if name.startswith(rules.RESERVED_PREFIX)]
+        if own:
+            raise InvalidMessage(
+                f"metadata {own[0]!r}: names beginning with {rules.RESERVED_PREFIX!r} are the queue's own"
+            )
+        return value, text
+
 
 def _check_any_key(key: object) -> str:
     return rules.check_text("key", key)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
 
 
 def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
@@ -217,12 +239,16 @@ def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
     if size > most:
         raise InvalidMessage(f"metadata of {size} bytes: at most {most} are allowed")
     try:
-        value = json.loads(text, object_pairs_hook=once)
+        value = json.loads(text, object_pairs_hook=once, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"metadata {text[:80]!r}: is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidMessage(f"metadata {text[:80]!r}: must be a JSON object")
     rules.check_json_column(value)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"metadata {text[:80]!r}: holds a lone surrogate, which UTF-8 cannot encode") from error
     return value, json.dumps(value, ensure_ascii=False) if repeated else text
 
 

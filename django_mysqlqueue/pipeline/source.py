@@ -107,10 +107,10 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with self.options.place.connect() as database:
+            watch: int | None
             above, up_to, watch = ends.batch(database, self.options)
             span = Span(max(above, self.first - 1), up_to if self.last is None else min(up_to, self.last))
-            if watch is not None:
-                watch = max(watch, span.above) if self.options.fail_on_data_loss else None
+            watch = max(watch, span.above) if self.options.fail_on_data_loss else None
             reading.check_complete(database, replace(self.query, watch_above=watch), span.above)
         return planned(span, self.options, self.query, watch)
 

@@ -16,6 +16,8 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
 from django_mysqlqueue.pipeline import layout
+from django_mysqlqueue.pipeline.databases import Place
+from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.service import retention
 from tests.factories import QueueMessageFactory
 from tests.harness import USING, Sub, handler, sequence
@@ -215,6 +217,14 @@ def test_no_password_in_plans_or_partitions(spark):
     assert str(password) not in plan
 
 
+@pytest.mark.parametrize("url", ["mysql://user:pa/ss@host/db", "mysql://user:pa[ss@host/db", "mysql://u:pa#ss@host/d"])
+def test_no_password_in_the_error_of_a_bad_url(url, monkeypatch):
+    monkeypatch.setenv("MYSQLQUEUE_URL", url)
+    with pytest.raises(PipelineError, match="is not a URL") as caught:
+        Place().connect()
+    assert "pa" not in str(caught.value).replace("password", "")
+
+
 # -- what GC has removed ------------------------------------------------------
 
 
@@ -260,6 +270,20 @@ def test_a_start_below_what_gc_removed_is_an_error(spark, no_retention):
     assert log(spark, startOffset=known[4]).count() == 6
     assert log(spark).count() == 6
     assert log(spark, startOffset=known[2], topics="other").count() == 0
+
+
+def test_what_gc_takes_between_planning_and_reading_is_an_error(spark, no_retention):
+    sub = Sub(handler())
+    collect_first(4, sub)
+    plain, careless = log(spark), log(spark, failOnDataLoss="false")
+    for frame in (plain, careless):
+        assert frame.rdd.getNumPartitions() == 1  # it is planned
+    sub.settle()
+    assert retention.collect(USING).messages == 6
+    with pytest.raises(PySparkException, match="GC has removed messages"):
+        plain.collect()
+    assert careless.collect() == []
+    assert log(spark).collect() == []
 
 
 def test_a_moment_before_what_gc_removed_is_an_error(spark, no_retention):
