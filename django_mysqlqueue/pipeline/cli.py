@@ -40,6 +40,13 @@ def positive(text: str) -> int:
     return number
 
 
+def hours(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: must be 0 or more")
+    return number
+
+
 def day(text: str) -> datetime.date:
     try:
         return datetime.date.fromisoformat(text)
@@ -63,7 +70,7 @@ def archive_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=positive, default=run.COMPACT_ROWS, metavar="N", help="compact: of one segment")
     parser.add_argument("--before", type=day, metavar="DAY", help="expire: segments wholly older than this day (UTC)")
     parser.add_argument(
-        "--grace", type=float, default=run.GRACE.total_seconds() / 3600, metavar="HOURS", help="sweep: how old at least"
+        "--grace", type=hours, default=run.GRACE.total_seconds() / 3600, metavar="HOURS", help="sweep: how old at least"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
@@ -129,15 +136,14 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
                 task_offsets=options["task_offsets"],
                 progress=bar.update,
             )
-        return {
-            **asdict(grown),
-            "says": [
-                (
-                    f"{grown.rows:,} messages in {grown.segments} segments, {_size(grown.size)}. "
-                    f"All offsets up to {grown.archived} are in the archive."
-                )
-            ],
-        }
+        line = f"{grown.rows:,} messages in {grown.segments} segments, {_size(grown.size)}. "
+        says = [line + f"All offsets up to {grown.archived} are in the archive."]
+        if grown.missed:
+            says.append(
+                f"GC had taken messages up to offset {grown.missed} before they could be archived: set "
+                "MYSQLQUEUE['ARCHIVE_REQUIRED'], or run this more often than the retention."
+            )
+        return {**asdict(grown), "says": says}
     if action == "compact":
         groups = run.mergeable(known, options["rows"])
         with _bar(sum(group[-1].hi - group[0].lo + 1 for group in groups), quiet) as bar:

@@ -125,7 +125,9 @@ class Folder:
         return pq.ParquetFile(self.full(relative), filesystem=self.filesystem)
 
     def size(self, relative: str) -> int:
-        return int(self.filesystem.get_file_info(self.full(relative)).size)
+        """Bytes of a file; -1: there is none."""
+        size = self.filesystem.get_file_info(self.full(relative)).size
+        return -1 if size is None else int(size)
 
 
 def _fsync_folder(path: str) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,8 @@ class Grown:
     size: int = 0
     archived: int = 0
     """All offsets up to this one are in the archive."""
+    missed: int = 0
+    """GC had taken messages up to this offset out of what was to be archived; 0: it had not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,12 @@ def grow(
     A run that ends at any point has lost at most the segment it was at.
     """
     grown = Grown()
+    missed = 0
     with job.locked() as database:
         for span in pending(database):
             above = span.above
+            taken = ends.collected(database, None)
+            missed = max(missed, min(taken, span.up_to) if taken > span.above else 0)
             while above < span.up_to:
                 # What GC took before the first run, or any other gap, needs no task to read it.
                 first = ends.lowest(database, above)
@@ -113,7 +118,7 @@ def grow(
                 progress(piece.up_to - above)
                 above = piece.up_to
         archived = manifest.archived(manifest.segments(database))
-    return Grown(grown.segments, grown.rows, grown.size, archived)
+    return replace(grown, archived=archived, missed=missed)
 
 
 def _copy(job: Job, lo: int, span: Span, task_offsets: int) -> Segment:
@@ -121,7 +126,19 @@ def _copy(job: Job, lo: int, span: Span, task_offsets: int) -> Segment:
     path = _fresh_path(lo, span.up_to)
     work = partial(files.write_span, job.place, job.root, path)
     written = [file for some in spread(job.spark, work, span.split(-(-len(span) // task_offsets))) for file in some]
+    _check_shared(job.root, path, written)
     return _segment(lo, span.up_to, path, written)
+
+
+def _check_shared(root: Root, path: str, written: Sequence[File]) -> None:
+    """What the tasks have written must be there for others too: a folder of each worker's own would be no archive."""
+    folder = root.open()
+    for file in written:
+        if folder.size(f"{path}/{file.path}") != file.size:
+            raise PipelineError(
+                f"archive {root.uri!r}: a task has written {path}/{file.path}, and this program does not see it: the "
+                "folder must be one that all workers share"
+            )
 
 
 def _segment(lo: int, hi: int, path: str, written: Sequence[File]) -> Segment:
