@@ -12,7 +12,7 @@ SHARES = (0.5, 0.9, 0.99)
 """Of a percentile column, in this order."""
 PERCENTILES = ("p50_ms", "p90_ms", "p99_ms")
 ERROR_CHARACTERS = 200
-"""Of an error's last line that are kept: texts with numbers in them would make a group of each."""
+"""Of an error's last line that are kept."""
 
 
 def step(moment: Column, seconds: int) -> Column:
@@ -29,6 +29,14 @@ def last_line(error: Column) -> Column:
 
     without_end = f.regexp_replace(error, r"\s+$", "")
     return f.left(f.trim(f.element_at(f.split(without_end, r"[\r\n]+"), -1)), f.lit(ERROR_CHARACTERS))
+
+
+def kind_of(error: Column) -> Column:
+    """The last line of an error with ``N`` for each number, UUID and address: errors that differ there are one."""
+    from pyspark.sql import functions as f
+
+    uuid = r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
+    return f.regexp_replace(last_line(error), rf"{uuid}|\b0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*", "N")
 
 
 def milliseconds_between(start: Column, end: Column) -> Column:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.pipeline.analytics.common import SHARES, last_line, milliseconds_between, percentiles
+from django_mysqlqueue.pipeline.analytics.common import SHARES, kind_of, milliseconds_between, percentiles
 from django_mysqlqueue.pipeline.tables import BUCKETS
 from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
 
@@ -132,7 +132,7 @@ def failures(events: DataFrame) -> DataFrame:
 
     ``consumer_group, topic, error, failed, lost, dead_lettered, messages, last_at``.
 
-    ``error`` is its last line. ``failed`` attempts come again, ``lost`` are those
+    ``error`` is its last line with ``N`` for each number. ``failed`` attempts come again, ``lost`` are those
     whose process vanished, ``dead_lettered`` ended a message.
     """
     from pyspark.sql import functions as f
@@ -141,7 +141,7 @@ def failures(events: DataFrame) -> DataFrame:
     counts = [f.count_if(f.col("outcome") == name).alias(name) for name in bad]
     return (
         events.where(f.col("outcome").isin(*bad))
-        .groupBy("consumer_group", "topic", last_line(f.col("error")).alias("error"))
+        .groupBy("consumer_group", "topic", kind_of(f.col("error")).alias("error"))
         .agg(*counts, f.countDistinct("message_offset").alias("messages"), f.max("settled_at").alias("last_at"))
         .orderBy(f.desc(f.col("failed") + f.col("lost") + f.col("dead_lettered")), "consumer_group", "topic", "error")
     )
@@ -151,7 +151,7 @@ def dead_letters(log: DataFrame) -> DataFrame:
     """The log's dead letters by group, topic and error, whatever is recorded of deliveries.
 
     ``consumer_group, topic, error, dead_letters, mean_attempts, first_at, last_at``; the topic is the original one,
-    the error its last line.
+    the error its last line with ``N`` for each number.
     """
     from pyspark.sql import functions as f
 
@@ -160,7 +160,7 @@ def dead_letters(log: DataFrame) -> DataFrame:
         .groupBy(
             f.col("failed_group").alias("consumer_group"),
             f.col("original_topic").alias("topic"),
-            last_line(f.col("last_error")).alias("error"),
+            kind_of(f.col("last_error")).alias("error"),
         )
         .agg(
             f.count("*").alias("dead_letters"),

@@ -12,6 +12,24 @@ if TYPE_CHECKING:
 MINUTE = 60
 
 
+def topics(log: DataFrame) -> DataFrame:
+    """Each topic: ``topic, messages, bytes, keys, dead_letters, first_at, last_at``, the largest first."""
+    from pyspark.sql import functions as f
+
+    return (
+        log.groupBy("topic")
+        .agg(
+            f.count("*").alias("messages"),
+            f.sum("size").alias("bytes"),
+            f.countDistinct("partition_key").alias("keys"),
+            f.count_if(f.col("failed_group") != "").alias("dead_letters"),
+            f.min("published_at").alias("first_at"),
+            f.max("published_at").alias("last_at"),
+        )
+        .orderBy(f.desc("messages"), "topic")
+    )
+
+
 def throughput(log: DataFrame, *, seconds: int = MINUTE) -> DataFrame:
     """Messages and payload bytes that took their place in the log: ``at, topic, messages, bytes``.
 
