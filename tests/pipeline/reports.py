@@ -121,8 +121,22 @@ def full(text: str = "orders", *, days: int = 9) -> Facts:
             for n, share in ((1, 0.67), (2, 0.89), (3, 1.0))
         ],
         recording=[
-            {**plain, "recorded": "failures", "acks_recorded": 0, "acks_counted": 890, "failures_recorded": 3},
-            {**ref, "recorded": "all", "acks_recorded": 898, "acks_counted": 898, "failures_recorded": 9},
+            {
+                **plain,
+                "recorded": "failures",
+                "acks_recorded": 0,
+                "acks_counted": 890,
+                "failures_recorded": 3,
+                "failures_counted": 3,
+            },
+            {
+                **ref,
+                "recorded": "all",
+                "acks_recorded": 898,
+                "acks_counted": 898,
+                "failures_recorded": 9,
+                "failures_counted": 9,
+            },
         ],
         settle_latency=[latency_row(**ref, messages=900)],
         handler_time=[latency_row(**ref, acks=898)],

@@ -29,6 +29,7 @@ from tests.factories import QueueMessageFactory
 from tests.harness import Sub, handler, sequence
 from tests.pipeline.reports import HOSTILE, SHOWN, at, facts_of, full, latency_row
 
+COUNTS = ("acks_recorded", "acks_counted", "failures_recorded", "failures_counted")
 VOID = {"meta", "link", "input", "br", "img", "path", "line", "rect", "circle"}
 
 
@@ -196,7 +197,9 @@ def test_what_cannot_be_known_is_said():
             {"topic": "t", "messages": 1, "bytes": 5, "keys": 1, "dead_letters": 0, "first_at": at(0), "last_at": at(0)}
         ],
         days=[{"day": at(0).date(), "topic": "t", "messages": 1, "bytes": 5}],
-        recording=[{**group, "recorded": "nothing", "acks_recorded": 0, "acks_counted": None, "failures_recorded": 0}],
+        recording=[
+            {**group, "recorded": "idle", **dict.fromkeys(COUNTS, 0), "acks_counted": None, "failures_counted": None}
+        ],
         lag_source={("g", "t"): "none"},
         since=at(-5),
         collected=[Collected("t", 7, 1)],
@@ -215,6 +218,11 @@ def test_what_cannot_be_known_is_said():
     assert said(facts, "growth")[1].startswith("The messages lie within three days")
     assert any("GC has removed messages of “t” up to offset 7" in text for text in page(facts).about)
     assert facts_of().messages == 0
+    counted = {**group, "recorded": "nothing", **dict.fromkeys(COUNTS, 0), "acks_counted": 5}
+    assert said(facts_of(recording=[{**counted, "failures_counted": 7}]), "failures")[1].startswith(
+        "Of “g” no failure is on record, while the rollups counted 7: which errors these were cannot be known."
+    )
+    assert said(facts_of(recording=[counted]), "failures")[1] == ""
 
 
 def test_a_slope_within_its_error_is_no_growth():

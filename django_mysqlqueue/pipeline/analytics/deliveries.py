@@ -40,9 +40,9 @@ def settlements(events: DataFrame) -> DataFrame:
 def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataFrame:
     """How much is known of each group.
 
-    ``consumer_group, topic, recorded, acks_recorded, acks_counted, failures_recorded``.
+    ``consumer_group, topic, recorded, acks_recorded, acks_counted, failures_recorded, failures_counted``.
 
-    ``acks_recorded`` are recorded deliveries, ``acks_counted`` the rollups' (NULL: there is none).
+    ``…_recorded`` are recorded deliveries, ``…_counted`` the rollups' (NULL: there is none).
     ``recorded`` is ``all``; ``some`` (acks are on record, but fewer than were counted); ``failures`` (failures
     are on record, acks are not); ``nothing``; or ``idle`` (nothing is on record and nothing was counted: it
     cannot be told what would be recorded).
@@ -54,7 +54,14 @@ def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataF
         f.count_if(f.col("outcome") == "acked").alias("acks_recorded"),
         f.count_if(f.col("outcome").isin("failed", "lost", "dead_lettered")).alias("failures_recorded"),
     )
-    of_rollups = rollups.where("grain = 3600").groupBy(*by).agg(f.sum("acked").alias("acks_counted"))
+    of_rollups = (
+        rollups.where("grain = 3600")
+        .groupBy(*by)
+        .agg(
+            f.sum("acked").alias("acks_counted"),
+            f.sum(f.col("failed") + f.col("dead_lettered")).alias("failures_counted"),
+        )
+    )
     found = (
         groups.select(*by)
         .join(of_events, by, "left")
@@ -71,7 +78,7 @@ def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataF
     )
     return (
         found.withColumn("recorded", level)
-        .select(*by, "recorded", "acks_recorded", "acks_counted", "failures_recorded")
+        .select(*by, "recorded", "acks_recorded", "acks_counted", "failures_recorded", "failures_counted")
         .orderBy("topic", "consumer_group")
     )
 

@@ -59,6 +59,7 @@ def recording(facts: Facts) -> Section:
         Column("acks_recorded", "acks on record"),
         Column("acks_counted", "acks in the rollups"),
         Column("failures_recorded", "failures on record"),
+        Column("failures_counted", "failures in the rollups"),
     )
     return Section(
         "recording",
@@ -162,7 +163,15 @@ def failures(facts: Facts) -> Section:
         )
     if not failed and not letters and facts.messages:
         says.append("No failed attempt is on record, and no dead letter is in the log.")
-    silent = [row for row in facts.rows("recording") if row["recorded"] in ("nothing", "idle")]
+    quiet = [row for row in facts.rows("recording") if row["recorded"] in ("nothing", "idle")]
+    hidden = [row for row in quiet if row["failures_counted"]]
+    silent = [row for row in quiet if row["failures_counted"] is None]
+    if hidden:
+        count = sum(row["failures_counted"] for row in hidden)
+        unknown.append(
+            f"Of {named(hidden)} no failure is on record, while the rollups counted {count:,}: which errors these were "
+            "cannot be known. RECORD_DELIVERIES is 'none' there, or was."
+        )
     if silent:
         unknown.append(
             f"Of {named(silent)} nothing is on record: either nothing failed, or RECORD_DELIVERIES is 'none' there, so "
