@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
 from django_mysqlqueue.names import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
 
 _M = TypeVar("_M", bound=models.Model)
 
@@ -380,15 +381,11 @@ class Operation(models.Model):
         return f"{self.action} by {self.actor}"
 
 
-LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
-"""Upper bounds of the rollups' latency buckets in milliseconds; one more takes what is above."""
-
-
 class Rollup(models.Model):
     """Counts of a minute or an hour for one group; subscribers add to it now and then.
 
     ``latency_n`` counts acked messages by the time from their place in the log
-    to their ack: bucket n reaches up to ``LATENCY_BOUNDS_MS[n]``.
+    to their ack: bucket n reaches up to ``rules.LATENCY_BOUNDS_MS[n]``.
     """
 
     pk = models.CompositePrimaryKey("grain", "bucket_at", "consumer_group", "topic")

@@ -34,6 +34,9 @@ MAX_PAYLOAD_BYTES = 1_048_576
 LATEST_DELIVERY = 253_402_300_799_000
 """Epoch milliseconds of the end of the year 9999."""
 
+LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
+"""Upper bounds of the rollups' latency buckets in milliseconds; one more takes what is above."""
+
 NOW_MS_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
 NOW_MS_SQLITE = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 """The database's clock in epoch milliseconds."""

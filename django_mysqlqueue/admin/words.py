@@ -9,11 +9,11 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.utils import timezone
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.redaction import redacted as redacted
 from django_mysqlqueue.service.messages import last_line as last_line
 
 SHOWN_CHARACTERS = 20_000
@@ -96,23 +96,6 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
     """Metadata as text: JSON in readable lines, or where it is too deep for that in a single one."""
     lines = json_lines(metadata)
     return json.dumps(metadata) if lines is None else lines
-
-
-def redacted(text: str, *, topic: str, kind: str) -> str:
-    """What the setting ``REDACT`` leaves of a text of a message.
-
-    A dead letter's topic is that of the message that failed: what is hidden there is hidden here.
-
-    Args:
-        kind: ``"payload"``, ``"metadata"`` or ``"error"``.
-    """
-    settings = get_settings()
-    hook = settings.redact
-    if hook is None:
-        return text
-    if isinstance(hook, str):
-        hook = import_string(hook)
-    return str(hook(text, topic=topic.removesuffix(settings.dlq_suffix), kind=kind))
 
 
 def redacted_line(line: str, *, topic: str, cut: bool) -> str:

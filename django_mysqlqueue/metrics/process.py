@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.models import LATENCY_BOUNDS_MS
+from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
 from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.runtime.watching import OUTCOMES, Settled

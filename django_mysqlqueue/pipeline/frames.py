@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django_mysqlqueue.pipeline.archive import manifest
-from django_mysqlqueue.pipeline.layout import ddl
+from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.layout import BY_NAME, ddl
 from django_mysqlqueue.pipeline.session import PUSHDOWN
 
 if TYPE_CHECKING:
@@ -34,16 +35,26 @@ def json_payload(schema: StructType | str, payload: str = "payload") -> Column:
     return functions.from_json(functions.try_validate_utf8(functions.col(payload).cast("string")), schema)
 
 
-def log(spark: SparkSession, place: Place, **options: str) -> DataFrame:
+def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = None, **options: str) -> DataFrame:
     """The live log; ``options`` are those of the source, filters are pushed into SQL.
 
     Args:
         spark: the session; its setting for filter pushdown is switched on.
         place: where the queue's database is.
+        columns: only these are read. (Spark does not tell Python sources which ones a query needs.)
     """
     spark.conf.set(PUSHDOWN, "true")
     reader = spark.read.format("mysqlqueue").option("pushFilters", "true")
+    if columns is not None:
+        reader = reader.schema(_ddl(columns))
     return reader.options(**{**place.options(), **options}).load()
+
+
+def _ddl(columns: Sequence[str]) -> str:
+    unknown = [name for name in columns if name not in BY_NAME]
+    if unknown or not columns:
+        raise PipelineError(f"columns {unknown or list(columns)!r}: must be some of {', '.join(BY_NAME)}")
+    return ddl(BY_NAME[name] for name in columns)
 
 
 def archive(
@@ -75,22 +86,25 @@ def everything(
     topics: Sequence[str] | None = None,
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
+    columns: Sequence[str] | None = None,
 ) -> DataFrame:
     """The archive up to its end and the live log behind it: each message once.
 
     Without a root it is what the log still holds.
+
+    Args:
+        columns: only these are read; with ``since`` or ``until`` the column ``published_at`` must be among them.
     """
     options = {} if topics is None else {"topics": json.dumps(list(topics))}
     if root is None:
-        return _within(log(spark, place, **options), since, until)
+        return _within(log(spark, place, columns=columns, **options), since, until)
     with place.connect() as database:
         known = manifest.segments(database)
-    live = log(spark, place, startOffset=str(manifest.archived(known) + 1), **options)
+    live = log(spark, place, columns=columns, startOffset=str(manifest.archived(known) + 1), **options)
     # What lies behind a hole is in the log.
     chain = [segment for segment in known if segment.hi <= manifest.archived(known)]
-    return archived(spark, root, chain, topics=topics, since=since, until=until).unionByName(
-        _within(live, since, until)
-    )
+    old = archived(spark, root, chain, topics=topics, since=since, until=until)
+    return (old if columns is None else old.select(*columns)).unionByName(_within(live, since, until))
 
 
 def archived(

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.models import LATENCY_BOUNDS_MS, Rollup
+from django_mysqlqueue.models import Rollup
+from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session, flat, run
 

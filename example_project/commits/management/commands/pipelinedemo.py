@@ -47,7 +47,7 @@ class Command(BaseCommand):
         left = QueueMessage.objects.filter(topic=TOPIC).count()
         if left:
             raise CommandError(f"{left} messages of {TOPIC} are still in the log.")
-        self._step("Report", ["queuereport", "--since", "1 day", "--out", str(REPORT)])
+        self._step("Report", ["queuereport", "--since", "1d", "--out", str(REPORT)])
         replay = ["queuereplay", "--topic", TOPIC, "--to", REPLAYED, "--noinput"]
         self._step("Replay the archive into another topic", replay)
         self._step("The same replay again adds nothing", replay)
@@ -59,7 +59,7 @@ class Command(BaseCommand):
                 "statistics of every repository are the same."
             )
         )
-        self.stdout.write(f"The report: {(REPORT / 'index.html').relative_to(ROOT)}. All took {_seconds(began)}.")
+        self.stdout.write(f"The report: {(REPORT / 'report.html').relative_to(ROOT)}. All took {_seconds(began)}.")
 
     def _step(self, title: str, command: Sequence[str], **environment: str) -> None:
         """Runs a command as a person would, with the pipeline's settings."""

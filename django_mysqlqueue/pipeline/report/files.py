@@ -1,0 +1,72 @@
+"""The folder that a report goes into: the page, and its tables as Parquet and CSV."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+
+from django_mysqlqueue.pipeline.errors import PipelineError
+
+MARKER = "queuereport.json"
+"""What says that a folder is a report's; it lists the files, which the next report may overwrite."""
+PAGE = "report.html"
+TABLES = "tables"
+
+
+class Folder:
+    """A folder that is new, empty or an earlier report's.
+
+    Raises:
+        PipelineError: it is none of these, so something else would be overwritten.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise PipelineError(f"--out {str(path)!r}: is a file; name a folder")
+        self._earlier = self._known()
+        if self._earlier is None and self.path.exists() and any(self.path.iterdir()):
+            raise PipelineError(
+                f"--out {str(path)!r}: has files in it that no report has made (there is no {MARKER}); "
+                "name a new or an empty folder"
+            )
+
+    def _known(self) -> list[str] | None:
+        marker = self.path / MARKER
+        if not marker.is_file():
+            return None
+        try:
+            files = json.loads(marker.read_text())["files"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise PipelineError(f"{marker}: is not what a report writes; name another folder") from error
+        return [str(name) for name in files]
+
+    def write(self, page: str, tables: Mapping[str, pa.Table]) -> list[Path]:
+        """Writes everything, and deletes what an earlier report had and this one has not. Returns the files."""
+        names = [PAGE] + [f"{TABLES}/{name}.{kind}" for name in tables for kind in ("parquet", "csv")]
+        (self.path / TABLES).mkdir(parents=True, exist_ok=True)
+        # First: a report that dies half way leaves a folder that the next one may fill.
+        listed = sorted({*names, *(self._earlier or [])})
+        self._mark(listed)
+        for name, table in tables.items():
+            pq.write_table(table, self.path / TABLES / f"{name}.parquet", compression="zstd")
+            pc.write_csv(table, self.path / TABLES / f"{name}.csv")
+        (self.path / PAGE).write_text(page, encoding="utf-8")
+        for name in set(listed) - set(names):
+            self._delete(name)
+        self._mark(names)
+        return [self.path / name for name in names]
+
+    def _delete(self, name: str) -> None:
+        file = (self.path / name).resolve()
+        if file.is_relative_to(self.path.resolve()):  # the marker may have been edited
+            file.unlink(missing_ok=True)
+
+    def _mark(self, names: list[str]) -> None:
+        text = json.dumps({"made_by": "queuereport", "files": names}, indent=1)
+        (self.path / MARKER).write_text(text + "\n", encoding="utf-8")

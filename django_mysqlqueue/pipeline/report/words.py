@@ -1,0 +1,111 @@
+"""Numbers, times and names as a reader sees them."""
+
+from __future__ import annotations
+
+import datetime
+import unicodedata
+
+NOTHING = "\N{EN DASH}"
+"""What stands where there is no value."""
+SHOWN = 120
+"""Characters of a text that are shown."""
+HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
+"""Unicode categories of characters that change how others look, or look like nothing."""
+
+
+def shown(text: str, limit: int = SHOWN) -> str:
+    """A text from a message on one line: what cannot be seen is spelled out, what is too long is cut.
+
+    It is not escaped: that is the template's part.
+    """
+    parts = [f"\\u{ord(one):04x}" if unicodedata.category(one) in HIDDEN else one for one in text[: limit + 1]]
+    found = "".join(parts)
+    return found[: limit - 1] + "…" if len(found) > limit else found
+
+
+def name(text: str, limit: int = 60) -> str:
+    """A topic, key, group or error inside a sentence."""
+    return f"“{shown(text, limit)}”" if text else "“” (empty)"
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if isinstance(value, float) and not value.is_integer() and abs(value) < 100:
+        return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.1f}"
+    return f"{value:,.0f}"
+
+
+def counted(value: int, one: str, many: str = "") -> str:
+    """``1 message``, ``2 messages``."""
+    return f"{value:,} {one if value == 1 else many or one + 's'}"
+
+
+def share(value: float | None) -> str:
+    """A share from 0 to 1 in percent."""
+    if value is None:
+        return NOTHING
+    if 0 < value < 0.001:
+        return "< 0.1 %"
+    return f"{value:.0%}".replace("%", " %") if value in (0, 1) else f"{value * 100:.1f} %"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units."""
+    if value is None:
+        return NOTHING
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def duration(milliseconds: float | None) -> str:
+    """``350 ms``, ``1.5 s``, ``12 min``, ``3.2 h``, ``4 days``."""
+    if milliseconds is None:
+        return NOTHING
+    if milliseconds < 0:
+        return "-" + duration(-milliseconds)
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.2g} ms"
+    seconds = milliseconds / 1000
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:.1f} days"
+
+
+def stretch(seconds: int) -> str:
+    """A step of time: ``second``, ``15 minutes``, ``day``."""
+    for length, word in ((604_800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds % length == 0:
+            count = seconds // length
+            return word if count == 1 else f"{count} {word}s"
+    raise ValueError(f"{seconds}: must be a whole number of seconds")
+
+
+def within(seconds: int) -> str:
+    """``a minute``, ``an hour``, ``3 hours``."""
+    text = stretch(seconds)
+    if text[0].isdigit():
+        return text
+    return f"an {text}" if text == "hour" else f"a {text}"
+
+
+def moment(value: datetime.datetime | None) -> str:
+    if value is None:
+        return NOTHING
+    return value.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def date(value: datetime.date | None) -> str:
+    return NOTHING if value is None else value.isoformat()
+
+
+def enumeration(parts: list[str], most: int = 4) -> str:
+    """``a``, ``a and b``, ``a, b and c``, ``a, b, c, d and 3 more``."""
+    if len(parts) > most:
+        return f"{', '.join(parts[:most])} and {len(parts) - most} more"
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,191 @@
+"""The queue's other tables for the pipeline: recorded deliveries, rollups, groups, and what GC has removed.
+
+Recorded deliveries may be many and are read by Spark's tasks; the others are small and read here.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django_mysqlqueue.pipeline.databases import Database, Place
+from django_mysqlqueue.pipeline.ends import milliseconds
+from django_mysqlqueue.pipeline.layout import COLLECTED, LOG
+from django_mysqlqueue.pipeline.reading import Span
+from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EVENTS = "queue_delivery_events"
+ROLLUPS = "queue_rollups"
+GROUPS = "queue_consumer_groups"
+OFFSETS = "queue_offsets"
+STATE = "queue_delivery_state"
+
+EVENTS_DDL = (
+    "id BIGINT, consumer_group STRING, topic STRING, partition_key STRING, message_offset BIGINT, attempt BIGINT, "
+    "outcome STRING, delivered_at TIMESTAMP, settled_at TIMESTAMP, handled_ms BIGINT, settled_by STRING, error STRING"
+)
+"""``outcome``: acked, failed, snoozed, lost, dead_lettered; or what an operator did: redriven, replaced, discarded."""
+BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
+ROLLUPS_DDL = (
+    "grain BIGINT, bucket_at TIMESTAMP, consumer_group STRING, topic STRING, acked BIGINT, failed BIGINT, "
+    f"dead_lettered BIGINT, {', '.join(f'{name} BIGINT' for name in BUCKETS)}"
+)
+"""``grain`` is the seconds that a row stands for; bucket n has the acks up to ``rules.LATENCY_BOUNDS_MS[n]``."""
+GROUPS_DDL = "consumer_group STRING, topic STRING, mode STRING, start_offset BIGINT, paused BOOLEAN, unsettled BIGINT"
+"""``unsettled``: messages in the log that the group has neither acked nor dead-lettered now."""
+
+CHUNK = 20_000
+"""Ids that one query reads."""
+TASK = 200_000
+"""Ids that one task reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group of a topic, as it is now."""
+
+    consumer_group: str
+    topic: str
+    mode: str
+    start_offset: int
+    paused: bool
+    unsettled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """How far GC has been in a topic."""
+
+    topic: str
+    offset: int
+    published_at: int
+    """When the latest of what is gone took its place, epoch milliseconds."""
+
+
+def events(
+    spark: SparkSession,
+    place: Place,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+) -> DataFrame:
+    """Recorded deliveries (``EVENTS_DDL``) that ended from ``since`` until before ``until``."""
+    with place.connect() as database:
+        first, last = database.row(f"SELECT COALESCE(MIN(id), 1), COALESCE(MAX(id), 0) FROM {EVENTS}")
+    span = Span(int(first) - 1, int(last))
+    if not len(span):
+        return spark.createDataFrame([], EVENTS_DDL)
+    condition, parameters = _condition("settled_at", topics, since, until)
+    read = partial(_events, place, condition, parameters)
+    spans = span.split(-(-len(span) // TASK))
+    raw = EVENTS_DDL.replace("TIMESTAMP", "BIGINT")
+    rows = spark.createDataFrame(spark.sparkContext.parallelize(spans, len(spans)).flatMap(read), raw)
+    return _with_times(rows, "delivered_at", "settled_at")
+
+
+def _events(place: Place, condition: str, parameters: Sequence[Any], span: Span) -> Iterator[tuple[Any, ...]]:
+    names = ", ".join(column.split()[0] for column in EVENTS_DDL.split(", "))
+    with place.connect() as database:
+        for low in range(span.above, span.up_to, CHUNK):
+            yield from database.rows(
+                f"SELECT {names} FROM {EVENTS}{database.force_index('PRIMARY')} "
+                f"WHERE id > %s AND id <= %s{condition} ORDER BY id",
+                (low, min(low + CHUNK, span.up_to), *parameters),
+            )
+
+
+def rollups(
+    spark: SparkSession,
+    place: Place,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+) -> DataFrame:
+    """Rollups (``ROLLUPS_DDL``) whose minute or hour begins from ``since`` until before ``until``."""
+    condition, parameters = _condition("bucket_at", topics, since, until)
+    names = ", ".join(column.split()[0] for column in ROLLUPS_DDL.split(", "))
+    with place.connect() as database:
+        found = database.rows(f"SELECT {names} FROM {ROLLUPS} WHERE 1 = 1{condition}", parameters)
+    return _with_times(spark.createDataFrame(found, ROLLUPS_DDL.replace("TIMESTAMP", "BIGINT")), "bucket_at")
+
+
+def groups(database: Database, topics: Sequence[str] | None = None) -> list[Group]:
+    """Every registered group. Counting what it has not settled walks those messages, as ``queuestatus`` does."""
+    condition, parameters = _condition("", topics, None, None)
+    rows = database.rows(
+        f"SELECT consumer_group, topic, mode, start_offset, paused FROM {GROUPS} WHERE 1 = 1{condition} "
+        "ORDER BY topic, consumer_group",
+        parameters,
+    )
+    return [
+        Group(group, topic, mode, int(start), bool(paused), _unsettled(database, group, topic, int(start)))
+        for group, topic, mode, start, paused in rows
+    ]
+
+
+def groups_frame(spark: SparkSession, found: Sequence[Group]) -> DataFrame:
+    """Groups as a DataFrame (``GROUPS_DDL``)."""
+    rows = [(one.consumer_group, one.topic, one.mode, one.start_offset, one.paused, one.unsettled) for one in found]
+    return spark.createDataFrame(rows, GROUPS_DDL)
+
+
+def _unsettled(database: Database, group: str, topic: str, start: int) -> int:
+    (count,) = database.row(
+        f"SELECT COUNT(*) FROM {LOG} m "
+        f"LEFT JOIN {OFFSETS} o ON o.consumer_group = %s AND o.topic = m.topic AND o.partition_key = m.partition_key "
+        "WHERE m.topic = %s AND m.`offset` > COALESCE(o.offset_acked, %s) AND m.target_group IN ('', %s) "
+        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = m.topic "
+        "AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` AND d.acked = 1)",
+        (group, topic, start, group, group),
+    )
+    return int(count)
+
+
+def collected(database: Database, topics: Sequence[str] | None = None) -> list[Collected]:
+    """What GC has removed, of each topic of which it has removed anything."""
+    condition, parameters = _condition("", topics, None, None)
+    rows = database.rows(
+        f"SELECT topic, collected_offset, published_at FROM {COLLECTED} WHERE 1 = 1{condition} ORDER BY topic",
+        parameters,
+    )
+    return [Collected(topic, int(offset), int(at)) for topic, offset, at in rows]
+
+
+def now(database: Database) -> datetime.datetime:
+    """The database's clock."""
+    (moment,) = database.row(f"SELECT {database.now_ms}")
+    return datetime.datetime.fromtimestamp(int(moment) / 1000, datetime.UTC)
+
+
+def _condition(
+    column: str,
+    topics: Sequence[str] | None,
+    since: datetime.datetime | None,
+    until: datetime.datetime | None,
+) -> tuple[str, list[Any]]:
+    sql = ""
+    parameters: list[Any] = []
+    if topics is not None:
+        sql += f" AND topic IN ({', '.join(['%s'] * len(topics))})" if topics else " AND 1 = 0"
+        parameters += topics
+    if since is not None:
+        sql += f" AND {column} >= %s"
+        parameters.append(milliseconds(since))
+    if until is not None:
+        sql += f" AND {column} < %s"
+        parameters.append(milliseconds(until))
+    return sql, parameters
+
+
+def _with_times(frame: DataFrame, *names: str) -> DataFrame:
+    from pyspark.sql import functions
+
+    return frame.withColumns({name: functions.timestamp_millis(name) for name in names})
