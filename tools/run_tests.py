@@ -248,7 +248,8 @@ def server_urls(stack: contextlib.ExitStack, engines: set[str]) -> dict[str, str
 
 
 # From MariaDB 11.6.2 on it is the default; 10.11 can switch it on.
-EXTRA = {"mariadb": ("--innodb-snapshot-isolation=ON",), "mysql": ()}
+# MySQL needs a fifth more time to keep its own statistics, which nothing here reads.
+EXTRA = {"mariadb": ("--innodb-snapshot-isolation=ON",), "mysql": ("--performance-schema=OFF",)}
 
 
 def main() -> int:
