@@ -239,6 +239,38 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
         say(json.dumps(facts, default=str))
 
 
+# -- report -------------------------------------------------------------------
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI (without it: the live log alone)")
+    parser.add_argument("--master", metavar="URL", help="Spark's master (default: spark-submit's, else local[*])")
+    parser.add_argument("--since", metavar="TIME", help="a time, a day, or a length of time before now like 36h or 14d")
+    parser.add_argument("--until", metavar="TIME", help="until before when (default: now)")
+    parser.add_argument("--topic", action="append", metavar="TOPIC", help="only this one; may be repeated")
+    parser.add_argument("--out", required=True, metavar="DIR", help="a folder: new, empty, or an earlier report's")
+
+
+def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
+    """Makes a report; settings of a project (retention, redaction) are unknown here.
+
+    Raises:
+        PipelineError: it was not made.
+    """
+    from django_mysqlqueue.pipeline.report import files, run_report
+    from django_mysqlqueue.pipeline.report.options import parse_moment
+
+    now = datetime.datetime.now(datetime.UTC)
+    since, until = (
+        None if options[name] is None else parse_moment(f"--{name}", options[name], now) for name in ("since", "until")
+    )
+    files.Folder(options["out"])  # before Spark takes its seconds to start
+    root = Root(options["path"]) if options["path"] else None
+    spark = session(options["master"], name="queuereport")
+    made = run_report(spark, place, root, since, until, options["topic"], options["out"])
+    say(f"{made[0]}: open it in a browser.")
+
+
 def _status(place: Place, root: Root) -> dict[str, Any]:
     with place.connect() as database:
         known = manifest.segments(database)
@@ -315,6 +347,7 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("archive", "Moves the log, range by range, into Parquet files.", archive_arguments, archive),
+    Command("report", "Makes an HTML page about what the queue did.", report_arguments, report),
     Command("replay", "Puts archived messages back into the queue.", replay_arguments, replay),
 )
 

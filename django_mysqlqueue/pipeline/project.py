@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 from django.db import connections
 
@@ -38,7 +39,8 @@ def place(using: str) -> Place:
     connection = connections[using]
     parameters = connection.get_connection_params()
     if connection.vendor == "sqlite":
-        details = {"sqlite_file": str(parameters["database"])}
+        # Workers may stand in another folder.
+        details = {"sqlite_file": str(Path(parameters["database"]).absolute())}
     else:
         details = {name: parameters[name] for name in PASSED_ON if name in parameters}
     text = json.dumps(details, sort_keys=True)

@@ -265,12 +265,15 @@ def test_a_command_without_a_path_says_so(db):
         call_command("queuearchive")
 
 
-def test_without_django(job, capsys):
+def test_without_django(job, capsys, tmp_path):
     from django_mysqlqueue.pipeline.cli import main
 
     publish_many("t", range(3))
     sequence()
     assert main(["archive", "--path", job.root.uri]) == 0
     assert "3 messages" in capsys.readouterr().out
+    assert main(["report", "--path", job.root.uri, "--out", str(tmp_path / "report")]) == 0
+    assert str(tmp_path / "report" / "report.html") in capsys.readouterr().out
+    assert "3" in (tmp_path / "report" / "report.html").read_text()
     assert main(["archive", "expire", "--path", job.root.uri]) == 1
     assert "--before" in capsys.readouterr().err
