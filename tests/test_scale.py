@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from django.db import connection, connections, transaction
+from django.test import override_settings
 
 from django_mysqlqueue import Message, names, publish, publish_many, service
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
@@ -73,6 +74,7 @@ MAY_WALK = {
     "stats.status": "lists the groups, for people who look at the queue",
     "overview.read_subscribers": "reads all subscribers of a day, for people who look at the queue",
     "browsing.shares": "counts the leases, of partitions that have work, for people who look at the queue",
+    "archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC where that waits for it",
     "retention._next_group": "lists the groups, once in a round of GC",
     "heartbeats.remove": "reads all subscribers of a day, by an operator",
     "heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
@@ -308,6 +310,12 @@ def live() -> None:
     last.leave()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
+    QueueMessage.objects.create(
+        topic="old", partition_key="k", message_id="i", payload=b"", created_at=1, published_at=1
+    )
+    for required in (True, False):
+        with override_settings(MYSQLQUEUE={"ARCHIVE_REQUIRED": required}):
+            assert retention.collect(USING).messages == (0 if required else 1)
     stats.status(USING, lease_ms=30_000)
     stats.unsettled(Session(USING), GroupRef("o", "t"))
     _operate(GroupRef("o", "t"))
