@@ -16,6 +16,9 @@ from django_mysqlqueue.pipeline.layout import BY_NAME, ddl
 from django_mysqlqueue.pipeline.tables import BUCKETS, EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
 from tests.factories import ConsumerGroupFactory, QueueMessageFactory
 
+pytestmark = pytest.mark.any_engine
+
+
 START = datetime.datetime(2026, 11, 2, 10, 0, tzinfo=datetime.UTC)
 """A Monday."""
 

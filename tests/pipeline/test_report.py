@@ -29,6 +29,9 @@ from tests.factories import QueueMessageFactory
 from tests.harness import Sub, handler, sequence
 from tests.pipeline.reports import HOSTILE, SHOWN, at, facts_of, full, latency_row
 
+pytestmark = pytest.mark.any_engine
+
+
 COUNTS = ("acks_recorded", "acks_counted", "failures_recorded", "failures_counted")
 VOID = {"meta", "link", "input", "br", "img", "path", "line", "rect", "circle"}
 
