@@ -57,6 +57,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     package = ROOT / "django_mysqlqueue"
     expected = {str(file.relative_to(ROOT)) for file in package.rglob("*.py")} | {"django_mysqlqueue/py.typed"}
+    # Spark looks for its data sources in packages of such names.
+    expected |= {"pyspark_mysqlqueue/__init__.py"}
+    expected |= {f"django_mysqlqueue/pipeline/{name}" for name in ("log4j2.properties", "report/page.html")}
     for folder in DATA:
         for file in (package / folder).rglob("*"):
             # Of translations only what Django reads at run time.
