@@ -13,6 +13,7 @@ from django_mysqlqueue.pipeline import tables
 from django_mysqlqueue.pipeline.analytics import deliveries, growth, lag, skew, traffic
 from django_mysqlqueue.pipeline.analytics.common import last_line
 from django_mysqlqueue.pipeline.layout import BY_NAME, ddl
+from django_mysqlqueue.pipeline.report.facts import COLUMNS
 from django_mysqlqueue.pipeline.tables import BUCKETS, EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
 from tests.factories import ConsumerGroupFactory, QueueMessageFactory
 
@@ -25,22 +26,6 @@ START = datetime.datetime(2026, 11, 2, 10, 0, tzinfo=datetime.UTC)
 
 def at(seconds: float) -> datetime.datetime:
     return START + datetime.timedelta(seconds=seconds)
-
-
-COLUMNS = (
-    "offset",
-    "topic",
-    "partition_key",
-    "size",
-    "target_group",
-    "original_topic",
-    "failed_group",
-    "failed_at",
-    "failure_count",
-    "last_error",
-    "created_at",
-    "published_at",
-)
 
 
 def log_of(spark: Any, *rows: dict[str, Any]) -> Any:

@@ -105,9 +105,10 @@ def grow(
     with job.locked() as database:
         for span in pending(database):
             above = span.above
-            taken = ends.collected(database, None)
-            missed = max(missed, min(taken, span.up_to) if taken > span.above else 0)
             while above < span.up_to:
+                # Looked at for each segment: GC may go on beside a long run.
+                taken = ends.collected(database, None)
+                missed = max(missed, min(taken, span.up_to) if taken > above else 0)
                 # What GC took before the first run, or any other gap, needs no task to read it.
                 first = ends.lowest(database, above)
                 held = span.up_to if first is None else min(first - 1, span.up_to)
