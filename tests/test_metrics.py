@@ -499,8 +499,8 @@ def worker(db, tmp_path):
 def test_a_process_serves_its_metrics(worker):
     port = free_ports(1)
     one = worker("--metrics-port", str(port), "--group", "plain")
+    wait_for(lambda: f"metrics   http://127.0.0.1:{port}/metrics\n" in one.output, one)
     wait_for(lambda: up(port), one)
-    assert f"metrics   http://127.0.0.1:{port}/metrics\n" in one.output
     assert acked(scrape(port)) == 0
     publish_numbers("p.plain", 20)
     wait_for(lambda: acked(scrape(port)) == 20, one)
@@ -519,8 +519,8 @@ def test_each_process_has_a_port_of_its_own_for_good(worker):
     """One that is replaced hands its port on."""
     port = free_ports(2)
     one = worker("--processes", "2", "--metrics-port", str(port), "--group", "plain")
+    wait_for(lambda: f"metrics   http://127.0.0.1:{port}/metrics and so on to port {port + 1}\n" in one.output, one)
     wait_for(lambda: up(port) and up(port + 1), one)
-    assert f"metrics   http://127.0.0.1:{port}/metrics and so on to port {port + 1}\n" in one.output
     publish_numbers("p.plain", 40)
     wait_for(lambda: acked(scrape(port)) + acked(scrape(port + 1)) == 40, one)
     (first,) = [line for line in one.output.splitlines() if "child.started number=1 " in line]
