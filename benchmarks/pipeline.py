@@ -145,7 +145,12 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
 
     contests: Contests = {}
     if "read" in options.only:
-        contests["read"] = {"mysqlqueue": lambda: noop(ours()), "MySQLdb alone": lambda: _driver(place, rows)}
+        spark.dataSource.register(_ready_batches(rows, options.partitions))
+        contests["read"] = {
+            "mysqlqueue": lambda: noop(ours()),
+            "ready batches": lambda: noop(spark.read.format("ready").load()),
+            "MySQLdb alone": lambda: _driver(place, rows),
+        }
         if JAR.exists():
             contests["read"]["JDBC"] = lambda: noop(jdbc())
         if _has("connectorx"):
@@ -201,14 +206,46 @@ def _has(module: str) -> bool:
     return True
 
 
+def _ready_batches(rows: int, partitions: int) -> Any:
+    """A source that hands over one batch again and again, without a database: what Spark makes of a Python source."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    from django_mysqlqueue.pipeline.layout import ddl
+
+    class Ready(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "ready"
+
+        def schema(self) -> str:
+            return ddl()
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return ReadyReader()
+
+    class ReadyReader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(number) for number in range(partitions)]
+
+        def read(self, partition: InputPartition) -> Any:
+            from django_mysqlqueue.pipeline.batches import Selection
+            from django_mysqlqueue.pipeline.layout import NAMES
+
+            row = (1, b"orders", b"k1", b"i" * 36, b"x" * 200, 200, b"{}", 1_790_000_000_000, 1_790_000_000_000, b"")
+            batch = Selection(NAMES).batch([row] * 2000)
+            for _ in range(rows // partitions // 2000):
+                yield batch
+
+    return Ready
+
+
 def _driver(place: Any, rows: int) -> None:
     """One process, one connection, no Arrow: what Python's driver can do at most."""
     from django_mysqlqueue.pipeline.layout import NAMES
-    from django_mysqlqueue.pipeline.reading import quoted
 
     seen = 0
     with place.connect() as database:
-        cursor = database.cursor(f"SELECT {quoted(NAMES)} FROM queue_messages", ())
+        cursor = database.cursor(f"SELECT {', '.join(f'`{name}`' for name in NAMES)} FROM queue_messages", ())
         while some := cursor.fetchmany(2000):
             seen += len(some)
     assert seen == rows

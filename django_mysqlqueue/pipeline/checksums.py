@@ -8,7 +8,9 @@ of two ranges add up to that of both.
 
 from __future__ import annotations
 
+import itertools
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +61,9 @@ def of_batch(batch: pa.RecordBatch | pa.Table) -> Sum:
     parts += [_constant(text) for text in texts]
     if batch.num_rows == 0:
         return Sum()
-    rows = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), ",")
+    rows = pc.binary_join_element_wise(*_merged(part.cast(pa.string()) for part in parts), ",")
     if isinstance(rows, pa.Scalar):
-        rows = pa.array([rows.as_py()] * batch.num_rows)
+        rows = pa.repeat(rows, batch.num_rows)
     return Sum(batch.num_rows, sum(map(zlib.crc32, rows.cast(pa.binary()).to_pylist())))
 
 
@@ -81,6 +83,15 @@ def _constant(values: pa.Array) -> Any:
     if len(values) and pc.all(pc.equal(values, values[0])).as_py():
         return values[0]
     return values
+
+
+def _merged(parts: Iterable[Any]) -> Iterator[Any]:
+    """The same text of fewer parts: scalars that are neighbours as one."""
+    for is_scalar, some in itertools.groupby(parts, key=lambda part: isinstance(part, pa.Scalar)):
+        if is_scalar:
+            yield pa.scalar(",".join(part.as_py() for part in some))
+        else:
+            yield from some
 
 
 def _crcs(values: pa.Array) -> Any:

@@ -54,6 +54,8 @@ COLUMNS = (
     Column("published_at", "time"),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
+RARE = COLUMNS[7:15]
+"""Columns that are empty, or 0, in all but dead letters and messages for one group."""
 NAMES = tuple(BY_NAME)
 
 FIRST_TIME = -62_135_596_800_000

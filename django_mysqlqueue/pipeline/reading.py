@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from django_mysqlqueue.pipeline import databases
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.errors import DataLossError
-from django_mysqlqueue.pipeline.layout import BY_NAME, BY_PARTITION, COLLECTED, LOG
+from django_mysqlqueue.pipeline.layout import BY_PARTITION, COLLECTED, LOG
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from django_mysqlqueue.pipeline.batches import Selection
 
 CHUNK = 50_000
 """Offsets that are read in one snapshot."""
@@ -99,11 +101,9 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
     Raises:
         DataLossError: GC has removed rows that the query watches over.
     """
-    from django_mysqlqueue.pipeline.batches import batch
+    from django_mysqlqueue.pipeline.batches import Selection
 
-    columns = tuple(BY_NAME[name] for name in query.columns)
-    names = query.columns if "offset" in query.columns else ("offset", *query.columns)
-    at, hidden = names.index("offset"), len(names) - len(columns)
+    selection = Selection(query.columns)
     above, failures = span.above, 0
     while above < span.up_to:
         try:
@@ -113,9 +113,9 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
                     with database.snapshot():
                         # Before the rows: after a lost connection nobody would look at where this chunk began.
                         check_complete(database, query, above)
-                        for rows in rows_of(database, query, names, Span(above, end)):
-                            yield batch(rows, columns, hidden=hidden)
-                            above, failures = rows[-1][at], 0
+                        for rows in rows_of(database, query, selection, Span(above, end)):
+                            yield selection.batch(rows)
+                            above, failures = rows[-1][0], 0
                     above, failures = end, 0
         except Exception as error:
             failures += 1
@@ -124,17 +124,15 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
             time.sleep(FIRST_WAIT * 2**failures)
 
 
-def rows_of(
-    database: Database, query: Query, names: tuple[str, ...], span: Span
-) -> Iterator[Sequence[tuple[Any, ...]]]:
+def rows_of(database: Database, query: Query, selection: Selection, span: Span) -> Iterator[Sequence[tuple[Any, ...]]]:
     """A span's rows in pieces of about ``FETCH_ROWS`` or ``FETCH_BYTES``: the next rows may be much larger."""
     condition, parameters = query.condition()
     cursor = database.cursor(
-        f"SELECT {quoted(names)} FROM {LOG}{database.force_index(query.index)} "
+        f"SELECT {selection.sql(database)} FROM {LOG}{database.force_index(query.index)} "
         f"WHERE `offset` > %s AND `offset` <= %s{condition} ORDER BY `offset`",
         (span.above, span.up_to, *parameters),
     )
-    payload = names.index("payload") if "payload" in names else None
+    payload = selection.payload
     if payload is None:
         while rows := cursor.fetchmany(FETCH_ROWS):
             yield rows
@@ -151,10 +149,6 @@ def rows_of(
             piece, size = [], 0
     if piece:
         yield piece
-
-
-def quoted(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def check_complete(database: Database, query: Query, above: int) -> None:

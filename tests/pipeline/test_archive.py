@@ -158,18 +158,28 @@ def test_every_column_is_in_the_checksum(place, column):
 
 
 def test_the_servers_checksum_is_that_of_arrow(place):
-    from django_mysqlqueue.pipeline.batches import batch
-    from django_mysqlqueue.pipeline.layout import COLUMNS, NAMES
+    from django_mysqlqueue.pipeline.archive.files import EVERYTHING
+    from django_mysqlqueue.pipeline.layout import NAMES
     from django_mysqlqueue.pipeline.reading import Query, rows_of
 
     for number, text in enumerate(HOSTILE):
         QueueMessageFactory(topic=text, partition_key=text, message_id=text or "-", payload=text.encode() * number)
         QueueMessageFactory(topic="m", metadata={text: [number, 1.5, None, text]}, last_error=text * 3)
+        QueueMessageFactory(
+            topic="d",
+            target_group=text,
+            original_id=f"{text},",
+            original_topic=text,
+            original_offset=-number,
+            failed_group=f",{text}",
+            failed_at=number,
+            failure_count=number,
+        )
     known = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)
     with place.connect() as database:
         for span in Span(known[0] - 1, list(known)[-1]).split(len(known)):
-            rows = [row for some in rows_of(database, Query(NAMES), NAMES, span) for row in some]
-            found = checksums.of_batch(batch(rows, COLUMNS, exact=True)) if rows else checksums.Sum()
+            rows = [row for some in rows_of(database, Query(NAMES), EVERYTHING, span) for row in some]
+            found = checksums.of_batch(EVERYTHING.batch(rows, exact=True)) if rows else checksums.Sum()
             assert found == checksums.of_log(database, span)
 
 
@@ -390,11 +400,8 @@ def test_every_new_folder_is_on_disk(tmp_path, monkeypatch):
 
 def test_a_merged_file_is_read_by_row_groups(tmp_path, monkeypatch):
     """However many rows of a megabyte it has."""
-    from django_mysqlqueue.pipeline.batches import batch
-    from django_mysqlqueue.pipeline.layout import COLUMNS
-
-    row = (1, b"t", b"k", b"i", b"x" * 1000, 1000, b"{}", b"", b"", b"", 0, b"", 0, 0, b"", 5, 6)
-    table = pa.Table.from_batches([batch([row] * 50, COLUMNS, exact=True)])
+    row = (1, b"t", b"k", b"i", b"x" * 1000, 1000, b"{}", 5, 6, b"")
+    table = pa.Table.from_batches([files.EVERYTHING.batch([row] * 50, exact=True)])
     seen: list[int] = []
     of_batch = checksums.of_batch
     monkeypatch.setattr(checksums, "of_batch", lambda one: seen.append(one.num_rows) or of_batch(one))

@@ -22,8 +22,9 @@ from django_mysqlqueue.pipeline import databases, frames, reading
 from django_mysqlqueue.pipeline.archive import files, manifest, run
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
+from django_mysqlqueue.pipeline.batches import Selection
 from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.pipeline.errors import DataLossError
+from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
 from django_mysqlqueue.pipeline.layout import NAMES
 from django_mysqlqueue.pipeline.reading import Query, Span
 from tests.factories import QueueMessageFactory
@@ -112,10 +113,10 @@ def test_large_rows_behind_small_ones_do_not_fill_the_memory(place, monkeypatch)
     known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
     with place.connect() as database:
         names = ("payload", "offset")
-        pieces = list(reading.rows_of(database, Query(names), names, Span(0, known[-1])))
-    assert [row[1] for rows in pieces for row in rows] == known
+        pieces = list(reading.rows_of(database, Query(names), Selection(names), Span(0, known[-1])))
+    assert [row[0] for rows in pieces for row in rows] == known
     assert max(map(len, pieces)) == 40
-    assert max(sum(len(row[0]) for row in rows) for rows in pieces) <= 100_000 + 5 * 30_000
+    assert max(sum(len(row[1]) for row in rows) for rows in pieces) <= 100_000 + 5 * 30_000
 
 
 def test_a_reader_gives_up_at_last(place, impatient, monkeypatch):
@@ -330,3 +331,12 @@ def test_after_ten_kills_the_archive_equals_the_log(job, busy):
     assert len(rows) > 500
     assert sum(busy) >= len(rows)
     assert collected(frames.everything(job.spark, job.place, job.root))[: len(rows)] == rows
+
+
+def test_packed_texts_that_the_server_cannot_send_are_an_error():
+    """CONCAT_WS gives NULL beyond max_allowed_packet; read as empty, a dead letter would lose its error."""
+    row = (7, b"t", b"k", b"i", b"x", 1, b"{}", 5, 6)
+    selection = Selection(NAMES)
+    assert selection.batch([(*row, b"")]).column("last_error").to_pylist() == [""]
+    with pytest.raises(PipelineError, match="offset 7: target_group, .*max_allowed_packet"):
+        selection.batch([(*row, b""), (*row, None)])

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from django_mysqlqueue.pipeline import checksums, databases
 from django_mysqlqueue.pipeline.archive.manifest import File
-from django_mysqlqueue.pipeline.batches import batch, schema
+from django_mysqlqueue.pipeline.batches import Selection, schema
 from django_mysqlqueue.pipeline.checksums import Sum
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
@@ -29,6 +29,7 @@ from django_mysqlqueue.pipeline.layout import COLUMNS, NAMES
 from django_mysqlqueue.pipeline.reading import FIRST_WAIT, TRIES, Query, Span, rows_of
 
 SCHEMA = schema(COLUMNS, exact=True)
+EVERYTHING = Selection(NAMES)
 FLUSH_BYTES = 64 * 2**20
 """Rows that a task keeps in memory before it writes them; one file of each topic and day at a time."""
 READ_ROWS = 65_536
@@ -177,8 +178,8 @@ def _write_span(place: Place, folder: Folder, segment: str, span: Span) -> list[
     waiting: list[pa.RecordBatch] = []
     size = 0
     with place.connect() as database, database.snapshot():
-        for rows in rows_of(database, Query(NAMES), NAMES, span):
-            waiting.append(batch(rows, COLUMNS, exact=True))
+        for rows in rows_of(database, Query(NAMES), EVERYTHING, span):
+            waiting.append(EVERYTHING.batch(rows, exact=True))
             size += waiting[-1].nbytes
             if size >= FLUSH_BYTES:
                 files += _flush(folder, segment, waiting)
@@ -207,24 +208,17 @@ def _flush(folder: Folder, segment: str, waiting: Sequence[pa.RecordBatch]) -> l
 
 def _by_topic_and_day(table: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
     """The table's pieces, each in the order that it had."""
-    days = pc.divide(pc.subtract(table["published_at"].cast(pa.int64()), 0), DAY_MS)
-    keys = pa.table({"topic": table["topic"], "day": days})
-    distinct = keys.group_by(["topic", "day"]).aggregate([])
-    if distinct.num_rows == 1:
-        yield distinct["topic"][0].as_py(), distinct["day"][0].as_py(), table
-        return
-    order = pc.sort_indices(
-        keys.append_column("place", pa.array(range(len(keys)))),
-        sort_keys=[("topic", "ascending"), ("day", "ascending"), ("place", "ascending")],
-    )
-    table, keys = table.take(order), keys.take(order)
+    days = pc.divide(table["published_at"].cast(pa.int64()), DAY_MS)
+    keys = pa.table({"topic": table["topic"], "day": days, "offset": table["offset"]})
+    groups = keys.group_by(["topic", "day"]).aggregate([([], "count_all")])
+    if groups.num_rows > 1:
+        by = [("topic", "ascending"), ("day", "ascending")]
+        table = table.take(pc.sort_indices(keys, sort_keys=[*by, ("offset", "ascending")]))
+        groups = groups.take(pc.sort_indices(groups, sort_keys=by))
     start = 0
-    counts = keys.group_by(["topic", "day"], use_threads=False).aggregate([([], "count_all")])
-    for topic, day, count in zip(
-        counts["topic"].to_pylist(), counts["day"].to_pylist(), counts["count_all"].to_pylist(), strict=True
-    ):
-        yield topic, day, table.slice(start, count)
-        start += count
+    for group in groups.to_pylist():
+        yield group["topic"], group["day"], table.slice(start, group["count_all"])
+        start += group["count_all"]
 
 
 def write_file(folder: Folder, segment: str, topic: str, day: str, tables: Iterator[Any] | Sequence[Any]) -> File:

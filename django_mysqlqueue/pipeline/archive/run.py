@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCK = "archive"
-SEGMENT_OFFSETS = 1_000_000
-TASK_OFFSETS = 125_000
+SEGMENT_OFFSETS = 2_000_000
+TASK_OFFSETS = 250_000
 COMPACT_ROWS = 5_000_000
 GRACE = datetime.timedelta(days=1)
 """Files that no row names are swept up when they are so old: a reader may be at those of a merged segment."""
