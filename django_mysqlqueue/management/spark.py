@@ -20,13 +20,17 @@ class SparkCommand(QueueCommand):
         super().add_arguments(parser)
         _cli().command(self.name).add_arguments(parser)
 
+    def of_project(self, using: str) -> dict[str, Any]:
+        """What of the project's settings the work takes besides."""
+        return {}
+
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         from django_mysqlqueue.pipeline import project
         from django_mysqlqueue.pipeline.errors import PipelineError
 
-        path = options["path"] or get_settings().archive_path
+        given = {**options, "path": options["path"] or get_settings().archive_path, **self.of_project(using)}
         try:
-            _cli().command(self.name).work({**options, "path": path}, project.place(using), self.stdout.write)
+            _cli().command(self.name).work(given, project.place(using), self.stdout.write)
         except PipelineError as error:
             raise CommandError(str(error)) from error
 

@@ -243,16 +243,21 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI (without it: the live log alone)")
+    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI (without one: the live log alone)")
     parser.add_argument("--master", metavar="URL", help="Spark's master (default: spark-submit's, else local[*])")
-    parser.add_argument("--since", metavar="TIME", help="a time, a day, or a length of time before now like 36h or 14d")
-    parser.add_argument("--until", metavar="TIME", help="until before when (default: now)")
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        help="from when on: a time like 2026-11-22T06:00 (UTC unless it says otherwise), a day, or a length of "
+        "time before now like 36h or 14d (default: everything)",
+    )
+    parser.add_argument("--until", metavar="TIME", help="until before when, written in the same way (default: now)")
     parser.add_argument("--topic", action="append", metavar="TOPIC", help="only this one; may be repeated")
     parser.add_argument("--out", required=True, metavar="DIR", help="a folder: new, empty, or an earlier report's")
 
 
 def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
-    """Makes a report; settings of a project (retention, redaction) are unknown here.
+    """Makes a report. Of a project's settings it takes ``retention`` and ``redact``, as ``run_report`` does.
 
     Raises:
         PipelineError: it was not made.
@@ -267,8 +272,17 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
     files.Folder(options["out"])  # before Spark takes its seconds to start
     root = Root(options["path"]) if options["path"] else None
     spark = session(options["master"], name="queuereport")
-    made = run_report(spark, place, root, since, until, options["topic"], options["out"])
-    say(f"{made[0]}: open it in a browser.")
+    of_project = {name: options[name] for name in ("retention", "redact") if name in options}
+    with tqdm(unit=" questions", disable=None, file=sys.stderr) as bar:
+
+        def progress(what: str) -> None:
+            bar.set_description(what)
+            bar.update()
+
+        made = run_report(
+            spark, place, root, since, until, options["topic"], options["out"], progress=progress, **of_project
+        )
+    say(f"{made[0]}: open it in a browser. Its {len(made) - 1} tables are in {made[1].parent}.")
 
 
 def _status(place: Place, root: Root) -> dict[str, Any]:

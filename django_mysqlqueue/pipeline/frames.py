@@ -7,10 +7,15 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from django_mysqlqueue.pipeline import ends, reading
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.layout import BY_NAME, ddl
+from django_mysqlqueue.pipeline.reading import Query
 from django_mysqlqueue.pipeline.session import PUSHDOWN
+
+CLOCK_STEP = datetime.timedelta(hours=1)
+"""By how much the server's clock may have been set back: times in the log are in order but for that."""
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -90,21 +95,34 @@ def everything(
 ) -> DataFrame:
     """The archive up to its end and the live log behind it: each message once.
 
-    Without a root it is what the log still holds.
+    Without a root it is what the log still holds. Of the log only the period is read.
+
+    Raises:
+        DataLossError: GC has removed what the archive does not hold.
 
     Args:
         columns: only these are read; with ``since`` or ``until`` the column ``published_at`` must be among them.
     """
     options = {} if topics is None else {"topics": json.dumps(list(topics))}
-    if root is None:
-        return _within(log(spark, place, columns=columns, **options), since, until)
     with place.connect() as database:
-        known = manifest.segments(database)
-    live = log(spark, place, columns=columns, startOffset=str(manifest.archived(known) + 1), **options)
+        known = [] if root is None else manifest.segments(database)
+        first = None if since is None else ends.first_since(database, since - CLOCK_STEP)
+        behind = None if until is None else ends.first_since(database, until + CLOCK_STEP)
+        if root is not None:
+            end = manifest.archived(known)
+            options["startOffset"] = str(end + 1)
+            # Here, not only when the rows are read: what is gone has no time that would say whether it was wanted.
+            wanted = () if topics is None else (("topic", tuple(topics)),)
+            reading.check_complete(database, Query(("offset",), wanted, watch_above=end), end)
+    read = None if columns is None else tuple(dict.fromkeys(["offset", *columns]))
+    live = _between(log(spark, place, columns=read, **options), first, behind)
+    live = _within(live if columns is None else live.select(*columns), since, until)
+    if root is None:
+        return live
     # What lies behind a hole is in the log.
     chain = [segment for segment in known if segment.hi <= manifest.archived(known)]
     old = archived(spark, root, chain, topics=topics, since=since, until=until)
-    return (old if columns is None else old.select(*columns)).unionByName(_within(live, since, until))
+    return (old if columns is None else old.select(*columns)).unionByName(live)
 
 
 def archived(
@@ -121,7 +139,7 @@ def archived(
     from pyspark.sql import functions
 
     first = "" if since is None else since.astimezone(datetime.UTC).date().isoformat()
-    last = "9" if until is None else until.astimezone(datetime.UTC).date().isoformat()
+    last = "~" if until is None else until.astimezone(datetime.UTC).date().isoformat()
     paths = [
         root.spark_path(f"{segment.path}/{file.path}")
         for segment in known
@@ -137,6 +155,15 @@ def archived(
     if span is not None:
         found = found.where(functions.col("offset").between(span.above + 1, span.up_to))
     return _within(found, since, until)
+
+
+def _between(frame: DataFrame, first: int | None, behind: int | None) -> DataFrame:
+    """Offsets from one up to before another: the source takes these conditions into its ranges."""
+    from pyspark.sql import functions
+
+    if first is not None:
+        frame = frame.where(functions.col("offset") >= first)
+    return frame if behind is None else frame.where(functions.col("offset") < behind)
 
 
 def _within(frame: DataFrame, since: datetime.datetime | None, until: datetime.datetime | None) -> DataFrame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import re
 import time
@@ -27,7 +28,7 @@ from django_mysqlqueue.pipeline.reading import Span
 from django_mysqlqueue.pipeline.sink import LARGEST
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 GROUPS = "queue_consumer_groups"
 CAME_FROM = "replayed_from"
@@ -139,15 +140,25 @@ def plan(job: Job, replay: Replay) -> Plan:
 def play(job: Job, replay: Replay, *, progress: Callable[[int], object] = lambda offsets: None) -> int:
     """Puts the copies into the outbox, slice by slice in offset order; returns how many."""
     known, span, _ = _look(job, replay)
-    step = SLICE_OFFSETS if replay.rate is None else max(1, int(min(SLICE_OFFSETS, replay.rate * SLICE_SECONDS)))
     began, played = time.monotonic(), 0
-    for above in range(span.above, span.up_to, step):
-        piece = Span(above, min(span.up_to, above + step))
+    for piece in _slices(job, replay, known, span):
         played += _write(job, replay, _originals(job, replay, known, piece))
         progress(len(piece))
         if replay.rate is not None:
             time.sleep(max(0.0, played / replay.rate - (time.monotonic() - began)))
     return played
+
+
+def _slices(job: Job, replay: Replay, known: list[Segment], span: Span) -> list[Span]:
+    """What is written at a time: so many offsets, or with a rate as many messages as it allows in some seconds."""
+    if replay.rate is None:
+        marks = list(range(span.above + SLICE_OFFSETS, span.up_to, SLICE_OFFSETS))
+    else:
+        step = max(1, int(min(SLICE_OFFSETS, replay.rate * SLICE_SECONDS)))
+        offsets = _originals(job, replay, known, span).select("offset").orderBy("offset").rdd.zipWithIndex()
+        marks = [row.offset for row, number in offsets.filter(lambda one: one[1] % step == step - 1).collect()]
+    edges = [span.above, *(mark for mark in marks if mark < span.up_to), span.up_to]
+    return [Span(low, high) for low, high in itertools.pairwise(edges) if high > low]
 
 
 def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...]]:
@@ -180,7 +191,6 @@ def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...
 
 def _originals(job: Job, replay: Replay, known: list[Segment], span: Span) -> DataFrame:
     from pyspark.errors import AnalysisException
-    from pyspark.sql import functions
 
     found = frames.archived(
         job.spark,
@@ -191,13 +201,26 @@ def _originals(job: Job, replay: Replay, known: list[Segment], span: Span) -> Da
         until=replay.until if isinstance(replay.until, datetime.datetime) else None,
         span=span,
     )
-    # Copies that replays have sent to one group stand in the topic of their originals: they would come doubled.
-    noted = functions.get_json_object("metadata", f"$.{CAME_FROM}.offset")
-    found = found.where((functions.col("target_group") == "") | noted.isNull())
+    found = found.where(_is_for(replay))
     try:
         return found.where(replay.where) if replay.where else found
     except AnalysisException as error:
         raise PipelineError(f"--where {replay.where!r}: {error}") from error
+
+
+def _is_for(replay: Replay) -> Column:
+    """What was for one group alone goes to that group or nowhere, and not if it is a repeat.
+
+    Repeats (dead letters that were sent back, copies of an earlier replay) stand in the topic of their originals: both
+    would be handled.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    for_all = F.col("target_group") == ""
+    if not replay.group:
+        return for_all
+    was_replayed = F.get_json_object("metadata", f"$.{CAME_FROM}.offset").isNotNull()
+    return for_all | ((F.col("target_group") == replay.group) & (F.col("original_id") == "") & ~was_replayed)
 
 
 def copies(originals: DataFrame, replay: Replay) -> DataFrame:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import re
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from django.core.management import call_command
-from pyspark.errors import PySparkException
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ArchiveSegment, QueueMessage
@@ -29,6 +29,10 @@ from tests.pipeline.test_source import HOSTILE, collected, expected
 @pytest.fixture
 def job(spark: Any, place: Any, tmp_path: Any) -> Job:
     return Job(spark, place, Root(str(tmp_path / "the [archive] * é %3D")))
+
+
+HOME = "0123456789ab"
+"""An archive's folder below its root."""
 
 
 def held(job: Job, **options: Any) -> list[tuple[Any, ...]]:
@@ -195,7 +199,7 @@ def test_two_runs_do_not_collide(job):
 def test_of_two_runs_without_a_lock_one_commits(job):
     some(5)
     span = Span(0, QueueMessage.objects.order_by("-offset")[0].offset)
-    first, second = (run._copy(job, 1, span, 100_000) for _ in range(2))
+    (first,), (second,) = (run._copy(job, HOME, 1, span, 100_000) for _ in range(2))
     with job.place.connect() as database:
         manifest.add(database, first)
         with pytest.raises(PipelineError, match="another run"):
@@ -206,11 +210,23 @@ def test_of_two_runs_without_a_lock_one_commits(job):
 def test_files_that_no_row_names_are_not_read(job):
     some(5)
     span = Span(0, QueueMessage.objects.order_by("-offset")[0].offset)
-    run._copy(job, 1, span, 100_000)  # and died before its row
+    run._copy(job, HOME, 1, span, 100_000)  # and died before its row
     assert held(job) == []
     run.grow(job)
     assert held(job) == expected()
     assert len(parquet(job)) > len([file for one in segments(job) for file in one.files])
+
+
+def test_a_segment_with_too_many_files_becomes_several(job, monkeypatch):
+    monkeypatch.setattr(run, "MOST_FILES", 4)
+    for number in range(12):
+        some(2, f"t{number}")
+    assert run.grow(job, task_offsets=6).segments > 2
+    known = segments(job)
+    assert max(len(one.files) for one in known) <= 4
+    assert manifest.archived(known) == known[-1].hi
+    assert held(job) == expected()
+    assert run.verify(job) == []
 
 
 def segments(job: Job) -> list[manifest.Segment]:
@@ -302,8 +318,8 @@ def test_what_gc_took_before_it_was_archived_is_an_error(job, settings):
     publish_many("t", range(5))
     sub.settle()
     retention.collect(USING)
-    with pytest.raises(PySparkException, match="GC has removed messages"):
-        collected(frames.everything(job.spark, job.place, job.root))
+    with pytest.raises(PipelineError, match="GC has removed messages"):
+        frames.everything(job.spark, job.place, job.root)
 
 
 # -- checking, merging, letting go --------------------------------------------
@@ -355,7 +371,9 @@ def test_sweep_leaves_what_is_not_of_an_archive(job):
 
     some(3)
     run.grow(job)
-    ArchiveSegment.objects.all().delete()
+    some(3)
+    run.grow(job)
+    ArchiveSegment.objects.order_by("-lo")[0].delete()
     root = Path(job.root.uri)
     others = [root / "sales.parquet", root / "topic=t" / "day=2026-11-22" / f"{'0' * 32}.parquet", root / "notes.txt"]
     for path in others:
@@ -363,7 +381,22 @@ def test_sweep_leaves_what_is_not_of_an_archive(job):
         path.write_bytes(b"PAR1")
     assert len(run.sweep(job, grace=datetime.timedelta(0))) == 1
     assert all(path.exists() for path in others)
-    assert parquet(job) == sorted(str(path) for path in others[:2])
+    assert len(parquet(job)) == len(others[:2]) + 1
+
+
+def test_two_archives_in_one_root_leave_each_other_alone(job):
+    some(5)
+    run.grow(job)
+    of_one = list(ArchiveSegment.objects.all())
+    ArchiveSegment.objects.all().delete()  # as another queue's database, which has archived nothing yet
+    assert run.sweep(job, grace=datetime.timedelta(0)) == []
+    run.grow(job)
+    assert run.sweep(job, grace=datetime.timedelta(0)) == []
+    assert held(job) == expected()
+    ArchiveSegment.objects.all().delete()
+    ArchiveSegment.objects.bulk_create(of_one)
+    assert held(job) == expected()
+    assert run.verify(job) == []
 
 
 def test_roots_are_the_same_place_for_all(job, tmp_path, monkeypatch):
@@ -410,6 +443,13 @@ def test_a_merged_file_is_read_by_row_groups(tmp_path, monkeypatch):
     assert file.sum == of_batch(table) + of_batch(table) + of_batch(table)
 
 
+def test_merged_row_groups_become_larger_ones():
+    one = pa.table({"n": pa.array(range(1000))})
+    assert [len(table) for table in files.gathered([one] * 1005)] == [1_000_000, 5_000]
+    wide = pa.table({"x": pa.array([b"x" * 2**20] * 30)})
+    assert [len(table) for table in files.gathered([wide] * 4)] == [90, 30]
+
+
 def test_compact_keeps_below_its_limit():
     known = [manifest.Segment(10 * n + 1, 10 * n + 10, 10, 0, str(n), ()) for n in range(7) if n != 3]
     assert [[one.lo for one in group] for group in run.mergeable(known, 20)] == [[1, 11], [41, 51]]
@@ -445,3 +485,45 @@ def test_expire_lets_old_segments_go_but_the_newest(job):
     assert run.grow(job).segments == 0
     assert len(run.sweep(job, grace=datetime.timedelta(0))) == 3
     assert len(held(job)) == 1
+
+
+# -- a period -----------------------------------------------------------------
+
+
+def test_of_the_log_only_the_period_is_read(job):
+    """Its edges are found by halving; a clock that was set back by less than an hour makes no difference."""
+    begin, hour = 1_780_000_000_000, 3_600_000
+    # One message an hour; half way the clock goes back by 50 minutes.
+    moments = [begin + number * hour - (3_000_000 if number >= 24 else 0) for number in range(48)]
+    for moment in moments:
+        QueueMessageFactory(published_at=moment)
+    for first, behind in ((20, 30), (24, 25), (0, 48)):
+        since, until = (
+            datetime.datetime.fromtimestamp((begin + number * hour) / 1000, datetime.UTC) for number in (first, behind)
+        )
+        wanted = [moment for moment in moments if begin + first * hour <= moment < begin + behind * hour]
+        for root in (None, job.root):
+            found = frames.everything(job.spark, job.place, root, since=since, until=until, columns=("published_at",))
+            assert sorted(int(row[0].timestamp() * 1000) for row in found.collect()) == sorted(wanted)
+    plan = frames.everything(job.spark, job.place, None, since=since, until=until)._jdf.queryExecution()
+    kept = [line for line in plan.executedPlan().toString().splitlines() if re.match(r"[-+ *():\d]*Filter ", line)]
+    assert kept
+    assert "offset" not in "".join(kept), "the source has taken those conditions"
+
+
+def test_what_gc_took_of_a_period_is_an_error(job, settings):
+    """Also if another topic's messages are left on both sides of it."""
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"RETENTION": 0}, "kept": {"RETENTION": 86_400}}}
+    sub = Sub(handler())
+    some(2, "kept")
+    run.grow(job)
+    some(2, "kept")
+    since = datetime.datetime.now(datetime.UTC)
+    publish_many("t", range(3))
+    sub.settle()
+    some(2, "kept")
+    retention.collect(USING)
+    with pytest.raises(PipelineError, match="GC has removed messages"):
+        frames.everything(job.spark, job.place, job.root, since=since)
+    assert len(collected(frames.everything(job.spark, job.place, job.root, topics=["kept"], since=since))) == 2
+    assert len(collected(frames.everything(job.spark, job.place, None, since=since))) == 2

@@ -338,5 +338,5 @@ def test_packed_texts_that_the_server_cannot_send_are_an_error():
     row = (7, b"t", b"k", b"i", b"x", 1, b"{}", 5, 6)
     selection = Selection(NAMES)
     assert selection.batch([(*row, b"")]).column("last_error").to_pylist() == [""]
-    with pytest.raises(PipelineError, match="offset 7: target_group, .*max_allowed_packet"):
+    with pytest.raises(PipelineError, match=r"offset 7: target_group, .*max_allowed_packet"):
         selection.batch([(*row, b""), (*row, None)])

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline import replay
 from django_mysqlqueue.pipeline.archive import run
 from django_mysqlqueue.pipeline.archive.files import Root
@@ -169,6 +169,33 @@ def test_white_space_around_metadata(job):
     copies = [row.metadata for row in QueueMessage.objects.filter(topic="again")]
     copies.sort(key=lambda metadata: metadata.pop(CAME_FROM)["offset"])
     assert copies == [{"a": 1}, {"a": 1, "b": "} "}, {}]
+
+
+def test_what_was_for_one_group_goes_to_nobody_else(job):
+    """And what is a repeat, to nobody: its original is replayed."""
+    ConsumerGroup.objects.create(consumer_group="g", topic="t")
+    plain = QueueMessageFactory()
+    for_g = QueueMessageFactory(target_group="g")
+    QueueMessageFactory(target_group="h")
+    QueueMessageFactory(target_group="g", original_id="m1", original_topic="t", original_offset=plain.offset)
+    run.grow(job)
+    for options, offsets in (({"to": "again"}, [plain]), ({"group": "g"}, [plain, for_g])):
+        OutboxMessage.objects.all().delete()
+        assert replay.play(job, Replay("t", **options)) == len(offsets)
+        found = OutboxMessage.objects.values_list("metadata", flat=True)
+        assert sorted(one[CAME_FROM]["offset"] for one in found) == [row.offset for row in offsets]
+
+
+def test_a_sparse_topic_keeps_up_with_its_rate(job, monkeypatch):
+    """Slices are of messages, not of the offsets between them."""
+    for number in range(60):
+        QueueMessageFactory(topic="t" if number % 10 == 0 else "other")
+    run.grow(job)
+    slices, write = [], replay._write
+    monkeypatch.setattr(replay, "_write", lambda *args: slices.append(write(*args)) or slices[-1])
+    monkeypatch.setattr(replay, "SLICE_SECONDS", 1)
+    assert replay.play(job, Replay("t", to="again", rate=4)) == 6
+    assert slices == [4, 2]
 
 
 def test_hashed_partitions_stay(job, settings):

@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ SCHEMA = schema(COLUMNS, exact=True)
 EVERYTHING = Selection(NAMES)
 FLUSH_BYTES = 64 * 2**20
 """Rows that a task keeps in memory before it writes them; one file of each topic and day at a time."""
+GROUP_ROWS = 1_000_000
 READ_ROWS = 65_536
 CHECK_OFFSETS = 10_000
 """Offsets whose checksum the server computes in one statement."""
@@ -39,7 +40,7 @@ REPEATING = [name for name in NAMES if name not in ("offset", "id", "payload", "
 """Columns that Parquet keeps as dictionaries."""
 DAY_MS = 86_400_000
 LONGEST_NAME = 180
-OURS = re.compile(r"\d{19}-\d{19}-[0-9a-f]{12}/topic=[^/]*/day=[^/]*/[0-9a-f]{32}\.parquet")
+OURS = re.compile(r"[0-9a-f]{12}/\d{19}-\d{19}-[0-9a-f]{12}/topic=[^/]*/day=[^/]*/[0-9a-f]{32}\.parquet")
 """What the path of an archive's file looks like below the root."""
 
 
@@ -254,6 +255,18 @@ def read_sum(folder: Folder, relative: str) -> Sum:
             ),
             Sum(),
         )
+
+
+def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables as fewer large ones, each of which becomes a row group: readers pay for every one."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(one.nbytes for one in waiting) >= FLUSH_BYTES or sum(map(len, waiting)) >= GROUP_ROWS:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def read_batches(folder: Folder, relative: str) -> Iterator[pa.Table]:

@@ -33,6 +33,8 @@ LOCK = "archive"
 SEGMENT_OFFSETS = 2_000_000
 TASK_OFFSETS = 250_000
 COMPACT_ROWS = 5_000_000
+MOST_FILES = 20_000
+"""Of one segment: its row names them all, in some 5 MB at most."""
 GRACE = datetime.timedelta(days=1)
 """Files that no row names are swept up when they are so old: a reader may be at those of a merged segment."""
 
@@ -103,7 +105,9 @@ def grow(
     grown = Grown()
     missed = 0
     with job.locked() as database:
-        for span in pending(database):
+        known = manifest.segments(database)
+        home = _home(known)
+        for span in manifest.missing(known, ends.highest(database)):
             above = span.above
             while above < span.up_to:
                 # Looked at for each segment: GC may go on beside a long run.
@@ -113,22 +117,32 @@ def grow(
                 first = ends.lowest(database, above)
                 held = span.up_to if first is None else min(first - 1, span.up_to)
                 piece = Span(held, min(span.up_to, held + segment_offsets))
-                segment = _copy(job, above + 1, piece, task_offsets)
-                manifest.add(database, segment)
-                grown = Grown(grown.segments + 1, grown.rows + segment.rows, grown.size + segment.size)
+                for segment in _copy(job, home, above + 1, piece, task_offsets):
+                    manifest.add(database, segment)
+                    grown = Grown(grown.segments + 1, grown.rows + segment.rows, grown.size + segment.size)
                 progress(piece.up_to - above)
                 above = piece.up_to
         archived = manifest.archived(manifest.segments(database))
     return replace(grown, archived=archived, missed=missed)
 
 
-def _copy(job: Job, lo: int, span: Span, task_offsets: int) -> Segment:
-    """A segment from ``lo`` to the end of the span, with the span's rows; below it there are none."""
-    path = _fresh_path(lo, span.up_to)
-    work = partial(files.write_span, job.place, job.root, path)
-    written = [file for some in spread(job.spark, work, span.split(-(-len(span) // task_offsets))) for file in some]
-    _check_shared(job.root, path, written)
-    return _segment(lo, span.up_to, path, written)
+def _copy(job: Job, home: str, lo: int, span: Span, task_offsets: int) -> list[Segment]:
+    """Segments from ``lo`` to the end of the span, with the span's rows; below it there are none.
+
+    One, unless there are so many topics that its row would be too long for one statement.
+    """
+    path = _fresh_path(home, lo, span.up_to)
+    pieces = span.split(-(-len(span) // task_offsets))
+    done = spread(job.spark, partial(files.write_span, job.place, job.root, path), pieces)
+    _check_shared(job.root, path, [file for some in done for file in some])
+    segments: list[Segment] = []
+    written: list[File] = []
+    for number, some in enumerate(done):
+        if written and len(written) + len(some) > MOST_FILES:
+            segments.append(_segment(lo, pieces[number].above, path, written))
+            lo, written = pieces[number].above + 1, []
+        written += some
+    return [*segments, _segment(lo, span.up_to, path, written)]
 
 
 def _check_shared(root: Root, path: str, written: Sequence[File]) -> None:
@@ -147,8 +161,13 @@ def _segment(lo: int, hi: int, path: str, written: Sequence[File]) -> Segment:
     return Segment(lo, hi, total.rows, total.checksum, path, tuple(written))
 
 
-def _fresh_path(lo: int, hi: int) -> str:
-    return f"{lo:019}-{hi:019}-{uuid.uuid4().hex[:12]}"
+def _home(known: Sequence[Segment]) -> str:
+    """The folder below the root that is this archive's: others may have theirs beside it."""
+    return known[-1].path.partition("/")[0] if known else uuid.uuid4().hex[:12]
+
+
+def _fresh_path(home: str, lo: int, hi: int) -> str:
+    return f"{home}/{lo:019}-{hi:019}-{uuid.uuid4().hex[:12]}"
 
 
 # -- checking -----------------------------------------------------------------
@@ -199,8 +218,10 @@ def compact(job: Job, *, rows: int = COMPACT_ROWS, progress: Progress = lambda o
     """
     merged = 0
     with job.locked() as database:
-        for group in mergeable(manifest.segments(database), rows):
-            new = _merge(job, group)
+        known = manifest.segments(database)
+        home = _home(known)
+        for group in mergeable(known, rows):
+            new = _merge(job, home, group)
             manifest.replace(database, group, new)
             merged += len(group)
             progress(new.hi - new.lo + 1)
@@ -220,9 +241,9 @@ def mergeable(known: Sequence[Segment], rows: int) -> list[list[Segment]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _merge(job: Job, group: Sequence[Segment]) -> Segment:
+def _merge(job: Job, home: str, group: Sequence[Segment]) -> Segment:
     lo, hi = group[0].lo, group[-1].hi
-    path = _fresh_path(lo, hi)
+    path = _fresh_path(home, lo, hi)
     parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for segment in group:
         for file in segment.files:
@@ -241,7 +262,7 @@ def _merge(job: Job, group: Sequence[Segment]) -> Segment:
 def _merge_files(root: Root, path: str, item: tuple[str, str, tuple[str, ...]]) -> File:
     topic, day, paths = item
     folder = root.open()
-    tables = (table for one in paths for table in files.read_batches(folder, one))
+    tables = files.gathered(table for one in paths for table in files.read_batches(folder, one))
     return files.write_file(folder, path, topic, day, tables)
 
 
@@ -267,20 +288,19 @@ def expire(job: Job, *, before: datetime.date) -> list[Segment]:
 def sweep(job: Job, *, grace: datetime.timedelta = GRACE) -> list[str]:
     """Deletes an archive's files that no row names and that are older than ``grace``; returns their paths.
 
-    What else lies below the root stays.
+    What else lies below the root stays, also what a run has left that died before the archive's first segment.
     """
     with job.locked() as database:
+        known = manifest.segments(database)
         folder = job.root.open()
-        named = {
-            folder.full(f"{segment.path}/{file.path}")
-            for segment in manifest.segments(database)
-            for file in segment.files
-        }
-        return _sweep(folder, named, datetime.datetime.now(datetime.UTC) - grace)
+        named = {folder.full(f"{segment.path}/{file.path}") for segment in known for file in segment.files}
+        before = datetime.datetime.now(datetime.UTC) - grace
+        homes = sorted({segment.path.partition("/")[0] for segment in known})
+        return [path for home in homes for path in _sweep(folder, home, named, before)]
 
 
-def _sweep(folder: Folder, named: set[str], before: datetime.datetime) -> list[str]:
-    selector = pyarrow.fs.FileSelector(folder.path, recursive=True, allow_not_found=True)
+def _sweep(folder: Folder, home: str, named: set[str], before: datetime.datetime) -> list[str]:
+    selector = pyarrow.fs.FileSelector(folder.full(home), recursive=True, allow_not_found=True)
     gone, kept, folders = [], set(named), []
     for found in folder.filesystem.get_file_info(selector):
         if found.type == pyarrow.fs.FileType.Directory:
