@@ -228,6 +228,18 @@ def test_what_cannot_be_known_is_said():
     assert said(facts_of(recording=[counted]), "failures")[1] == ""
 
 
+def test_a_group_of_several_topics_is_named_with_its_topic():
+    """And one whose topic had no message in the period hides nothing."""
+    idle = {"recorded": "idle", **dict.fromkeys(COUNTS, 0), "acks_counted": None, "failures_counted": None}
+    topic = {"messages": 1, "bytes": 5, "keys": 1, "dead_letters": 0, "first_at": at(0), "last_at": at(0)}
+    groups = [{"consumer_group": "g", "topic": name, **idle} for name in ("t", "u", "empty")]
+    sources = {("g", name): "none" for name in ("t", "u", "empty")}
+    facts = facts_of(topics=[{"topic": name, **topic} for name in ("t", "u")], recording=groups, lag_source=sources)
+    for section in ("settlement", "lag", "failures", "recording", "subscribers"):
+        assert " “g” of “t” and “g” of “u” " in said(facts, section)[1]
+        assert "empty" not in said(facts, section)[1]
+
+
 def test_a_slope_within_its_error_is_no_growth():
     trend = {
         "days": 7,

@@ -42,7 +42,8 @@ def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataF
 
     ``consumer_group, topic, recorded, acks_recorded, acks_counted, failures_recorded, failures_counted``.
 
-    ``…_recorded`` are recorded deliveries, ``…_counted`` the rollups' (NULL: there is none).
+    ``…_recorded`` are recorded deliveries, ``…_counted`` the rollups' (NULL: there is none), in which an attempt that
+    ends in a dead letter is counted as a failed one, too.
     ``recorded`` is ``all``; ``some`` (acks are on record, but fewer than were counted); ``failures`` (failures
     are on record, acks are not); ``nothing``; or ``idle`` (nothing is on record and nothing was counted: it
     cannot be told what would be recorded).
@@ -59,7 +60,7 @@ def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataF
         .groupBy(*by)
         .agg(
             f.sum("acked").alias("acks_counted"),
-            f.sum(f.col("failed") + f.col("dead_lettered")).alias("failures_counted"),
+            f.sum(f.greatest("failed", "dead_lettered")).alias("failures_counted"),
         )
     )
     found = (

@@ -16,6 +16,7 @@ from django_mysqlqueue.pipeline.analytics.common import ERROR_CHARACTERS
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.databases import Place
+from django_mysqlqueue.pipeline.report import words
 from django_mysqlqueue.pipeline.tables import Collected, Group
 
 if TYPE_CHECKING:
@@ -96,6 +97,17 @@ class Facts:
     @property
     def last_at(self) -> datetime.datetime | None:
         return max((row["last_at"] for row in self.rows("topics") if row["last_at"]), default=None)
+
+    @property
+    def concerned(self) -> list[Row]:
+        """Of the rows of ``recording`` those of groups that had something to do: others hide nothing."""
+        busy = {row["topic"] for row in self.rows("topics") if row["messages"]}
+        return [row for row in self.rows("recording") if row["recorded"] != "idle" or row["topic"] in busy]
+
+    def group_name(self, group: str, topic: str) -> str:
+        """A group in a sentence; with its topic, if it has several."""
+        several = [row for row in self.rows("recording") if row["consumer_group"] == group][1:]
+        return f"{words.name(group)} of {words.name(topic)}" if several else words.name(group)
 
     @property
     def recorded(self) -> dict[tuple[str, str], str]:

@@ -29,8 +29,8 @@ def of(row: Row) -> str:
     return f"{row['consumer_group']} of {row['topic']}"
 
 
-def named(rows: list[Row]) -> str:
-    return words.enumeration([words.name(row["consumer_group"]) for row in rows])
+def named(facts: Facts, rows: list[Row]) -> str:
+    return words.enumeration([facts.group_name(*_ref(row)) for row in rows])
 
 
 def recording(facts: Facts) -> Section:
@@ -41,13 +41,13 @@ def recording(facts: Facts) -> Section:
     if not rows:
         says.append("No consumer group is registered for these topics.")
     full = [row for row in facts.rows("recording") if row["recorded"] == "all"]
-    less = [row for row in facts.rows("recording") if row["recorded"] != "all"]
+    less = [row for row in facts.concerned if row["recorded"] != "all"]
     if full:
-        says.append(f"Of {named(full)} every delivery is on record: what is said of it here is exact.")
+        says.append(f"Of {named(facts, full)} every delivery is on record: what is said of it here is exact.")
     if less:
         unknown.append(
-            f"Of {named(less)} not every delivery is on record. When each message was settled, and by whom, cannot be "
-            f"known there; the rollups' counts say some of it. {RECORD_ALL}"
+            f"Of {named(facts, less)} not every delivery is on record. When each message was settled, and by whom, "
+            f"cannot be known there; the rollups' counts say some of it. {RECORD_ALL}"
         )
     if "some" in levels.values():
         unknown.append(
@@ -76,7 +76,7 @@ def latency(facts: Facts) -> Section:
     exact = [row for row in facts.rows("settle_latency") if levels.get(_ref(row)) in ("all", "some")]
     known = {_ref(row) for row in exact}
     bounds = [row for row in facts.rows("settle_latency_bounds") if _ref(row) not in known]
-    nothing = [row for row in facts.rows("recording") if _ref(row) not in known | {_ref(one) for one in bounds}]
+    nothing = [row for row in facts.concerned if _ref(row) not in known | {_ref(one) for one in bounds}]
     says: list[str] = []
     unknown: list[str] = []
     pictures: list[Picture] = []
@@ -90,16 +90,17 @@ def latency(facts: Facts) -> Section:
         )
     if bounds:
         unknown.append(
-            f"Of {named(bounds)} the rollups' buckets are all there is: they say within which bound a share of the "
-            "acks came, not when exactly, and dead letters are not in them."
+            f"Of {named(facts, bounds)} the rollups' buckets are all there is: they say within which bound a share of "
+            "the acks came, not when exactly, and dead letters are not in them."
         )
     if nothing:
         unknown.append(
-            f"Of {named(nothing)} neither deliveries nor rollups are there: latency cannot be known. {RECORD_ALL}"
+            f"Of {named(facts, nothing)} neither deliveries nor rollups are there: latency cannot be known. "
+            f"{RECORD_ALL}"
         )
     part = [row for row in exact if levels[_ref(row)] == "some"]
     if part:
-        unknown.append(f"Of {named(part)} some deliveries are on record, and the figures are those of these.")
+        unknown.append(f"Of {named(facts, part)} some deliveries are on record, and the figures are those of these.")
     dots = [(of(row), row["p50_ms"], row["p90_ms"], row["p99_ms"], True, "") for row in exact] + [
         (of(row), row["p50_within_ms"], row["p90_within_ms"], row["p99_within_ms"], False, "")
         for row in bounds
@@ -163,19 +164,19 @@ def failures(facts: Facts) -> Section:
         )
     if not failed and not letters and facts.messages:
         says.append("No failed attempt is on record, and no dead letter is in the log.")
-    quiet = [row for row in facts.rows("recording") if row["recorded"] in ("nothing", "idle")]
+    quiet = [row for row in facts.concerned if row["recorded"] in ("nothing", "idle")]
     hidden = [row for row in quiet if row["failures_counted"]]
     silent = [row for row in quiet if row["failures_counted"] is None]
     if hidden:
         count = sum(row["failures_counted"] for row in hidden)
         unknown.append(
-            f"Of {named(hidden)} no failure is on record, while the rollups counted {count:,}: which errors these were "
-            "cannot be known. RECORD_DELIVERIES is 'none' there, or was."
+            f"Of {named(facts, hidden)} no failure is on record, while the rollups counted {count:,}: which "
+            "errors these were cannot be known. RECORD_DELIVERIES is 'none' there, or was."
         )
     if silent:
         unknown.append(
-            f"Of {named(silent)} nothing is on record: either nothing failed, or RECORD_DELIVERIES is 'none' there, so "
-            "that failed attempts cannot be known. Dead letters are known from the log all the same."
+            f"Of {named(facts, silent)} nothing is on record: either nothing failed, or RECORD_DELIVERIES is 'none' "
+            "there, so that failed attempts cannot be known. Dead letters are known from the log all the same."
         )
     if MOST_ROWS in (len(rows), len(dead)):
         unknown.append(f"Of the kinds of error the first {MOST_ROWS:,} are told, those that occurred most.")
@@ -239,7 +240,8 @@ def lag(facts: Facts) -> Section:
             + (
                 words.enumeration(
                     [
-                        f"{words.name(one.consumer_group)} has {words.counted(one.unsettled, 'message')} to settle"
+                        f"{facts.group_name(one.consumer_group, one.topic)} has "
+                        f"{words.counted(one.unsettled, 'message')} to settle"
                         for one in behind
                     ]
                 )
@@ -251,24 +253,23 @@ def lag(facts: Facts) -> Section:
     if highest:
         worst = max(highest.values(), key=lambda row: (row["lag"], of(row)))
         says.append(
-            f"{words.name(worst['consumer_group'])} was furthest behind, by {words.counted(worst['lag'], 'message')} "
+            f"{facts.group_name(*_ref(worst))} was furthest behind, by {words.counted(worst['lag'], 'message')} "
             f"at {words.moment(worst['at'])} UTC."
         )
     by_source = {
-        source: [ref for ref, found in facts.lag_source.items() if found == source] for source in ("rollups", "none")
+        source: [row for row in facts.concerned if facts.lag_source.get(_ref(row)) == source]
+        for source in ("rollups", "none")
     }
     if by_source["rollups"]:
-        names = words.enumeration([words.name(group) for group, _ in by_source["rollups"]])
         unknown.append(
-            f"The line of {names} is made from the rollups' counts, backwards from what is open now: it is as coarse "
-            "as they are, lacks what killed processes had not counted, and counts twice what a seek let the group "
-            "handle again."
+            f"The line of {named(facts, by_source['rollups'])} is made from the rollups' counts, backwards from what is "
+            "open now: it is as coarse as they are, lacks what killed processes had not counted, and counts twice what a "
+            "seek let the group handle again."
         )
     if by_source["none"]:
-        names = words.enumeration([words.name(group) for group, _ in by_source["none"]])
         unknown.append(
-            f"How far behind {names} was cannot be known: not every delivery is on record, and the rollups are not "
-            f"there or do not reach from this period to now. {RECORD_ALL}"
+            f"How far behind {named(facts, by_source['none'])} was cannot be known: not every delivery is on record, "
+            f"and the rollups are not there or do not reach from this period to now. {RECORD_ALL}"
         )
     if facts.since is not None:
         unknown.append(
@@ -315,7 +316,7 @@ def subscribers(facts: Facts) -> Section:
     for name, found in list(by_group.items())[:SERIES]:
         first = found[0]
         says.append(
-            f"In {words.name(first['consumer_group'])} {words.counted(len(found), 'subscriber')} settled messages; the "
+            f"In {facts.group_name(*_ref(first))} {words.counted(len(found), 'subscriber')} settled messages; the "
             f"busiest did {words.share(first['share'])}, {first['of_fair_share']:.2f} times an equal share."
         )
         if len(found) > 1:
@@ -325,9 +326,11 @@ def subscribers(facts: Facts) -> Section:
                 charts.picture(title, f"Bars of settled messages by subscriber. {says[-1]}", charts.bars(bars, [name]))
             )
     unknown = []
-    missing = [row for row in facts.rows("recording") if _ref(row) not in {_ref(one) for one in rows}]
+    missing = [row for row in facts.concerned if _ref(row) not in {_ref(one) for one in rows}]
     if missing:
-        unknown.append(f"Who did the work of {named(missing)} cannot be known: acks are not on record. {RECORD_ALL}")
+        unknown.append(
+            f"Who did the work of {named(facts, missing)} cannot be known: acks are not on record. {RECORD_ALL}"
+        )
     if rows:
         says.append("A subscriber that was there for a part of the time did less for that reason alone.")
     columns = (
