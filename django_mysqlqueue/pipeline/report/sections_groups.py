@@ -262,9 +262,9 @@ def lag(facts: Facts) -> Section:
     }
     if by_source["rollups"]:
         unknown.append(
-            f"The line of {named(facts, by_source['rollups'])} is made from the rollups' counts, backwards from what is "
-            "open now: it is as coarse as they are, lacks what killed processes had not counted, and counts twice what a "
-            "seek let the group handle again."
+            f"The line of {named(facts, by_source['rollups'])} is made from the rollups' counts, backwards from what "
+            "is open now: it is as coarse as they are, lacks what killed processes had not counted, and counts twice "
+            "what a seek let the group handle again."
         )
     if by_source["none"]:
         unknown.append(
