@@ -58,7 +58,7 @@ def main() -> None:
 
         common.set_up()
         began = time.monotonic()
-        _fill(options.rows, options.days)
+        fill(options.rows, options.days)
         _say(f"{options.rows:,} rows filled in {time.monotonic() - began:.0f} s")
         found = _measure(options, port, Path(folder))
         print(
@@ -86,15 +86,20 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _fill(rows: int, days: int) -> None:
-    """Messages as the sequencer would have appended them, of two topics and a hundred keys."""
+def fill(rows: int, days: int, *, begin: int = 0) -> None:
+    """Messages as the sequencer would have appended them, of two topics and a hundred keys.
+
+    Args:
+        begin: how many of them are there already.
+    """
     from django.db import connection
 
     with connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE numbers (n INT PRIMARY KEY)")
-        cursor.execute(f"INSERT INTO numbers VALUES {', '.join(f'({number})' for number in range(1000))}")
+        if not begin:
+            cursor.execute("CREATE TABLE numbers (n INT PRIMARY KEY)")
+            cursor.execute(f"INSERT INTO numbers VALUES {', '.join(f'({number})' for number in range(1000))}")
         first = int(time.time() * 1000) - days * DAY_MS
-        for done in range(0, rows, FILL):
+        for done in range(begin, rows, FILL):
             count = min(FILL, rows - done)
             number = f"({done} + b.n * 1000 + a.n)"
             moment = f"{first} + {number} * {days * DAY_MS} DIV {rows}"
