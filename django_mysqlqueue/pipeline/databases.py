@@ -195,6 +195,10 @@ class Database(ABC):
         """The longest statement that the server takes, in bytes."""
 
     @abstractmethod
+    def keeps_order(self) -> bool:
+        """Whether transactions become visible here in the order in which they were committed."""
+
+    @abstractmethod
     def is_duplicate(self, error: Exception) -> bool:
         """Whether a row of that key is there already."""
 
@@ -313,6 +317,18 @@ class Server(Database):
     def joined(self, expressions: Sequence[str]) -> str:
         return f"CONCAT_WS(',', {', '.join(expressions)})"
 
+    def keeps_order(self) -> bool:
+        # A replica of MySQL that applies transactions in parallel may show a later one first, if it is told that it
+        # may. (MariaDB's keeps the order; it has no such variables.) Off on a primary it says nothing.
+        found = dict(
+            self.rows(
+                "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
+                "('read_only', 'replica_parallel_workers', 'replica_preserve_commit_order')"
+            )
+        )
+        may = found.get("replica_preserve_commit_order") == "OFF" and int(found["replica_parallel_workers"]) > 1
+        return not (may and found["read_only"] == "ON")
+
     def is_duplicate(self, error: Exception) -> bool:
         return isinstance(error, self._error) and error.args[:1] == (1062,)
 
@@ -390,6 +406,9 @@ class SQLiteFile(Database):
 
     def joined(self, expressions: Sequence[str]) -> str:
         return " || ',' || ".join(expressions)
+
+    def keeps_order(self) -> bool:
+        return True
 
     def is_duplicate(self, error: Exception) -> bool:
         return isinstance(error, sqlite3.IntegrityError)

@@ -18,7 +18,15 @@ def highest(database: Database) -> int:
     """The highest offset that is or was in the log: all up to it is final.
 
     The sequencer stores it in the transaction that appends, so it stays when GC has emptied the log.
+
+    Raises:
+        PipelineError: a replica on which that does not hold.
     """
+    if not database.keeps_order():
+        raise PipelineError(
+            "this server is a replica that may show later messages before earlier ones: rows would be passed over; set "
+            "replica_preserve_commit_order = ON there, or read from the primary"
+        )
     (last,) = database.row(
         f"SELECT MAX(o) FROM (SELECT COALESCE(MAX(`offset`), 0) AS o FROM {LOG} "
         f"UNION ALL SELECT COALESCE(MAX(last_offset), 0) FROM {SEQUENCER}) ends"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
-from django_mysqlqueue.pipeline import layout
+from django_mysqlqueue.pipeline import ends, layout
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.service import retention
@@ -418,6 +419,37 @@ def test_an_older_state_of_the_database_is_noticed(spark, tmp_path):
     Sequencer.objects.all().delete()
     with pytest.raises(PySparkException, match="beyond the log's end"):
         batches_of(stream(spark), tmp_path)
+
+
+@pytest.fixture
+def variables(db: Any) -> Iterator[Callable[[str], None]]:
+    """Sets the server's global variables, and sets them back."""
+    before: list[str] = []
+    with connection.cursor() as cursor:
+
+        def set_global(name: str, value: str) -> None:
+            cursor.execute(f"SELECT @@GLOBAL.{name}")
+            before.append(f"SET GLOBAL {name} = {cursor.fetchone()[0]}")
+            cursor.execute(f"SET GLOBAL {name} = {value}")
+
+        yield set_global
+        for statement in reversed(before):
+            cursor.execute(statement)
+
+
+def test_a_replica_that_does_not_keep_the_order_is_refused(place, variables):
+    """A primary may be set so without harm."""
+    if connection.vendor != "mysql" or connection.mysql_is_mariadb:
+        pytest.skip("MySQL alone has this setting")
+    with place.connect() as database:
+        variables("replica_parallel_workers", "4")
+        variables("replica_preserve_commit_order", "OFF")
+        assert ends.highest(database) == 0
+        variables("read_only", "ON")
+        with pytest.raises(PipelineError, match="replica_preserve_commit_order"):
+            ends.highest(database)
+        variables("replica_preserve_commit_order", "ON")
+        assert ends.highest(database) == 0
 
 
 def test_an_end_is_no_option_of_a_stream(spark, tmp_path):
