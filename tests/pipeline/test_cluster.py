@@ -1,4 +1,4 @@
-"""The archive's command without Django, on two workers that are processes of their own, with the archive in a shared folder."""
+"""The archive's command without Django, on two workers that are processes of their own, into a shared folder."""
 
 from __future__ import annotations
 
