@@ -382,6 +382,8 @@ def test_options_in_words_exist():
     """``--something`` between backticks is an option of one of the queue's commands."""
     known = {option for file in COMMANDS.glob("q*.py") for option in _options(file.stem)}
     known |= _options("runsubscriber")
+    pipeline = COMMANDS.parents[1] / "pipeline" / "cli.py"
+    known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', pipeline.read_text()))
     others = {"--help", "--cov", "--exclude"}
     for page in [*DOCS.glob("howto/*.md"), *DOCS.glob("reference/*.md"), *DOCS.glob("explanation/*.md")]:
         for code in re.findall(r"`(--[^`]+)`", page.read_text()):
