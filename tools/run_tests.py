@@ -55,10 +55,12 @@ class Leg:
     name: str
     minimum: tuple[int, int]
     below: tuple[int, int]
+    extras: str = "dev"
 
 
 OLD = Leg("Python 3.11, Django 5.2", (3, 11), (3, 12))
 NEW = Leg("Python 3.12+, Django 6.1", (3, 12), (3, 15))
+DECLARATIVE = Leg("Python 3.12+, Django 6.1, pandas and gRPC", (3, 12), (3, 15), "dev,pipelines")
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,14 @@ def steps() -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    """What ``make test-slow`` runs: the archive killed again and again."""
-    command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline")
+    """What ``make test-slow`` runs: the archive killed again and again, and the example of declarative pipelines."""
+    command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline/test_faults.py")
+    declarative = ("-m", "pytest", "-q", "-m", "slow", "tests/pipeline/test_declarative.py")
     legs = (("MariaDB", OLD, "mariadb"), ("MySQL", NEW, "mysql"), ("SQLite", NEW, "sqlite"))
-    return [Step(f"kills of the archive, {name}", leg, command, engine, needs="java") for name, leg, engine in legs]
+    return [
+        *(Step(f"kills of the archive, {name}", leg, command, engine, needs="java") for name, leg, engine in legs),
+        Step("declarative pipeline, MariaDB", DECLARATIVE, declarative, "mariadb", needs="java"),
+    ]
 
 
 @dataclass
@@ -156,7 +162,7 @@ def prepare(leg: Leg) -> Path:
     if python is None:
         raise servers.NotAvailable(f"no interpreter for {leg.name} on PATH or in pyenv")
     version = ".".join(map(str, leg.minimum))
-    folder = WORK / f"venv-{version}"
+    folder = WORK / "-".join(["venv", version, *leg.extras.split(",")[1:]])
     interpreter = folder / "bin" / "python"
     constraints = ROOT / "constraints.txt"
     stamp = folder / "installed"
@@ -166,7 +172,7 @@ def prepare(leg: Leg) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     for command in (
         [python, "-m", "venv", str(folder)],
-        [str(interpreter), "-m", "pip", "install", "-q", "-c", str(constraints), "-e", f"{ROOT}[dev]"],
+        [str(interpreter), "-m", "pip", "install", "-q", "-c", str(constraints), "-e", f"{ROOT}[{leg.extras}]"],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

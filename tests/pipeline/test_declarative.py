@@ -20,6 +20,7 @@ from tests.harness import sequence
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("grpc") is None, reason="needs pip install 'django-mysqlqueue[pipelines]'"
