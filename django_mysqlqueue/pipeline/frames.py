@@ -7,15 +7,17 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.pipeline import ends, reading
+from django_mysqlqueue.pipeline import ends
 from django_mysqlqueue.pipeline.archive import manifest
-from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
 from django_mysqlqueue.pipeline.layout import BY_NAME, ddl
-from django_mysqlqueue.pipeline.reading import Query
 from django_mysqlqueue.pipeline.session import PUSHDOWN
 
-CLOCK_STEP = datetime.timedelta(hours=1)
-"""By how much the server's clock may have been set back: times in the log are in order but for that."""
+CLOCK_STEP = datetime.timedelta(hours=26)
+"""By how much the server's clock may have been set back: times in the log are in order but for that.
+
+More than a wrong time zone.
+"""
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from django_mysqlqueue.pipeline.archive.files import Root
     from django_mysqlqueue.pipeline.archive.manifest import Segment
-    from django_mysqlqueue.pipeline.databases import Place
+    from django_mysqlqueue.pipeline.databases import Database, Place
     from django_mysqlqueue.pipeline.reading import Span
 
 
@@ -95,27 +97,37 @@ def everything(
 ) -> DataFrame:
     """The archive up to its end and the live log behind it: each message once.
 
-    Without a root it is what the log still holds. Of the log only the period is read.
+    Without a root it is what the log still holds. Of the log what was published long before ``since`` is not read.
 
     Raises:
         DataLossError: GC has removed what the archive does not hold.
+        PipelineError: a moment without a time zone.
 
     Args:
         columns: only these are read; with ``since`` or ``until`` the column ``published_at`` must be among them.
     """
+    from pyspark.sql import functions
+
+    _check_moments(since=since, until=until)
     options = {} if topics is None else {"topics": json.dumps(list(topics))}
     with place.connect() as database:
         known = [] if root is None else manifest.segments(database)
-        first = None if since is None else ends.first_since(database, since - CLOCK_STEP)
-        behind = None if until is None else ends.first_since(database, until + CLOCK_STEP)
+        first = None if since is None else _first(database, since)
         if root is not None:
             end = manifest.archived(known)
             options["startOffset"] = str(end + 1)
             # Here, not only when the rows are read: what is gone has no time that would say whether it was wanted.
-            wanted = () if topics is None else (("topic", tuple(topics)),)
-            reading.check_complete(database, Query(("offset",), wanted, watch_above=end), end)
+            gone = ends.collected(database, topics)
+            if gone > end:
+                raise DataLossError(
+                    f"GC has removed messages up to offset {gone}, and the archive holds those up to {end} alone: some "
+                    "are nowhere. Run queuearchive to go on with what is left; ARCHIVE_REQUIRED lets GC wait for it"
+                )
     read = None if columns is None else tuple(dict.fromkeys(["offset", *columns]))
-    live = _between(log(spark, place, columns=read, **options), first, behind)
+    live = log(spark, place, columns=read, **options)
+    if first is not None:
+        # The source takes this condition into its ranges.
+        live = live.where(functions.col("offset") >= first)
     live = _within(live if columns is None else live.select(*columns), since, until)
     if root is None:
         return live
@@ -138,6 +150,7 @@ def archived(
     """As ``archive``, of segments that the caller has read from the manifest, and of a span of offsets alone."""
     from pyspark.sql import functions
 
+    _check_moments(since=since, until=until)
     first = "" if since is None else since.astimezone(datetime.UTC).date().isoformat()
     last = "~" if until is None else until.astimezone(datetime.UTC).date().isoformat()
     paths = [
@@ -157,13 +170,16 @@ def archived(
     return _within(found, since, until)
 
 
-def _between(frame: DataFrame, first: int | None, behind: int | None) -> DataFrame:
-    """Offsets from one up to before another: the source takes these conditions into its ranges."""
-    from pyspark.sql import functions
+def _first(database: Database, since: datetime.datetime) -> int:
+    """An offset below which nothing is of that moment or later."""
+    floor = datetime.datetime.min.replace(tzinfo=datetime.UTC) + CLOCK_STEP
+    return ends.first_since(database, max(since, floor) - CLOCK_STEP)
 
-    if first is not None:
-        frame = frame.where(functions.col("offset") >= first)
-    return frame if behind is None else frame.where(functions.col("offset") < behind)
+
+def _check_moments(**moments: datetime.datetime | None) -> None:
+    for name, moment in moments.items():
+        if moment is not None and moment.tzinfo is None:
+            raise PipelineError(f"{name} {moment.isoformat()}: must have a time zone")
 
 
 def _within(frame: DataFrame, since: datetime.datetime | None, until: datetime.datetime | None) -> DataFrame:

@@ -218,15 +218,30 @@ def test_files_that_no_row_names_are_not_read(job):
 
 
 def test_a_segment_with_too_many_files_becomes_several(job, monkeypatch):
-    monkeypatch.setattr(run, "MOST_FILES", 4)
     for number in range(12):
         some(2, f"t{number}")
+    one = manifest.File("x" * 80, "t1", "2026-11-22", 2, 2**33, 50_000, 50_001, 5000)
+    monkeypatch.setattr(run, "FILES_BYTES", manifest.text_bytes([one] * 4))
     assert run.grow(job, task_offsets=6).segments > 2
     known = segments(job)
     assert max(len(one.files) for one in known) <= 4
     assert manifest.archived(known) == known[-1].hi
     assert held(job) == expected()
     assert run.verify(job) == []
+    # Nor does merging make one of them again.
+    run.compact(job)
+    assert max(len(one.files) for one in segments(job)) <= 4
+    assert held(job) == expected()
+
+
+def test_a_segment_whose_row_no_statement_takes_is_an_error(job, monkeypatch):
+    for number in range(6):
+        some(1, f"t{number}")
+    with job.place.connect() as database:
+        monkeypatch.setattr(type(database), "max_statement_bytes", lambda database: 2500)
+    with pytest.raises(PipelineError, match=r"the names of 6 files take \d+ bytes, .*max_allowed_packet allows 750"):
+        run.grow(job)
+    assert not ArchiveSegment.objects.exists()
 
 
 def segments(job: Job) -> list[manifest.Segment]:
@@ -447,7 +462,10 @@ def test_merged_row_groups_become_larger_ones():
     one = pa.table({"n": pa.array(range(1000))})
     assert [len(table) for table in files.gathered([one] * 1005)] == [1_000_000, 5_000]
     wide = pa.table({"x": pa.array([b"x" * 2**20] * 30)})
-    assert [len(table) for table in files.gathered([wide] * 4)] == [90, 30]
+    assert [len(table) for table in files.gathered([wide] * 5)] == [60, 60, 30]
+    # Those that are large do not grow from one merge to the next.
+    wider = pa.table({"x": pa.array([b"x" * 2**20] * 80)})
+    assert [len(table) for table in files.gathered([wide, wider, wide, wider])] == [30, 80, 30, 80]
 
 
 def test_compact_keeps_below_its_limit():
@@ -490,25 +508,38 @@ def test_expire_lets_old_segments_go_but_the_newest(job):
 # -- a period -----------------------------------------------------------------
 
 
-def test_of_the_log_only_the_period_is_read(job):
-    """Its edges are found by halving; a clock that was set back by less than an hour makes no difference."""
-    begin, hour = 1_780_000_000_000, 3_600_000
-    # One message an hour; half way the clock goes back by 50 minutes.
-    moments = [begin + number * hour - (3_000_000 if number >= 24 else 0) for number in range(48)]
-    for moment in moments:
-        QueueMessageFactory(published_at=moment)
-    for first, behind in ((20, 30), (24, 25), (0, 48)):
-        since, until = (
-            datetime.datetime.fromtimestamp((begin + number * hour) / 1000, datetime.UTC) for number in (first, behind)
-        )
-        wanted = [moment for moment in moments if begin + first * hour <= moment < begin + behind * hour]
-        for root in (None, job.root):
-            found = frames.everything(job.spark, job.place, root, since=since, until=until, columns=("published_at",))
-            assert sorted(int(row[0].timestamp() * 1000) for row in found.collect()) == sorted(wanted)
-    plan = frames.everything(job.spark, job.place, None, since=since, until=until)._jdf.queryExecution()
+@pytest.mark.parametrize("step", [0, 26])
+def test_of_the_log_only_the_period_is_read(job, monkeypatch, step):
+    """Its beginning is found by halving, which a clock that was a day ahead for a while must not mislead."""
+    begin, minute = 1_780_000_000_000, 60_000
+    # A message every ten minutes; the hours from 3 to 10 were written as those of the next day.
+    moments = [begin + number * 10 * minute + (1440 * minute if 18 <= number < 60 else 0) for number in range(288)]
+    QueueMessage.objects.bulk_create(QueueMessageFactory.build(published_at=moment) for moment in moments)
+    found: list[bool] = []
+    monkeypatch.setattr(frames, "CLOCK_STEP", datetime.timedelta(hours=step))
+    for first, behind in ((26, 40), (2, 9), (31, 33), (0, 80)):
+        edges = [begin + hour * 60 * minute for hour in (first, behind)]
+        since, until = (datetime.datetime.fromtimestamp(edge / 1000, datetime.UTC) for edge in edges)
+        wanted = [moment for moment in moments if edges[0] <= moment < edges[1]]
+        rows = frames.everything(job.spark, job.place, None, since=since, until=until, columns=("published_at",))
+        found.append(sorted(int(row[0].timestamp() * 1000) for row in rows.collect()) == sorted(wanted))
+    assert all(found) == (step > 0)
+    plan = frames.everything(job.spark, job.place, None, since=since)._jdf.queryExecution()
     kept = [line for line in plan.executedPlan().toString().splitlines() if re.match(r"[-+ *():\d]*Filter ", line)]
     assert kept
-    assert "offset" not in "".join(kept), "the source has taken those conditions"
+    assert "offset" not in "".join(kept), "the source has taken that condition"
+
+
+def test_a_moment_without_a_zone_is_named(job):
+    naive = datetime.datetime(2026, 11, 22)  # noqa: DTZ001
+    with pytest.raises(PipelineError, match="since 2026-11-22T00:00:00: must have a time zone"):
+        frames.everything(job.spark, job.place, job.root, since=naive)
+    with pytest.raises(PipelineError, match="until 2026-11-22T00:00:00: must have a time zone"):
+        frames.archive(job.spark, job.place, job.root, until=naive)
+    some(2)
+    first = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+    last = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+    assert frames.everything(job.spark, job.place, job.root, since=first, until=last).count() == 2
 
 
 def test_what_gc_took_of_a_period_is_an_error(job, settings):

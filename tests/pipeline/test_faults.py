@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.batches import Selection
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
-from django_mysqlqueue.pipeline.layout import NAMES
+from django_mysqlqueue.pipeline.layout import NAMES, RARE
 from django_mysqlqueue.pipeline.reading import Query, Span
 from tests.factories import QueueMessageFactory
 from tests.harness import sequence
@@ -331,6 +332,48 @@ def test_after_ten_kills_the_archive_equals_the_log(job, busy):
     assert len(rows) > 500
     assert sum(busy) >= len(rows)
     assert collected(frames.everything(job.spark, job.place, job.root))[: len(rows)] == rows
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_any_of_the_rare_columns_alone(place, count):
+    names = [column.name for column in RARE]
+    values = {
+        "target_group": "g,",
+        "original_id": ",é\x00",
+        "original_topic": "0,0",
+        "original_offset": -(2**63),
+        "failed_group": "",
+        "failed_at": 2**40,
+        "failure_count": 3,
+        "last_error": "a\nb,",
+    }
+    QueueMessageFactory()
+    row = QueueMessageFactory(**values)
+    plain = [row.offset - 1] + [0 if type(values[name]) is int else "" for name in names]
+    for chosen in itertools.combinations(names, count):
+        selection = Selection(("offset", *chosen))
+        with place.connect() as database:
+            query = Query(("offset", *chosen))
+            (rows,) = reading.rows_of(database, query, selection, Span(row.offset - 2, row.offset))
+            found = selection.batch(rows, exact=True).to_pylist()
+        assert [one["offset"] for one in found] == [row.offset - 1, row.offset]
+        for name, nothing in zip(names, plain[1:], strict=True):
+            if name == "failed_at" and name in chosen:
+                assert [one[name] and int(one[name].timestamp() * 1000) for one in found] == [None, 2**40]
+            elif name in chosen:
+                assert [one[name] for one in found] == [nothing, values[name]]
+
+
+def test_packed_values_that_do_not_fit_are_an_error():
+    """As of a SQLite database in UTF-16, or one that holds a text where a number belongs."""
+    row = (7, b"t", b"k", b"i", b"x", 1, b"{}", 5, 6)
+    selection = Selection(NAMES)
+    good = b"1,2,3,1,0,0,0,2,a,,,,bc"
+    assert selection.batch([(*row, good)]).to_pylist()[0]["last_error"] == "bc"
+    with pytest.raises(PipelineError, match=r"offset 7: the server counts \[2, 0, 0, 0, 4\] bytes in target_group"):
+        selection.batch([(*row, b"1,2,3,2,0,0,0,4,a,,,,bc")])
+    with pytest.raises(PipelineError, match=r"offset 7: .*b'abc'.*: a column of numbers holds something else"):
+        selection.batch([(*row, good.replace(b"3", b"abc"))])
 
 
 def test_packed_texts_that_the_server_cannot_send_are_an_error():

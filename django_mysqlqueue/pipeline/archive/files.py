@@ -128,8 +128,12 @@ class Folder:
 
     def size(self, relative: str) -> int:
         """Bytes of a file; -1: there is none."""
-        size = self.filesystem.get_file_info(self.full(relative)).size
-        return -1 if size is None else int(size)
+        return self.sizes([relative])[0]
+
+    def sizes(self, relative: Sequence[str]) -> list[int]:
+        """Bytes of files, asked for at once; -1: there is none."""
+        found = self.filesystem.get_file_info([self.full(one) for one in relative])
+        return [-1 if one.size is None else int(one.size) for one in found]
 
 
 def _fsync_folder(path: str) -> None:
@@ -258,13 +262,19 @@ def read_sum(folder: Folder, relative: str) -> Sum:
 
 
 def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables as fewer large ones, each of which becomes a row group: readers pay for every one."""
+    """Small tables as fewer large ones, each of which becomes a row group: readers pay for every one.
+
+    A large one stays as it is, so that row groups do not grow from one merge to the next.
+    """
     waiting: list[pa.Table] = []
+    size = rows = 0
     for table in tables:
-        waiting.append(table)
-        if sum(one.nbytes for one in waiting) >= FLUSH_BYTES or sum(map(len, waiting)) >= GROUP_ROWS:
+        if waiting and (size + table.nbytes > FLUSH_BYTES or rows + len(table) > GROUP_ROWS):
             yield pa.concat_tables(waiting)
-            waiting = []
+            waiting, size, rows = [], 0, 0
+        waiting.append(table)
+        size += table.nbytes
+        rows += len(table)
     if waiting:
         yield pa.concat_tables(waiting)
 

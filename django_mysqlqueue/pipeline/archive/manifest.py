@@ -12,6 +12,9 @@ from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.layout import SEGMENTS
 from django_mysqlqueue.pipeline.reading import Span
 
+SPARE = 1000
+"""Bytes of a statement besides the names of files."""
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -91,6 +94,15 @@ def missing(known: Sequence[Segment], last: int) -> list[Span]:
     return [span for span in spans if len(span)]
 
 
+def text_bytes(files: Iterable[File]) -> int:
+    """How long the text of these files is in a segment's row."""
+    return len(_text(files).encode())
+
+
+def _text(files: Iterable[File]) -> str:
+    return json.dumps([asdict(file) for file in files], ensure_ascii=False, separators=(",", ":"))
+
+
 def add(database: Database, segment: Segment) -> None:
     """Commits a range.
 
@@ -131,7 +143,14 @@ def _insert(database: Database, segment: Segment) -> None:
     )
     if overlapping:
         raise PipelineError(f"offsets {segment.lo} to {segment.hi}: another run has archived some of them meanwhile")
-    files = json.dumps([asdict(file) for file in segment.files], ensure_ascii=False, separators=(",", ":"))
+    files = _text(segment.files)
+    # Each quotation mark is escaped, and a name may be of nothing else.
+    if 2 * len(files.encode()) > (most := database.max_statement_bytes() - SPARE):
+        raise PipelineError(
+            f"offsets {segment.lo} to {segment.hi}: the names of {len(segment.files)} files take {len(files.encode())} "
+            f"bytes, and the server's max_allowed_packet allows {most // 2}: raise it, or lower --task-offsets and "
+            "--segment-offsets"
+        )
     try:
         database.execute(
             f"INSERT INTO {SEGMENTS} (lo, hi, `rows`, checksum, path, files, archived_at) "

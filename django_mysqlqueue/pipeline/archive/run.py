@@ -33,8 +33,8 @@ LOCK = "archive"
 SEGMENT_OFFSETS = 2_000_000
 TASK_OFFSETS = 250_000
 COMPACT_ROWS = 5_000_000
-MOST_FILES = 20_000
-"""Of one segment: its row names them all, in some 5 MB at most."""
+FILES_BYTES = 4 * 2**20
+"""Of one segment: what the text of its files may take in its row."""
 GRACE = datetime.timedelta(days=1)
 """Files that no row names are swept up when they are so old: a reader may be at those of a merged segment."""
 
@@ -129,7 +129,7 @@ def grow(
 def _copy(job: Job, home: str, lo: int, span: Span, task_offsets: int) -> list[Segment]:
     """Segments from ``lo`` to the end of the span, with the span's rows; below it there are none.
 
-    One, unless there are so many topics that its row would be too long for one statement.
+    One, unless there are so many topics that its row would become very long.
     """
     path = _fresh_path(home, lo, span.up_to)
     pieces = span.split(-(-len(span) // task_offsets))
@@ -138,7 +138,7 @@ def _copy(job: Job, home: str, lo: int, span: Span, task_offsets: int) -> list[S
     segments: list[Segment] = []
     written: list[File] = []
     for number, some in enumerate(done):
-        if written and len(written) + len(some) > MOST_FILES:
+        if written and manifest.text_bytes([*written, *some]) > FILES_BYTES:
             segments.append(_segment(lo, pieces[number].above, path, written))
             lo, written = pieces[number].above + 1, []
         written += some
@@ -148,8 +148,9 @@ def _copy(job: Job, home: str, lo: int, span: Span, task_offsets: int) -> list[S
 def _check_shared(root: Root, path: str, written: Sequence[File]) -> None:
     """What the tasks have written must be there for others too: a folder of each worker's own would be no archive."""
     folder = root.open()
-    for file in written:
-        if folder.size(f"{path}/{file.path}") != file.size:
+    sizes = folder.sizes([f"{path}/{file.path}" for file in written])
+    for file, size in zip(written, sizes, strict=True):
+        if size != file.size:
             raise PipelineError(
                 f"archive {root.uri!r}: a task has written {path}/{file.path}, and this program does not see it: the "
                 "folder must be one that all workers share"
@@ -201,7 +202,7 @@ def _checked(root: Root, path: str, file: File) -> str:
         found = files.read_sum(root.open(), f"{path}/{file.path}")
     except FileNotFoundError:
         return "there is no such file"
-    except (OSError, pyarrow.ArrowException, Mismatch) as error:
+    except (OSError, ValueError, pyarrow.ArrowException, Mismatch) as error:
         return f"it cannot be read: {error}"
     if found != file.sum:
         return f"it holds {found.rows} rows with checksum {found.checksum}, not {file.rows} with {file.checksum}"
@@ -229,15 +230,23 @@ def compact(job: Job, *, rows: int = COMPACT_ROWS, progress: Progress = lambda o
 
 
 def mergeable(known: Sequence[Segment], rows: int) -> list[list[Segment]]:
-    """Groups of two or more neighbours without a gap that have at most ``rows`` rows together."""
+    """Groups of two or more neighbours without a gap that have at most ``rows`` rows together.
+
+    And so few files, one of each topic and day, that they go into one row.
+    """
     groups: list[list[Segment]] = []
+    count, merged = 0, dict[tuple[str, str], int]()
     for segment in known:
+        more = {(file.topic, file.day): manifest.text_bytes([file]) for file in segment.files}
         last = groups[-1] if groups else []
-        fits = sum(one.rows for one in last) + segment.rows <= rows
-        if last and last[-1].hi + 1 == segment.lo and fits:
+        follows = last and last[-1].hi + 1 == segment.lo
+        if follows and count + segment.rows <= rows and sum({**merged, **more}.values()) <= FILES_BYTES:
             last.append(segment)
+            count += segment.rows
+            merged |= more
         else:
             groups.append([segment])
+            count, merged = segment.rows, more
     return [group for group in groups if len(group) > 1]
 
 

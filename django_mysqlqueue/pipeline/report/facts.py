@@ -102,7 +102,12 @@ class Facts:
     def concerned(self) -> list[Row]:
         """Of the rows of ``recording`` those of groups that had something to do: others hide nothing."""
         busy = {row["topic"] for row in self.rows("topics") if row["messages"]}
-        return [row for row in self.rows("recording") if row["recorded"] != "idle" or row["topic"] in busy]
+        behind = {(group.consumer_group, group.topic) for group in self.groups if group.unsettled}
+        return [
+            row
+            for row in self.rows("recording")
+            if row["recorded"] != "idle" or row["topic"] in busy or (row["consumer_group"], row["topic"]) in behind
+        ]
 
     def group_name(self, group: str, topic: str) -> str:
         """A group in a sentence; with its topic, if it has several."""
