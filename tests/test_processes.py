@@ -200,6 +200,7 @@ def test_a_second_signal_leaves_at_once(start, tmp_path):
     assert worker.wait(5) == 128 + signal.SIGINT
 
 
+@pytest.mark.any_engine
 def test_a_hung_handler_ends_its_process(start):
     publish("p.action", {"n": 0, "do": "hang"}, key="k")
     publish("p.action", {"n": 1}, key="other")

@@ -51,6 +51,7 @@ def test_children_leave_when_their_supervisor_is_killed(start):  # noqa: F811
     assert not SubscriberHeartbeat.objects.filter(deregistered_at=0).exists()
 
 
+@pytest.mark.any_engine
 def test_a_frozen_child_and_one_whose_lock_is_held_are_killed_and_replaced(start, tmp_path):  # noqa: F811
     """Neither can leave by itself. What they held is done by those that replace them."""
     started = tmp_path / "started"

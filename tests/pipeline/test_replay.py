@@ -293,6 +293,7 @@ def test_a_command_without_a_path_says_so(db):
         call_command("queuearchive")
 
 
+@pytest.mark.any_engine
 def test_without_django(job, capsys, tmp_path):
     from django_mysqlqueue.pipeline.cli import main
 
