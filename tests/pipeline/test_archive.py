@@ -298,7 +298,7 @@ def test_what_gc_took_before_a_run_is_said(job, settings, capsys):
 
 def test_a_folder_that_is_not_shared_is_noticed(job, monkeypatch):
     some(3)
-    monkeypatch.setattr(files.Folder, "size", lambda folder, relative: -1)
+    monkeypatch.setattr(files.Folder, "sizes", lambda folder, relative: [-1] * len(relative))
     with pytest.raises(PipelineError, match="all workers share"):
         run.grow(job)
     assert not ArchiveSegment.objects.exists()
