@@ -1,0 +1,49 @@
+"""Private servers of the engine under test that a test starts for itself: with other settings, or to be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+
+from django_mysqlqueue.sql import dialect_of
+from tools import servers
+
+
+@contextlib.contextmanager
+def private_server(*options: str) -> Iterator[servers.Server]:
+    """Starts a server of the engine under test with these options of its command line, and ends it."""
+    engine = dialect_of(connection).name
+    if os.environ.get(f"TEST_{engine.upper()}_URL"):
+        pytest.skip(f"TEST_{engine.upper()}_URL names a server that the tests did not start")
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(servers.running(engine, extra=options))
+        except servers.NotAvailable as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no private {engine} server: {error}")
+        yield server
+
+
+@contextlib.contextmanager
+def alias_of(server: servers.Server, alias: str, name: str = servers.DATABASE) -> Iterator[str]:
+    """An alias in this process of one of the server's databases, with all tables in it."""
+    database = {
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": name,
+        "USER": "root",
+        "OPTIONS": {"unix_socket": str(server.socket), "charset": "utf8mb4"},
+    }
+    connections.settings[alias] = connections.configure_settings({"default": database})["default"]
+    try:
+        call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
+        yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
