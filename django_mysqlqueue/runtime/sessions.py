@@ -20,9 +20,9 @@ from django_mysqlqueue.sql import (
     changes_session,
     client_timeouts,
     dialect_of,
-    ends_transaction,
     is_astray,
     is_read_only,
+    keeps_transaction,
 )
 
 _role = threading.local()
@@ -118,9 +118,11 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
     try:
         return execute(sql, params, many, context)
     except Error as error:
-        # Whoever catches it must not go on: what they wrote before is gone, and the ack would be committed without it.
-        if connection.in_atomic_block and ends_transaction(connection, error):
+        # Whoever catches it must not go on if what they wrote before may be gone: the ack would be committed without
+        # it. Inside a savepoint Django finds out by rolling back to it, and clears the mark.
+        if connection.in_atomic_block and not keeps_transaction(connection, str(sql), error):
             connection.needs_rollback = True
+            connection.rollback_exc = error
         raise
 
 

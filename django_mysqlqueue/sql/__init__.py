@@ -44,13 +44,20 @@ def changes_session(connection: BaseDatabaseWrapper, statement: str) -> bool:
     return mysql.changes_session(statement)
 
 
-def ends_transaction(connection: BaseDatabaseWrapper, error: Error) -> bool:
-    """With this error the server has rolled back the whole transaction."""
-    if connection.vendor != "mysql":
-        return False
-    from django_mysqlqueue.sql import mysql
+def keeps_transaction(connection: BaseDatabaseWrapper, statement: str, error: Error) -> bool:
+    """Whether it is certain that a statement's error has left the open transaction as it was.
 
-    return mysql.ends_transaction(error)
+    What the engine rolls back with an error differs by error, engine and setting, so only what is known counts. The
+    path without errors asks nothing.
+    """
+    if connection.connection is None:
+        return False
+    if connection.vendor == "mysql":
+        from django_mysqlqueue.sql import mysql
+
+        return mysql.keeps_transaction(connection.connection, statement, error)
+    # SQLite says it itself: some errors (a full disk, say) roll back everything.
+    return bool(connection.connection.in_transaction)
 
 
 def is_astray(connection: BaseDatabaseWrapper) -> bool:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 NEEDS_PRIVILEGE = 1227
-CHANGED_SINCE_SNAPSHOT = 1020
-"""MariaDB with innodb_snapshot_isolation."""
 READ_ONLY = frozenset({1290, 1792, 1836})
 """What a demoted primary answers to a write: it lives on, and so does the connection."""
 
@@ -37,8 +35,72 @@ def changes_session(statement: str) -> bool:
     return _CHANGES_SESSION.match(statement) is not None
 
 
-def ends_transaction(error: Error) -> bool:
-    return error.args[:1] in ((DEADLOCK,), (CHANGED_SINCE_SNAPSHOT,))
+STATEMENT_ERRORS = frozenset(
+    {
+        1048,  # a column that cannot be NULL
+        1054,  # unknown column
+        1062,  # duplicate entry
+        1064,  # syntax
+        1136,  # column count
+        1146,  # no such table
+        1242,  # a subquery of more than one row
+        1264,  # out of range for a column
+        1265,  # not a value of an ENUM
+        1292,  # not a date
+        1364,  # no default value
+        1365,  # division by zero
+        1366,  # not a number, or not in the column's character set
+        1406,  # too long
+        1451,  # a foreign key refers to the row
+        1452,  # a foreign key refers to nothing
+        1644,  # SIGNAL, in a trigger
+        1690,  # out of range in an expression
+        1969,  # max_statement_time (MariaDB)
+        3024,  # max_execution_time (MySQL)
+        3140,  # not JSON (MySQL)
+        3572,  # NOWAIT (MySQL)
+        3819,  # CHECK (MySQL)
+        4025,  # CHECK (MariaDB)
+    }
+)
+"""Errors that roll back their statement and leave the rest of the transaction as it was: a test provokes each.
+
+InnoDB rolls back the whole transaction for a deadlock, for a row that changed after the snapshot (MariaDB) and, with
+``innodb_rollback_on_timeout``, for a lock wait that timed out:
+https://dev.mysql.com/doc/refman/8.4/en/innodb-error-handling.html
+"""
+
+_READS_OR_WRITES_ROWS = re.compile(
+    r"(?:\s|\(|/\*(?!!).*?\*/|(?:--|#)[^\n]*\n)*(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_rolls_back_on_timeout: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""By the driver's connection: what its server does when a lock wait times out."""
+
+
+def keeps_transaction(raw: Any, statement: str, error: Error) -> bool:
+    code = error.args[0] if error.args else None
+    if not isinstance(code, int):
+        return True  # the driver has refused its parameters: nothing was sent
+    # A procedure, or a second statement, may have ended the transaction before it failed.
+    if not _READS_OR_WRITES_ROWS.match(statement) or ";" in statement.rstrip("; \t\r\n"):
+        return False
+    if code == LOCK_WAIT_TIMEOUT:
+        return not _has_rollback_on_timeout(raw)
+    return code in STATEMENT_ERRORS
+
+
+def _has_rollback_on_timeout(raw: Any) -> bool:
+    """``innodb_rollback_on_timeout``, which a running server keeps; asked by the driver's own cursor, and once."""
+    if raw not in _rolls_back_on_timeout:
+        try:
+            with raw.cursor() as cursor:
+                cursor.execute("SELECT @@innodb_rollback_on_timeout")
+                (value,) = cursor.fetchone()
+        except Exception:  # noqa: BLE001  # whatever it is: what is not known to be kept is not kept
+            return True
+        _rolls_back_on_timeout[raw] = bool(int(value))
+    return _rolls_back_on_timeout[raw]
 
 
 def client_timeouts(*, read: float) -> dict[str, int]:
