@@ -321,6 +321,7 @@ class DeliveryEvent(models.Model):
         REDRIVEN = "redriven", _("redriven")
         REPLACED = "replaced", _("edited and redriven")
         DISCARDED = "discarded", _("discarded")
+        DELETED = "deleted", _("deleted before it was handled")
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)

@@ -14,6 +14,7 @@ from django.utils import timezone
 from django_mysqlqueue import Message, names, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups, lives, logbook, redriving, seeking
+from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.redriving import Letters
@@ -513,3 +514,19 @@ def test_an_offset_that_is_none(client, offset, says):
 
 def test_without_an_offset_it_asks_for_one(client):
     assert 'name="offset"' in page(client, "message")
+
+
+def test_a_message_that_was_deleted_before_it_was_handled(client):
+    publish("t", 1, key="k")
+    sequence()
+    sub = Sub(handler())
+    sub.step()
+    held = sub.take()
+    sub.inbox.settle(Outcome(held.claimed, Kind.DELETED), ordered=True)
+    sub.flush()
+    (offset,) = offsets_of("t")
+    QueueMessage.objects.all().delete()
+    tag, steps, _ = life(client, offset)
+    assert tag == "deleted"
+    assert f"Deleted from the log before it was handled; {sub.name} settled it without a call." in steps
+    assert f"Handed to {sub.name}." in steps

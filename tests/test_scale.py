@@ -26,6 +26,7 @@ from django_mysqlqueue import Message, names, publish, publish_many, service
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import (
     audit,
+    bodies,
     browsing,
     claiming,
     groups,
@@ -452,6 +453,7 @@ def _life(*subs: Sub) -> None:
         for _ in sub.poller.housekeeping._round():
             pass
         sub.work(50)
+    assert bodies.deleted(USING, [1, 10**15]) >= {10**15}
     for sub in subs:
         sub.settle(rounds=ROUNDS)
         sub.leave()

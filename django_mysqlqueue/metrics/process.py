@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.exceptions import SubscriberError
@@ -74,7 +74,7 @@ class _InboxCollector(Collector):
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         running = GaugeMetricFamily("mysqlqueue_process_running", "Messages in this process's handlers.", labels=LABELS)
         waiting = GaugeMetricFamily(
             "mysqlqueue_process_waiting", "Messages that this process has claimed and not started.", labels=LABELS
@@ -84,6 +84,12 @@ class _InboxCollector(Collector):
             waiting.add_metric((ref.topic, ref.group), waits)
         yield running
         yield waiting
+        deleted = CounterMetricFamily(
+            "mysqlqueue_process_deleted", "Claimed messages that were deleted before they were handled.", labels=LABELS
+        )
+        for ref, number in self._inbox.deleted_counts().items():
+            deleted.add_metric((ref.topic, ref.group), number)
+        yield deleted
 
 
 def serve(

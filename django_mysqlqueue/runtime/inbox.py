@@ -35,6 +35,8 @@ class _Group:
     first_outcome_at: float = 0.0
     acked: list[float] = field(default_factory=list)
     """See ``take_acked``."""
+    deleted: int = 0
+    """Deliveries whose message was deleted before it could be handled."""
     records_acks: bool = False
     good_until: float = float("inf")
     """Shared mode: until when what waits is certainly this process's."""
@@ -89,10 +91,11 @@ class Inbox:
                     self._make_ready(group, lane)
 
     def settle(self, outcome: Outcome, *, ordered: bool) -> None:
-        """Adds an outcome of a delivery that never came in here: its message is gone, or could not be read."""
+        """Adds an outcome of a delivery that never came in here: its message was deleted, or could not be read."""
         delivery = outcome.delivery
         with self._lock:
             group = self._groups[delivery.ref]
+            group.deleted += outcome.kind is Kind.DELETED
             if ordered and outcome.kind is Kind.GIVE_BACK:
                 # Nothing behind it may start before it has come again.
                 group.lanes.setdefault(delivery.key, Lane(delivery.ref, delivery.key)).blocked = True
@@ -148,6 +151,11 @@ class Inbox:
         """Of every group how many deliveries wait to start, and how many run."""
         with self._lock:
             return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
+
+    def deleted_counts(self) -> dict[GroupRef, int]:
+        """Of every group how many deliveries had no message left since the process began."""
+        with self._lock:
+            return {ref: group.deleted for ref, group in self._groups.items()}
 
     def is_idle(self, ref: GroupRef) -> bool:
         with self._lock:

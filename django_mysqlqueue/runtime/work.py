@@ -416,16 +416,30 @@ class GroupWork(ABC):
             return
         try:
             found = bodies.read(self.using, [delivery.offset for delivery in deliveries])
+            missing = [delivery.offset for delivery in deliveries if delivery.offset not in found]
+            deleted = bodies.deleted(self.using, missing) if missing else set()
         except Error:
             for delivery in deliveries:
                 self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
             raise
-        held: list[Held] = []
+        if not missing:
+            self.inbox.put(Held(delivery, found[delivery.offset], self.handler) for delivery in deliveries)
+            return
+        # One by one: of a partition, what is in front of a missing message is handled, and what is behind it waits.
         for delivery in deliveries:
-            body = found.get(delivery.offset)
-            if body is None:
-                # Collected or discarded since it was claimed: there is nothing to handle.
-                self.inbox.settle(Outcome(delivery, Kind.ACK), ordered=not self.handler.shared)
+            if delivery.offset in found:
+                self.inbox.put([Held(delivery, found[delivery.offset], self.handler)])
+            elif delivery.offset in deleted:
+                event(logging.WARNING, "delivery.deleted", **delivery_fields(delivery))
+                self.inbox.settle(Outcome(delivery, Kind.DELETED), ordered=not self.handler.shared)
             else:
-                held.append(Held(delivery, body, self.handler))
-        self.inbox.put(held)
+                self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
+        if len(deleted) < len(missing):
+            event(
+                logging.ERROR,
+                "payloads.missing",
+                group=self.ref.group,
+                topic=self.ref.topic,
+                messages=len(missing) - len(deleted),
+                claimed=len(deliveries),
+            )

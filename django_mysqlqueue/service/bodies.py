@@ -30,8 +30,7 @@ def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
     """Reads messages from the log, outside any transaction.
 
     A process that is frozen while rows stream to it must hold no locks (they
-    were kept for 60 s). An offset that is missing has been collected or
-    discarded meanwhile.
+    were kept for 60 s). That an offset is missing proves nothing: see ``deleted``.
     """
     session = Session(using)
     found: dict[int, Body] = {}
@@ -44,6 +43,27 @@ def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
             chunk,
         ):
             found[offset] = Body(message_id, content(payload), *more)
+    return found
+
+
+def deleted(using: str, offsets: Iterable[int]) -> set[int]:
+    """Which offsets the database says are not in the log: GC or an operator has deleted those messages.
+
+    A message that is missing from an answer may be there all the same: ``sql_select_limit``, or something between the
+    server and this process, may have cut the answer. So there is an answer for each offset here, by primary key.
+    """
+    session = Session(using)
+    found: set[int] = set()
+    for chunk in session.chunks(sorted(offsets)):
+        found.update(
+            int(offset)
+            for offset, is_there in session.rows(
+                f"SELECT v.o, EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = v.o) "
+                f"FROM {session.dialect.rows(('o',), len(chunk))}",
+                chunk,
+            )
+            if not is_there
+        )
     return found
 
 

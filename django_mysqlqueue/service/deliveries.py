@@ -42,6 +42,8 @@ class Kind(Enum):
     REJECT = "reject"
     GIVE_BACK = "give_back"
     """Claimed and never started."""
+    DELETED = "deleted"
+    """Its message was deleted from the log after the claim: settled without having run."""
     STALE = "stale"
     """Found to be another's before it started: nothing is written, only forgotten here."""
 

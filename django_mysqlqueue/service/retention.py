@@ -8,7 +8,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import archiving, partitions, seeking, watermarks
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.transactions import Session, flat, last_row, run
 from django_mysqlqueue.service.watermarks import BY_KEY
 
 LOG = QueueMessage._meta.db_table
@@ -99,8 +99,10 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     one that is being deployed must lose nothing.
     """
     starts: dict[str, int] = dict(
-        session.rows(
-            f"SELECT consumer_group, start_offset FROM {ConsumerGroup._meta.db_table} WHERE topic = %s", (topic,)
+        # A group that is missing would lose what it has not read.
+        session.whole(
+            f"SELECT consumer_group, start_offset FROM {ConsumerGroup._meta.db_table} WHERE topic = %s{last_row(2)}",
+            (topic,),
         )
     )
     if leaving_out is not None:

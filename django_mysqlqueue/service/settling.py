@@ -21,6 +21,8 @@ from django_mysqlqueue.service.transactions import Session, apart, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
 
 STATE = DeliveryState._meta.db_table
+ACKS = (Kind.ACK, Kind.DELETED)
+"""What settles a message, so that the watermark may pass it."""
 ONE_ROW = (
     "consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset = %s "
     "AND delivery_token = %s AND acked = %s"
@@ -215,13 +217,13 @@ def apply(
     It stores the new watermarks afterwards, where a claim may have moved cursors as well.
     """
     flushed = Flushed()
-    failures = [outcome for outcome in outcomes if outcome.kind not in (Kind.ACK, Kind.SETTLED, Kind.STALE)]
+    failures = [outcome for outcome in outcomes if outcome.kind not in (*ACKS, Kind.SETTLED, Kind.STALE)]
     if failures:
         _apply_failures(session, ref, failures, max_attempts, flushed)
     acks: dict[str, dict[int, int]] = {}
     by_row: dict[tuple[str, int], Outcome] = {}
     for outcome in outcomes:
-        if outcome.kind is Kind.ACK:
+        if outcome.kind in ACKS:
             delivery = outcome.delivery
             acks.setdefault(delivery.key, {})[delivery.offset] = delivery.token
             by_row[delivery.key, delivery.offset] = outcome
@@ -232,8 +234,7 @@ def apply(
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
     ]
     _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
-    if history.level(ref) == "all":
-        _record_acks(session, ref, outcomes, flushed)
+    _record_acks(session, ref, outcomes, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # One without a row (the group was dropped, the partition collected) has no watermark to move.
@@ -242,15 +243,23 @@ def apply(
 
 
 def _record_acks(session: Session, ref: GroupRef, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
-    """One row for each ack that this flush has written, or the handler's own transaction before it."""
+    """One row for each ack that this flush has written, or the handler's own transaction before it.
+
+    Of messages that were deleted always, since nothing else says what became of them.
+    """
+    recorded = {Kind.DELETED: history.Outcome.DELETED}
+    if history.level(ref) == "all":
+        recorded[Kind.ACK] = history.Outcome.ACKED
+    elif not any(outcome.kind is Kind.DELETED for outcome in outcomes):
+        return
     not_written = {id(outcome) for outcome in (*flushed.stale, *flushed.locked)}
     _record(
         session,
         ref,
         [
-            _event(outcome, history.Outcome.ACKED)
+            _event(outcome, recorded[kind])
             for outcome in outcomes
-            if (outcome.kind is Kind.ACK or (outcome.kind is Kind.SETTLED and outcome.said is Kind.ACK))
+            if (kind := (outcome.said or outcome.kind) if outcome.kind is Kind.SETTLED else outcome.kind) in recorded
             and id(outcome) not in not_written
         ],
     )
@@ -361,7 +370,7 @@ def _record(session: Session, ref: GroupRef, events: Sequence[history.Event]) ->
     """Records what the group's setting asks for; dead letters record themselves."""
     level = history.level(ref) if events else "none"
     if level == "failures":
-        events = [event for event in events if event.outcome == history.Outcome.FAILED]
+        events = [event for event in events if event.outcome in (history.Outcome.FAILED, history.Outcome.DELETED)]
     if level != "none":
         history.record(session, events)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from django.db import Error, connections, transaction
+from django.db import DatabaseError, Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
@@ -26,6 +26,12 @@ escaped it still fits into a megabyte, the least that servers are set to."""
 
 UNION_TERMS = 200
 """SELECTs in one UNION ALL (SQLite allows 500)."""
+
+
+def last_row(columns: int) -> str:
+    """What ends a statement for ``Session.whole``."""
+    return f" UNION ALL SELECT NULL{', 0' * (columns - 1)}"
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,6 +59,20 @@ class Session:
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return list(cursor.fetchall())
+
+    def whole(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """``rows`` where a missing row would be acted upon: the answer of a UNION ALL that ends in ``last_row()``.
+
+        Raises:
+            DatabaseError: that row has not come: something has cut the answer.
+        """
+        rows = self.rows(sql, parameters)
+        if not rows or rows[-1][0] is not None:
+            raise DatabaseError(
+                f"The database has returned {len(rows)} rows and not the last one: something cuts its answers, for "
+                f"example sql_select_limit. Nothing was changed. Statement: {sql[:200]}"
+            )
+        return rows[:-1]
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         with self.connection.cursor() as cursor:

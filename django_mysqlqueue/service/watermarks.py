@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import UNION_TERMS, Retry, Session, flat, run
+from django_mysqlqueue.service.transactions import UNION_TERMS, Retry, Session, flat, last_row, run
 
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -211,7 +211,10 @@ def _heads(
     for start in range(0, len(ordered), UNION_TERMS):
         chunk = ordered[start : start + UNION_TERMS]
         sql = session.dialect.union(one, len(chunk))
-        for key, offset, acked, token in session.rows(sql, flat((*ref, key, *place) for key, place in chunk)):
+        # A row that is missing counts as settled.
+        for key, offset, acked, token in session.whole(
+            sql + last_row(4), flat((*ref, key, *place) for key, place in chunk)
+        ):
             found.setdefault(key, []).append((offset, bool(acked), token))
     for rows in found.values():
         rows.sort()

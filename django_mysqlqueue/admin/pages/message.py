@@ -34,6 +34,7 @@ BY_OPERATORS = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
 ENDS = {
     Outcome.ACKED.value: (gettext_lazy("acked"), "mq-ok"),
     Outcome.DEAD_LETTERED.value: (gettext_lazy("dead-lettered"), "mq-bad"),
+    Outcome.DELETED.value: (gettext_lazy("deleted"), "mq-bad"),
 }
 """How a delivery is settled: the word for it and its class."""
 
@@ -230,7 +231,9 @@ class MessagePage(Page):
         values = {"attempt": event.attempt, "by": by, "took": duration(event.handled_ms)}
         if event.delivered_at:
             text = (
-                _("Handed to %(by)s.") if event.outcome == Outcome.LOST else _("Attempt %(attempt)s: handed to %(by)s.")
+                _("Handed to %(by)s.")
+                if event.outcome in (Outcome.LOST, Outcome.DELETED)
+                else _("Attempt %(attempt)s: handed to %(by)s.")
             )
             yield Step(text % values, moment(event.delivered_at))
         at, error = moment(event.settled_at), self._redacted(event.error, "error")
@@ -244,6 +247,9 @@ class MessagePage(Page):
                 yield Step(text, at, "mq-life-bad", last_line(error), traceback, anchor)
             case Outcome.SNOOZED:
                 yield Step(_("Put off by its handler after %(took)s; that counts as no attempt.") % values, at)
+            case Outcome.DELETED:
+                text = _("Deleted from the log before it was handled; %(by)s settled it without a call.")
+                yield Step(text % values, at, "mq-life-bad")
             case Outcome.LOST:
                 yield Step(_("%(by)s vanished with it: it comes again.") % values, at, "mq-life-bad")
             case Outcome.DEAD_LETTERED:
