@@ -133,7 +133,7 @@ def test_an_idle_connection_that_the_server_ended_is_replaced(db):
             cursor.execute("SELECT CONNECTION_ID()")
             identity = cursor.fetchone()[0]
         in_thread(lambda: kill(identity))
-        sessions.refresh()
+        sessions.refresh(idle=True)
         with connection.cursor() as cursor:
             cursor.execute("SELECT CONNECTION_ID()")
             return identity, cursor.fetchone()[0]

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import handle
@@ -72,8 +73,7 @@ class Executor:
     def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Outcome]:
         """Whatever happens, every delivery gets an outcome and the thread goes on."""
         self._guarded(batch, sessions.renew)
-        if idle:
-            self._guarded(batch, sessions.refresh)
+        self._guarded(batch, partial(sessions.refresh, idle=idle))
         errors: list[BaseException] = []
         try:
             # A language or a tenant that one message sets must not be there for the next.

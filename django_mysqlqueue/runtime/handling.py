@@ -6,6 +6,8 @@ import contextlib
 import inspect
 import logging
 import os
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +18,17 @@ from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberEr
 from django_mysqlqueue.runtime import forks, sessions, watching
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.lanes import Held
-from django_mysqlqueue.runtime.log import delivery_fields, error_line, event
+from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.sql import dialect_of
 
 UNSETTLED = (Kind.NACK, Kind.SNOOZE)
+LONGEST_REST = 1.0
+"""Seconds that a handler thread rests at most after it could not connect."""
+_not_started = threading.local()
+"""How often in a row this thread could not start a handler."""
 
 
 class _Unsettled(Exception):
@@ -30,7 +36,7 @@ class _Unsettled(Exception):
 
 
 class _NotStarted(Exception):
-    """The handler's transaction could not be opened; its cause says why."""
+    """The handler's connections or its transaction could not be opened; its cause says why."""
 
 
 class _Stale(Exception):
@@ -65,12 +71,17 @@ def _attempt(
 ) -> list[Outcome]:
     handler = items[0].handler
     try:
+        _connect(handler)
         if handler.atomic:
             return _run_atomic(handler, deliveries, using)
         _call(handler, deliveries)
         return _verdicts(handler, deliveries)
     except _NotStarted as error:
-        event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__)
+        _not_started.failures = failures = getattr(_not_started, "failures", 0) + 1
+        if is_worth_a_line(failures):
+            event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__, failures=failures)
+        # Here and not by a delay of the message, which others of its partition would overtake.
+        time.sleep(min(LONGEST_REST, 0.05 * 2 ** min(failures, 10)))
         return [Outcome(held.claimed, Kind.GIVE_BACK) for held in items]
     except StaleDelivery as error:
         event(logging.WARNING, "delivery.stale", **_fields(items), error=error)
@@ -110,10 +121,20 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
     return fields
 
 
+def _connect(handler: Handler) -> None:
+    """Opens what the handler is known to use: that it cannot be had is not the handler's failure."""
+    try:
+        sessions.connect(handler.ref)
+    except Error as error:
+        raise _NotStarted from error
+
+
 def _call(handler: Handler, deliveries: list[Delivery]) -> None:
+    _not_started.failures = 0
     pid = os.getpid()
     try:
-        result = handler.function(list(deliveries) if handler.batch else deliveries[0])
+        with sessions.noting_uses(handler.ref):
+            result = handler.function(list(deliveries) if handler.batch else deliveries[0])
     except BaseException as error:
         if os.getpid() != pid:
             forks.leave(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from django_mysqlqueue.sql import (
     changes_session,
     client_timeouts,
     dialect_of,
+    has_unread,
     is_astray,
     is_read_only,
     keeps_transaction,
@@ -112,6 +114,9 @@ def _watch(*, connection: Any, **kwargs: Any) -> None:
 
 def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:  # noqa: FBT001
     connection = context["connection"]
+    uses: set[str] | None = getattr(_role, "uses", None)
+    if uses is not None:
+        uses.add(connection.alias)
     changed: set[str] | None = getattr(_role, "changed", None)  # None: another thread was lent the connection
     if changed is not None and changes_session(connection, str(sql)):
         changed.add(connection.alias)
@@ -161,11 +166,43 @@ IDLE = 0.5
 """Seconds after which a connection is asked whether it is still there."""
 
 
-def refresh() -> None:
-    """Before a message that comes after a pause: the server may have ended idle connections."""
+def refresh(*, idle: bool) -> None:
+    """Before a message: drops connections that the server has ended since the one before.
+
+    After a pause (``idle``) each is asked, since a route may be gone without a word; else only those that have
+    something to read.
+    """
     for connection in connections.all(initialized_only=True):
-        if connection.connection is not None and not connection.is_usable():
+        is_open = connection.connection is not None
+        if is_open and (idle or has_unread(connection)) and not connection.is_usable():
             drop(connection)
+
+
+_uses: dict[Hashable, set[str]] = {}
+"""By handler: the aliases that its calls have used, in any thread of this process."""
+
+
+@contextlib.contextmanager
+def noting_uses(handler: Hashable) -> Iterator[None]:
+    """Around a handler's call: notes which aliases it uses, for ``connect``."""
+    _role.uses = _uses.setdefault(handler, set())
+    try:
+        yield
+    finally:
+        _role.uses = None
+
+
+def connect(handler: Hashable) -> None:
+    """Opens the connections that the handler's earlier calls have used, where they are closed.
+
+    What fails here would otherwise be the handler's first query. A handler that uses no database waits for none.
+
+    Raises:
+        django.db.Error: a connection cannot be opened.
+    """
+    for alias in tuple(_uses.get(handler, ())):
+        if alias in connections:
+            connections[alias].ensure_connection()
 
 
 def tidy() -> None:

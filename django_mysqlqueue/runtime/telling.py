@@ -87,7 +87,7 @@ class Teller:
         try:
             sessions.renew()
             if time.monotonic() - self._sent_at > sessions.IDLE:
-                sessions.refresh()
+                sessions.refresh(idle=True)
             self._sent_at = time.monotonic()
             # A language or a tenant that one receiver sets must not be there for the next delivery.
             contextvars.copy_context().run(send_settled, (end,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -66,6 +67,23 @@ def is_astray(connection: BaseDatabaseWrapper) -> bool:
     if connection.vendor == "mysql":
         return not raw.open or bool(raw.get_autocommit()) != connection.get_autocommit()
     return connection.vendor == "sqlite" and connection.get_autocommit() and bool(raw.in_transaction)
+
+
+def has_unread(connection: BaseDatabaseWrapper) -> bool:
+    """Whether an idle connection has something to read: most likely its end. It costs no round trip.
+
+    A server that ends a connection closes its socket, and newer ones say why before that. (TLS may have something to
+    read on a sound connection, so this is a reason to ask it, not a verdict.)
+    """
+    fileno = getattr(connection.connection, "fileno", None)
+    if fileno is None:
+        return False  # SQLite
+    try:
+        readable = select.poll()
+        readable.register(fileno(), select.POLLIN)
+        return bool(readable.poll(0))
+    except Exception:  # noqa: BLE001  # drivers differ in what they raise for a connection that is closed
+        return True
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
