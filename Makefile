@@ -6,6 +6,7 @@
 # make serve   serves the example project's site with the admin
 # make lint    ruff and mypy
 # make docs    builds the documentation into .test/docs
+# make reference  writes signatures and docstrings into the reference's pages
 # make wheel   builds the wheel and the sdist into dist/
 
 SHELL := /bin/sh
@@ -22,7 +23,7 @@ REPORT ?= .test/soak
 
 export DATABASE_URL
 
-.PHONY: help demo pipeline-demo serve test test-slow soak lint docs wheel check-python clean
+.PHONY: help demo pipeline-demo serve test test-slow soak lint docs reference wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -81,6 +82,12 @@ lint: check-python
 docs: check-python
 	$(PYTHON) tools/run_tests.py --only docs
 	@echo "Open .test/docs/index.html."
+
+# The package itself is parsed, not imported, and need not be installed.
+reference: check-python
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt griffelib ruff
+	$(BIN)/python tools/reference.py
 
 wheel: check-python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,25 +1,25 @@
-"""Everything that this package raises on purpose."""
+"""The exceptions that this package raises on purpose."""
 
 from __future__ import annotations
 
 
 class QueueError(Exception):
-    """Base of this package's errors."""
+    """Base class of this package's exceptions."""
 
 
 class InvalidMessage(QueueError, ValueError):
-    """A message, name, key or delay breaks a rule; nothing of it was stored."""
+    """A message, name, key or delay breaks a rule. Nothing was stored; the text names the value and the rule."""
 
 
 class TransactionMismatch(QueueError):
-    """The caller's transaction is open on another database than the queue's.
+    """A transaction is open on another database, and none on the queue's.
 
-    The message would commit although that transaction may still roll back.
+    The message would commit even if that transaction is rolled back.
     """
 
 
 class StaleDelivery(QueueError):
-    """The delivery has been handed out again or settled: it is no longer yours."""
+    """The delivery was handed out again, or has been settled: this handler can no longer settle it."""
 
     def __init__(self, *args: object, delivery: object = None) -> None:
         super().__init__(*args)
@@ -27,7 +27,7 @@ class StaleDelivery(QueueError):
 
 
 class SubscriberError(QueueError):
-    """A handler is declared wrongly, twice, or otherwise than its registered group."""
+    """A handler's declaration is invalid, a duplicate, or contradicts its registered consumer group."""
 
 
 class OperationRefused(QueueError):

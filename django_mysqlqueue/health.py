@@ -14,21 +14,23 @@ from django_mysqlqueue.service import health
 from django_mysqlqueue.service.health import Finding, Limits
 from django_mysqlqueue.service.publishing import queue_alias
 
+__all__ = ["QueueHealth"]
+
 
 @dataclasses.dataclass
 class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
-    """Fails when messages stand still, or a limit is passed, as ``manage.py queuehealth`` does.
+    """Fails if messages are stuck or a limit is exceeded, as ``manage.py queuehealth`` does.
 
-    What it says names groups and topics, and no key, since such pages are often public.
+    Its texts name groups and topics, but no keys, since health pages are often public.
 
     Args:
-        max_lag: unsettled messages that a group may have (below 10,000, where counts stop).
-        max_age: seconds that a message may wait for its group, or in the outbox.
-        max_dead_letters: dead letters that a group may have.
-        min_subscribers: live subscribers that a group must have.
-        groups: only these consumer groups; empty: all.
-        topics: only these topics; empty: all.
-        using: the queue's database alias, if not the setting's.
+        max_lag: maximum number of unsettled messages per group (below 10,000, where counts stop).
+        max_age: maximum number of seconds that a message waits for its group, or in the outbox.
+        max_dead_letters: maximum number of dead letters per group.
+        min_subscribers: minimum number of live subscribers per group.
+        groups: check only these consumer groups; if empty, all.
+        topics: check only these topics; if empty, all.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
     """
 
     max_lag: int | None = None
@@ -43,10 +45,10 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         self._limits = Limits(self.max_lag, self.max_age, self.max_dead_letters, self.min_subscribers)
 
     def run(self) -> None:
-        """Looks once; in a thread, whose connection it closes.
+        """Run the check once. It runs in a thread and closes that thread's connection.
 
         Raises:
-            ServiceUnavailable: what is wrong, or that the database does not answer.
+            ServiceUnavailable: the text lists the problems, or says that the database does not answer.
         """
         alias = queue_alias(self.using)
         try:

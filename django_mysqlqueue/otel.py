@@ -34,19 +34,19 @@ FAILED = (Kind.NACK, Kind.REJECT)
 
 
 def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace: bool = False) -> None:
-    """Begins to trace this process: call it once, in ``AppConfig.ready`` for all of them.
+    """Start tracing this process. Call it once per process, for example in ``AppConfig.ready``.
 
-    ``publish`` gets a span ``send <topic>`` of the kind PRODUCER; so does ``publish_many``, one for all of its
-    messages. The span's context goes into each message's metadata, by the propagator that is configured
-    (``traceparent``, ``tracestate``, ``baggage``); a message that has one of its own keeps it.
+    ``publish`` gets a span ``send <topic>`` of the kind PRODUCER; ``publish_many`` gets one for all of its messages.
+    The configured propagator writes the span's context into each message's metadata (``traceparent``,
+    ``tracestate``, ``baggage``). A message that has a context already keeps it.
 
-    A handler's call gets a span ``process <topic>`` of the kind CONSUMER, which begins a trace of its own and links
-    to the contexts of its messages. It is an error where the handler raises, nacks or rejects.
+    Each call of a handler gets a span ``process <topic>`` of the kind CONSUMER, which starts a new trace and links to
+    the contexts of its messages. Its status is an error if the handler raises, nacks or rejects.
 
     Args:
-        tracer_provider: the global one by default, also where that is set later.
-        continue_trace: make the span of a handler that gets single messages a child of the message's context, so that
-            publishing and handling are one trace. (A batch has many, and only links to them.)
+        tracer_provider: the provider to use (default: the global one, even if it is set later).
+        continue_trace: if True, the span of a handler's call is a child of the message's context, so that publishing
+            and handling are one trace. A batch has several contexts: its span only links to them.
     """
     tracer = api.get_tracer("django_mysqlqueue", __version__, tracer_provider, SCHEMA)
     tracing.trace = _Publishing(tracer)
@@ -54,7 +54,7 @@ def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace:
 
 
 def uninstrument() -> None:
-    """Traces no more."""
+    """Stop tracing this process."""
     tracing.trace = watching.trace = None
 
 

@@ -1,10 +1,10 @@
-"""For the tests of projects that publish and handle messages.
+"""Test helpers for projects that publish and handle messages.
 
-All of it works on the test's own connection, inside the transaction of a
-``TestCase``, on any engine, SQLite in memory included. Nothing runs beside the
-test: what ``deliver_all`` does is over when it returns.
+They use the test's own connection, inside the transaction of a ``TestCase``, on
+any engine, including SQLite in memory. Nothing runs in the background: all
+handlers have ended when ``deliver_all`` returns.
 
-pytest has the same as a fixture, ``mysqlqueue``.
+For pytest there is a fixture, ``mysqlqueue``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published"]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A message that was published: its ``topic``, ``id``, decoded ``payload``, and what follows."""
+    """A published message, with its payload decoded."""
 
     topic: str
     key: str | None
@@ -51,24 +51,24 @@ class Published:
     id: str
     payload: Any
     metadata: dict[str, Any]
-    """The publisher's and ``content_type``."""
+    """The publisher's metadata and ``content_type``."""
     deliver_at: datetime.datetime | None
-    """When it is due (aware, UTC) while it waits in the outbox as a scheduled one, else None."""
+    """When a scheduled message is due (aware, UTC) while it waits in the outbox, else None."""
     failed_group: str
-    """The group that gave it up, where this is a dead letter."""
+    """Of a dead letter, the consumer group that it failed for; otherwise empty."""
     last_error: str
-    """Why it was given up, where this is a dead letter."""
+    """Of a dead letter, the end of the last traceback or the reason; otherwise empty."""
 
 
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
-    """The messages that were published: first those in the log in its order, then those in the outbox.
+    """Return the published messages: those in the log in its order, then those in the outbox.
 
-    A scheduled message takes its place in the log when it has come due and was delivered.
+    A scheduled message enters the log once it is due and handlers are run.
 
     Args:
-        topic: only this one's; a topic's dead letters are under its DLQ topic
-            (``"orders_dlq"``). None: of all topics, without dead letters.
-        using: the queue's database alias, if not the setting's.
+        topic: only messages of this topic; dead letters are in the DLQ topic (``"orders_dlq"``).
+            If None, those of all topics, without dead letters.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
     """
     alias = queue_alias(using)
     found: list[Published] = []
@@ -106,14 +106,24 @@ def delivery(
     attempt: int = 1,
     offset: int = 1,
 ) -> Delivery:
-    """A delivery to call a handler with, for a test of the handler by itself. Nothing is stored.
+    """Make a delivery to call a handler with, to test the handler by itself. Nothing is stored.
 
-    The payload goes through the same encoding as a published one. Afterwards
-    ``outcome`` tells what the handler has said. ``extend()``, and ``ack()`` inside a
-    transaction, find no such delivery in the queue.
+    The payload is encoded and decoded as by ``publish``. After the call the delivery's ``outcome``
+    is the one that the handler chose. As the delivery is not in the queue, ``extend()``, and
+    ``ack()`` inside a transaction, raise ``StaleDelivery``.
+
+    Args:
+        payload: the message's payload: anything ``DjangoJSONEncoder`` can write, or bytes.
+        topic: the message's topic.
+        group: the consumer group of the handler.
+        key: the message's key.
+        id: the message's id. If None, a new one.
+        metadata: the message's metadata, a JSON object.
+        attempt: which attempt this is; 1 is the first.
+        offset: the message's place in the log.
 
     Raises:
-        InvalidMessage: ``publish`` would refuse it.
+        InvalidMessage: ``publish`` would refuse the message.
     """
     row = encode(topic, Message(payload, key=key, id=id, metadata=metadata))
     now = time.time_ns() // 1_000_000
@@ -142,28 +152,27 @@ def deliver_all(
     groups: Collection[str] | None = None,
     using: str | None = None,
 ) -> list[Delivered]:
-    """Delivers everything that is due, and what handlers publish meanwhile, until nothing is left.
+    """Deliver all messages that are due, and those that handlers publish meanwhile, until none is left.
 
-    Handlers run one after another in the calling thread. What they nack comes
-    again at once, without its backoff, until it is acked or in the DLQ; what
-    they snooze waits, as do scheduled messages, until ``advance`` covers it.
-    ``on_commit`` hooks follow Django's rules: in a ``TestCase`` use
-    ``captureOnCommitCallbacks(execute=True)`` around it.
+    Handlers run one after another in the calling thread. A message that fails is redelivered at
+    once, without a backoff, until it is acked or dead-lettered. Snoozed and scheduled messages
+    wait until ``advance`` makes them due. ``on_commit`` hooks follow Django's rules: in a
+    ``TestCase`` use ``captureOnCommitCallbacks(execute=True)`` around the call.
 
     Args:
-        raise_exceptions: raise what a handler raises, at once; its attempt counts
-            as failed all the same. False: it is retried, as by a real subscriber.
-        advance: seconds or a timedelta that pass, for what is scheduled or snoozed.
-        groups: only handlers of these consumer groups.
-        using: the queue's database alias, if not the setting's.
+        raise_exceptions: if True, stop at the first exception of a handler and raise it; the
+            attempt counts as failed. If False, retry the message as a subscriber does.
+        advance: seconds or a timedelta by which scheduled and snoozed messages come nearer first.
+        groups: run only the handlers of these consumer groups.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
 
     Returns:
-        What was delivered, in order.
+        The deliveries, in order.
 
     Raises:
-        Exception: whatever a handler raised first, with ``raise_exceptions``.
-        SubscriberError: ``groups`` names one that no handler has.
-        QueueError: 10,000 deliveries more than were due did not come to an end.
+        Exception: the first exception of a handler, if ``raise_exceptions`` is True.
+        SubscriberError: no handler has one of the ``groups``.
+        QueueError: handlers publish without end: there were 10,000 deliveries more than messages due at the start.
     """
     alias = queue_alias(using)
     handlers = registry.handlers()

@@ -26,24 +26,24 @@ COUNTS = {
 
 
 class QueueCollector(Collector):
-    """Reads the state of the queue for each scrape: register it with a ``CollectorRegistry``.
+    """Reads the state of the queue at each scrape. Register it with a ``CollectorRegistry``.
 
     Args:
-        using: the queue's database alias, if not the setting's.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
     """
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """The metrics without a value: registering them asks no database."""
+        """Return the metrics without values, so that registering the collector needs no query."""
         return _Families().all()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Reads and returns all metrics.
+        """Read the queue's state and return all metrics.
 
         Raises:
-            django.db.Error: the database does not answer.
+            django.db.Error: the database cannot be read.
         """
         lease_ms = int(get_settings().lease_duration * 1000)
         state = overview.read(

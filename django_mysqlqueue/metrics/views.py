@@ -21,15 +21,15 @@ PERMISSION = "django_mysqlqueue.view_dashboard"
 @never_cache
 @require_safe
 def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
-    """The queue's state for Prometheus: mount it as ``path("metrics/", django_mysqlqueue.metrics.view)``.
+    """Show the queue's state to Prometheus. Route it as ``path("metrics/", django_mysqlqueue.metrics.view)``.
 
-    It wants ``Authorization: Bearer`` with the setting ``METRICS_TOKEN``, or a
-    logged-in member of staff with the permission to view the dashboard.
-    Nobody else: 401 to those who say nothing or a wrong token, 403 to users
-    without the permission.
+    Requests need the header ``Authorization: Bearer`` with the setting ``METRICS_TOKEN``, or the
+    login of a staff user with the permission to view the dashboard. Others get 401 if they send
+    no token or a wrong one, 403 if they are logged in without the permission.
 
     Args:
-        using: the queue's database alias, if not the setting's.
+        request: the HTTP request.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
     """
     refusal = _refusal(request)
     if refusal is not None:

@@ -99,12 +99,13 @@ def everything(
 
     Without a root it is what the log still holds. Of the log what was published long before ``since`` is not read.
 
+    Args:
+        topics: as in ``archive``; so are ``since`` and ``until``.
+        columns: only these are read; with ``since`` or ``until`` the column ``published_at`` must be among them.
+
     Raises:
         DataLossError: GC has removed what the archive does not hold.
         PipelineError: a moment without a time zone.
-
-    Args:
-        columns: only these are read; with ``since`` or ``until`` the column ``published_at`` must be among them.
     """
     from pyspark.sql import functions
 

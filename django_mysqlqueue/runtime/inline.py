@@ -38,7 +38,7 @@ is stopped."""
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A delivery: its ``group``, ``topic``, ``key``, ``id``, ``attempt``, ``payload``, and what became of it."""
+    """A delivery that ``deliver_all`` made, and its outcome."""
 
     group: str
     topic: str
@@ -49,7 +49,7 @@ class Delivered:
     outcome: str
     """``"ack"``, ``"nack"``, ``"snooze"`` or ``"reject"``."""
     error: str
-    """The traceback or the reason of a failure, or nothing."""
+    """The traceback or the reason of a failure; otherwise empty."""
 
 
 class _Pulse:

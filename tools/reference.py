@@ -1,0 +1,457 @@
+#!/usr/bin/env python3
+"""Writes the API reference: signatures and docstrings, as Markdown, into the pages of docs/.
+
+    python tools/reference.py            rewrites the marked regions of the pages
+    python tools/reference.py --check    changes nothing; prints a diff and exits with 1 if a page is out of date
+
+A region is what stands between two comments; the name says what is described there:
+
+    <!-- generated: django_mysqlqueue.publish -->
+    <!-- end -->
+
+Its headings are one level below the heading above it. The text around it is written by hand. The source is parsed
+(by griffe) and not imported, so the result depends on neither Python's version nor Django's. Exits with 1 as well if a
+docstring does not fit its signature, after the pages have been written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "django_mysqlqueue"
+REGION = re.compile(r"^<!-- generated: (\S+) -->\n(?:(?!^<!-- generated:).)*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+LINE = 88
+"""Characters; docs/ruff.toml has the same."""
+Documented = griffe.Function | griffe.Class | griffe.Attribute
+
+
+class Fault(Exception):
+    """A page or a docstring that cannot be written as reference; the text says where."""
+
+
+class _Warnings(logging.Handler):
+    """Collects what griffe finds wrong with docstrings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() not in self.texts:
+            self.texts.append(record.getMessage())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is described."""
+
+    page: Path
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """The package, parsed."""
+
+    package: griffe.Module
+
+    @classmethod
+    def read(cls, root: Path) -> Source:
+        loader = griffe.GriffeLoader(
+            search_paths=[root],
+            allow_inspection=False,
+            docstring_parser=griffe.Parser.google,
+            docstring_options={
+                "returns_multiple_items": False,
+                "returns_named_value": False,
+                "warn_missing_types": False,
+            },
+        )
+        package = loader.load(PACKAGE, try_relative_path=False)
+        loader.resolve_aliases()
+        assert isinstance(package, griffe.Module)
+        return cls(package)
+
+    def find(self, path: str) -> griffe.Object | None:
+        """What the dotted path names, wherever it was imported from; None if it is not in the package."""
+        if not path.startswith(f"{PACKAGE}."):
+            return None
+        try:
+            found = self.package[path.removeprefix(f"{PACKAGE}.")]
+            return found.final_target if isinstance(found, griffe.Alias) else found
+        except (KeyError, griffe.AliasResolutionError):
+            return None
+
+
+@dataclass
+class Index:
+    """Which names have a place in the reference."""
+
+    places: dict[str, Place] = field(default_factory=dict)
+
+    def add(self, name: str, described: Documented, page: Path) -> None:
+        if name in self.places:
+            raise Fault(f"{page}: {name} is described in {self.places[name].page} too")
+        self.places[name] = place = Place(page, slug(title(described)))
+        short = name.rpartition(".")[2]
+        # A function of another module may be called as an argument is: "delivery", "groups".
+        if not isinstance(described, griffe.Class) and name != f"{PACKAGE}.{short}":
+            return
+        self.places.setdefault(short, place)
+        for method in methods(described):
+            self.places.setdefault(f"{short}.{method.name}", Place(page, slug(title(method))))
+
+    def link(self, name: str, page: Path) -> str | None:
+        """The target of a link to the name, from the page."""
+        place = self.places.get(name)
+        if place is None:
+            return None
+        return ("" if place.page == page else os.path.relpath(place.page, page.parent)) + f"#{place.anchor}"
+
+
+def title(described: Documented) -> str:
+    """The heading. Anchors have no upper case: ``class`` tells Published from published()."""
+    if isinstance(described, griffe.Class):
+        return f"{'exception' if _is_exception(described) else 'class'} `{described.name}`"
+    if isinstance(described, griffe.Function):
+        owner = f"{described.parent.name}." if isinstance(described.parent, griffe.Class) else ""
+        return f"`{owner}{described.name}()`"
+    return f"`{described.name}`"
+
+
+def _is_exception(described: griffe.Class) -> bool:
+    """By its bases' names: the built-in ones are not parsed."""
+    if any(re.search(r"(Error|Exception)$", str(base)) for base in described.bases):
+        return True
+    return any(isinstance(base, griffe.Class) and _is_exception(base) for base in described.resolved_bases)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as code hosts and MyST make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def methods(described: Documented) -> list[griffe.Function]:
+    """Those that a user may call: public, with a docstring."""
+    members = described.members.values() if isinstance(described, griffe.Class) else ()
+    return [one for one in members if isinstance(one, griffe.Function) and one.docstring and one.name[0] != "_"]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Describes one thing on a page."""
+
+    source: Source
+    index: Index
+    page: Path
+    name: str
+    level: int
+
+    def write(self, described: Documented) -> str:
+        module, _, name = self.name.rpartition(".")
+        parts = [self._heading(described, self.level), self._block(described, f"# from {module} import {name}\n")]
+        parts += self._sections(described)
+        if isinstance(described, griffe.Class):
+            attributes = list(self._attributes(described))
+            if attributes:
+                parts += ["**Attributes**", "\n".join(attributes)]
+            for method in methods(described):
+                parts.append(self._heading(method, self.level + 1))
+                parts += [self._block(method), *self._sections(method)]
+        return "\n\n".join(parts)
+
+    @staticmethod
+    def _heading(described: Documented, level: int) -> str:
+        return f"{'#' * level} {title(described)}"
+
+    # -- signatures ---------------------------------------------------------------
+
+    def _block(self, described: Documented, first: str = "") -> str:
+        """The signature, as a Python block: a stub that compiles. The formatter breaks its lines."""
+        if isinstance(described, griffe.Function):
+            code = self._function(described)
+        elif isinstance(described, griffe.Class):
+            code = self._class(described)
+        else:
+            code = f"{described.name} = {described.value}"
+        return f"```python\n{first}{code}\n```"
+
+    def _function(self, function: griffe.Function) -> str:
+        kinds = griffe.ParameterKind
+        parameters: list[str] = []
+        for last, parameter in zip([None, *function.parameters], function.parameters, strict=False):
+            before = last.kind if last is not None else None
+            if before is kinds.positional_only and parameter.kind is not before:
+                parameters.append("/")
+            if parameter.kind is kinds.keyword_only and before not in (kinds.keyword_only, kinds.var_positional):
+                parameters.append("*")
+            parameters.append(self._parameter(parameter))
+        returns = f" -> {self._code(function.returns)}" if function.returns is not None else ""
+        decorator = "".join(f"@{name}\n" for name in ("classmethod", "staticmethod") if name in function.labels)
+        start = "async def" if "async" in function.labels else "def"
+        line = f"{start} {function.name}({', '.join(parameters)}){returns}: ..."
+        if len(line) > LINE:  # the comma makes the formatter give each parameter a line
+            line = f"{start} {function.name}({', '.join(parameters)},){returns}: ..."
+        return decorator + line
+
+    def _parameter(self, parameter: griffe.Parameter) -> str:
+        stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(
+            parameter.kind or griffe.ParameterKind.positional_or_keyword, ""
+        )
+        text = f"{stars}{parameter.name}"
+        if parameter.annotation is not None:
+            text += f": {self._code(parameter.annotation)}"
+        if parameter.default is not None and not stars:
+            text += f" = {self._code(parameter.default)}"
+        return text
+
+    def _class(self, described: griffe.Class) -> str:
+        """With its fields, if it is a dataclass; with its constructor, where the docstring has arguments for it."""
+        bases = ", ".join(self._code(base) for base in described.bases)
+        head = f"class {described.name}" + (f"({bases})" if bases else "")
+        if "dataclass" in described.labels:
+            decorators = "".join(f"@{decorator.value}\n" for decorator in described.decorators)
+            lines = [
+                f"    {one.name}: {self._code(one.annotation)}"
+                + (f" = {self._code(one.value)}" if one.value is not None else "")
+                for one in described.members.values()
+                if isinstance(one, griffe.Attribute) and one.name[0] != "_" and "instance-attribute" in one.labels
+            ]
+            return f"{decorators}{head}:\n" + "\n".join(lines or ["    ..."])
+        constructor = described.members.get("__init__")
+        kinds = {section.kind for section in _parsed(described)}
+        if isinstance(constructor, griffe.Function) and griffe.DocstringSectionKind.parameters in kinds:
+            return f"{head}:\n    {self._function(constructor)}"
+        return f"{head}: ..."
+
+    def _code(self, expression: str | griffe.Expr | None) -> str:
+        """As in the source, but for names that only the source knows: aliases of types, constants, sentinels."""
+        if expression is None or isinstance(expression, str):
+            return expression or ""
+        return "".join(
+            part if isinstance(part, str) else self._name(part) if isinstance(part, griffe.ExprName) else str(part)
+            for part in expression.iterate(flat=True)
+        )
+
+    def _name(self, name: griffe.ExprName) -> str:
+        target = self.source.find(name.canonical_path)
+        if not isinstance(target, griffe.Attribute) or not isinstance(target.parent, griffe.Module):
+            return name.name
+        if isinstance(target.value, griffe.ExprCall) or target.value is None:
+            return "..."  # a sentinel: not given
+        return self._code(target.value)
+
+    # -- texts --------------------------------------------------------------------
+
+    def _sections(self, described: Documented) -> Iterator[str]:
+        kinds = griffe.DocstringSectionKind
+        for section in _parsed(described):
+            value: Any = section.value
+            if section.kind is kinds.text:
+                yield self._prose(value)
+            elif section.kind is kinds.parameters:
+                yield "**Arguments**"
+                yield "\n".join(self._item([one.name], (), self._prose(one.description)) for one in value)
+            elif section.kind in (kinds.returns, kinds.yields):
+                yield f"**{section.kind.value.title()}**"
+                yield "\n".join(self._prose(self._returned(described, one)) for one in value)
+            elif section.kind is kinds.raises:
+                yield "**Raises**"
+                yield "\n".join(
+                    f"- {self._linked(f'`{one.annotation}`')}: {_nested(self._prose(one.description))}" for one in value
+                )
+            elif section.kind is kinds.admonition:
+                yield f"**{section.title}**"
+                yield self._prose(value.contents)
+            elif section.kind is not kinds.attributes:
+                raise Fault(f"{described.path}: a docstring with a section “{section.kind.value}”")
+
+    @staticmethod
+    def _returned(described: Documented, returned: griffe.DocstringReturn | griffe.DocstringYield) -> str:
+        """The text, with what stands before a colon in it: Google's style has the type there, and this project none."""
+        first = returned.annotation
+        known = str(
+            described.returns if isinstance(described, griffe.Function) else getattr(described, "annotation", "")
+        )
+        if first is None or str(first) == known or known.endswith(f"[{first}]"):
+            return returned.description
+        return f"{first}: {returned.description}"
+
+    def _attributes(self, described: griffe.Class) -> Iterator[str]:
+        """Those of the docstring, then those that have one of their own, properties among them."""
+        listed: set[str] = set()
+        for section in _parsed(described):
+            if section.kind is griffe.DocstringSectionKind.attributes:
+                for one in section.value:
+                    # "a, b: …" describes both.
+                    several = f"{one.name} {one.annotation}" if one.name.endswith(",") else one.name
+                    names = re.findall(r"\w+", several)
+                    listed.update(names)
+                    types = [self._type(described, name) for name in names]
+                    yield self._item(names, types, self._prose(one.description))
+        for member in described.members.values():
+            if isinstance(member, griffe.Attribute) and member.docstring and member.name not in listed:
+                text = "\n\n".join(self._sections(member))
+                yield self._item([member.name], [self._type(described, member.name)], text)
+
+    def _type(self, described: griffe.Class, name: str) -> str:
+        member = described.members.get(name)
+        if not isinstance(member, griffe.Attribute):
+            return ""
+        annotation = member.annotation
+        if annotation is None:
+            annotation = self._followed(described, member.value)
+        return self._code(annotation).replace("'", '"')
+
+    def _followed(self, described: griffe.Class, value: str | griffe.Expr | None) -> str | griffe.Expr | None:
+        """The type of ``self.x = argument.a.b``: that of the field b of the type of a of the argument's type."""
+        if isinstance(value, griffe.ExprBoolOp):
+            value = next(iter(value.values))
+        constructor = described.members.get("__init__")
+        if not isinstance(value, (griffe.ExprAttribute, griffe.ExprName)) or not isinstance(
+            constructor, griffe.Function
+        ):
+            return None
+        first, *rest = str(value).split(".")
+        annotation = constructor.parameters[first].annotation if first in constructor.parameters else None
+        for part in rest:
+            owner = self.source.find(annotation.canonical_path) if isinstance(annotation, griffe.Expr) else None
+            member = owner.members.get(part) if owner is not None else None
+            annotation = member.annotation if isinstance(member, griffe.Attribute) else None
+        return annotation
+
+    @staticmethod
+    def _item(names: Iterable[str], types: Sequence[str], text: str) -> str:
+        shown = ", ".join(f"`{name}`" for name in names)
+        kinds = types[:1] if len(set(types)) == 1 else types
+        kind = f" ({', '.join(f'`{one}`' for one in kinds)})" if any(kinds) else ""
+        return f"- {shown}{kind}{f': {_nested(text)}' if text else ''}"
+
+    def _prose(self, text: str) -> str:
+        """A docstring's text as Markdown: `code`, links to what the reference describes, no HTML by accident."""
+        text = re.sub(r"``(.+?)``", r"`\1`", text.strip(), flags=re.DOTALL)
+        pieces = re.split(r"(`[^`]+`)", text)
+        return "".join(
+            self._linked(piece) if piece.startswith("`") else re.sub(r"<(?=[A-Za-z/!])", r"\\<", piece)
+            for piece in pieces
+        )
+
+    def _linked(self, code: str) -> str:
+        name = code.strip("`").removesuffix("()")
+        target = self.index.link(name, self.page)
+        if target is None or self.index.places[name] == self.index.places[self.name]:
+            return code
+        return f"[{code}]({target})"
+
+
+def _nested(text: str) -> str:
+    """As a part of a list's item."""
+    return textwrap.indent(text, "  ").removeprefix("  ")
+
+
+def _parsed(described: Documented) -> list[griffe.DocstringSection]:
+    return described.docstring.parsed if described.docstring else []
+
+
+# -- pages ------------------------------------------------------------------------
+
+
+def pages(docs: Path, source: Source) -> dict[Path, tuple[str, str]]:
+    """Each page with regions: its text, and what it should be."""
+    texts = {page: text for page in sorted(docs.rglob("*.md")) if "<!-- generated:" in (text := page.read_text())}
+    index = Index()
+    for page, text in texts.items():
+        regions = REGION.findall(text)
+        if not len(regions) == text.count("<!-- generated:") == text.count("<!-- end -->"):
+            raise Fault(f"{page}: a region is not <!-- generated: name -->, text, <!-- end -->, each on a line")
+        for name in regions:
+            index.add(name, _described(source, name, page), page)
+    return {page: (text, _rewritten(page, text, source, index)) for page, text in texts.items()}
+
+
+def _described(source: Source, name: str, page: Path) -> Documented:
+    found = source.find(name)
+    if not isinstance(found, Documented):
+        raise Fault(f"{page}: {name}: there is no such function, class or value")
+    if found.docstring is None:
+        raise Fault(f"{page}: {name} has no docstring")
+    return found
+
+
+def _rewritten(page: Path, text: str, source: Source, index: Index) -> str:
+    def region(match: re.Match[str]) -> str:
+        name = match[1]
+        above = FENCED.sub("", REGION.sub("", text[: match.start()]))
+        level = max((len(marks) for marks in re.findall(r"^(#+) ", above, re.MULTILINE)[-1:]), default=0) + 1
+        body = Writer(source, index, page, name, level).write(_described(source, name, page))
+        return f"<!-- generated: {name} -->\n\n{body}\n\n<!-- end -->"
+
+    written = _formatted(page, REGION.sub(region, text))
+    anchors = Counter(slug(heading) for heading in re.findall(r"^#+ (.+)$", FENCED.sub("", written), re.MULTILINE))
+    for place in index.places.values():
+        if place.page == page and anchors[place.anchor] > 1:
+            raise Fault(f"{page}: more than one heading with the anchor #{place.anchor}")
+    return written
+
+
+def _formatted(page: Path, text: str) -> str:
+    """As ``ruff format`` wants the page's code."""
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(page), "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise Fault(f"{page}: {done.stderr}")
+    return done.stdout
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is out of date")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: this one)")
+    options = parser.parse_args(arguments)
+    warnings = _Warnings()
+    logging.getLogger("griffe").addHandler(warnings)
+    stale = 0
+    try:
+        for page, (old, new) in pages(options.root / "docs", Source.read(options.root)).items():
+            if old == new:
+                continue
+            name = str(page.relative_to(options.root))
+            if options.check:
+                stale += 1
+                sys.stdout.writelines(
+                    difflib.unified_diff(
+                        old.splitlines(keepends=True), new.splitlines(keepends=True), name, f"{name} (generated)"
+                    )
+                )
+            else:
+                page.write_text(new)
+                print(f"{name}: written")
+    except Fault as fault:
+        warnings.texts.append(str(fault))
+    finally:
+        logging.getLogger("griffe").removeHandler(warnings)
+    for text in warnings.texts:
+        print(text, file=sys.stderr)
+    if stale:
+        print(f"{stale} pages are out of date: run make reference", file=sys.stderr)
+    return 1 if stale or warnings.texts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
