@@ -1,13 +1,30 @@
-"""Which topics there are, and where their partitions end; read along an index, from key to key."""
+"""Which topics there are, and where the log and their partitions end; read along an index, from key to key."""
 
 from __future__ import annotations
 
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
 from django_mysqlqueue.service.transactions import Session
 
 LOG = QueueMessage._meta.db_table
 NEWEST = 2000
 """So many of the newest messages are looked through for partitions beyond those that are looked at."""
+
+
+def end_of_log(session: Session) -> int:
+    """The highest offset that is or was in the log, 0 if there was none: all up to it is final.
+
+    The sequencer stores it in the transaction that appends, so it stays when GC
+    has emptied the log. The log itself counts where the sequencer's row was lost
+    or restored. It takes no lock, at any isolation level; a failover to a replica
+    that lacks transactions may lower it.
+    """
+    row = session.row(
+        f"SELECT {session.dialect.greatest}((SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m), "
+        f"COALESCE((SELECT s.last_offset FROM {MUTEX} s WHERE s.id = {MUTEX_ID}), 0))"
+    )
+    assert row is not None  # noqa: S101  # a SELECT without FROM has one row
+    return int(row[0])
 
 
 def all_topics(session: Session) -> list[str]:

@@ -54,6 +54,8 @@ class Command(OperationCommand):
             "What is in flight is given up: its end changes nothing.",
         ]
         warnings = [f"{counted(preview.skipped, 'message')} will never be handled."] if preview.skipped else []
+        if not preview.exact:
+            warnings.append(f"Counting stopped after {seeking.READ:,} messages of the log: there may be more of both.")
 
         def seek(progress: Progress) -> int:
             return seeking.seek(using, group.ref, place, by=who(), detail=said, progress=progress)
@@ -63,6 +65,7 @@ class Command(OperationCommand):
             "replayed": preview.replayed,
             "skipped": preview.skipped,
             "counted_up_to": COUNTED,
+            "exact": preview.exact,
         }
         return Plan("seek", summary, max(1, preview.replayed + preview.skipped), seek, facts, warnings)
 
