@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QueueMessage
+from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, OUTBOX
 from django_mysqlqueue.service.transactions import Session
 
 LOG = QueueMessage._meta.db_table
 NEWEST = 2000
 """So many of the newest messages are looked through for partitions beyond those that are looked at."""
+WAITING = 2500
+"""So many of the oldest rows of the outbox are looked through for topics."""
 
 
 def end_of_log(session: Session) -> int:
@@ -37,6 +40,29 @@ def all_topics(session: Session) -> list[str]:
         if row is None:
             return found
         found.append(row[0])
+
+
+def known(session: Session) -> list[str]:
+    """Every topic that there is, in order: what operators may name.
+
+    One that has messages in the log or the outbox, or had some that GC has
+    deleted, one that a group is registered for, and one that ``TOPICS`` has
+    settings for. (Of an outbox with more than ``WAITING`` rows, those of the
+    oldest.)
+    """
+    hint = session.dialect.force_index("PRIMARY")
+    waiting = session.rows(
+        f"SELECT topic FROM {OUTBOX}{hint} WHERE outbox_id > 0 ORDER BY outbox_id LIMIT %s", (WAITING,)
+    )
+    return sorted(
+        {
+            *all_topics(session),
+            *(topic for (topic,) in waiting),
+            *CollectedTopic.objects.using(session.using).values_list("topic", flat=True),
+            *ConsumerGroup.objects.using(session.using).values_list("topic", flat=True),
+            *get_settings().topics,
+        }
+    )
 
 
 class Ends:

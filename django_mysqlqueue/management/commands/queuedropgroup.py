@@ -44,7 +44,7 @@ class Command(OperationCommand):
             "kept_for_it_alone": kept,
             "live_subscribers": list(live),
         }
-        return Plan("drop", summary, 1, drop, facts, warnings)
+        return Plan("drop", summary, 1, drop, facts, warnings, nothing="the group is gone already.")
 
     def ask(self, plan: Plan, options: dict[str, Any]) -> None:
         try:

@@ -67,7 +67,9 @@ class Command(OperationCommand):
             "counted_up_to": COUNTED,
             "exact": preview.exact,
         }
-        return Plan("seek", summary, max(1, preview.replayed + preview.skipped), seek, facts, warnings)
+        total = max(1, preview.replayed + preview.skipped)
+        # What it returns are deliveries that it has revoked: a seek of an idle group revokes none.
+        return Plan("seek", summary, total, seek, facts, warnings, nothing=None)
 
     def done(self, plan: Plan, changed: int) -> str:
         return f"the next message is the first from offset {plan.facts['offset']} on."
