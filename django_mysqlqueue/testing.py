@@ -162,6 +162,8 @@ def deliver_all(
 
     Raises:
         Exception: whatever a handler raised first, with ``raise_exceptions``.
+        TransactionManagementError: in a ``TestCase``, a handler that is not atomic went
+            on after a database error that it had caught; the text says what to do.
         SubscriberError: ``groups`` names one that no handler has.
         QueueError: 10,000 deliveries more than were due did not come to an end.
     """
