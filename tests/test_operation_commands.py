@@ -19,7 +19,7 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
-from django_mysqlqueue.service import groups, rescheduling, topics
+from django_mysqlqueue.service import groups, rescheduling, seeking, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
 from tests.harness import USING, Sub, handler, lag, sequence
@@ -350,6 +350,32 @@ def test_seek_to_nowhere(db, arguments, error):
     with pytest.raises(CommandError, match=error):
         run("queueseek", "g", "t", *arguments, "--noinput")
     assert not Operation.objects.exists()
+
+
+def test_seek_in_a_log_that_gc_has_emptied(db, settings):
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+    scene("queuepause")
+    end = offsets_of()[-1]
+    call_command("queuegc", stdout=io.StringIO())
+    assert not offsets_of()
+    assert run_json("queueseek", "g", "t", str(end))["offset"] == end
+    assert run_json("queueseek", "g", "t", "latest")["offset"] == end + 1
+    with pytest.raises(CommandError, match=f"offset {end + 2}: the log ends at {end}"):
+        run("queueseek", "g", "t", str(end + 2), "--noinput")
+
+
+def test_seek_says_that_it_has_stopped_counting(db, monkeypatch):
+    monkeypatch.setattr(seeking, "READ", 2)
+    monkeypatch.setattr(seeking, "READ_FIRST", 1)
+    monkeypatch.setattr(seeking, "COUNTED", 3)
+    _, *others = log(20, "a")
+    QueueMessage.objects.filter(offset__in=others).update(target_group="h")
+    Sub(handler())
+    stopped = "counting stopped after 2 messages of the log"
+    assert stopped in run("queueseek", "g", "t", "latest", "--dry-run").lower()
+    assert run_json("queueseek", "g", "t", "latest", "--dry-run")["exact"] is False
+    assert stopped in run("queuedropgroup", "g", "t", "--dry-run")
+    assert run_json("queueseek", "g", "t", "earliest", "--dry-run")["exact"] is True
 
 
 @pytest.mark.parametrize("when", ["2001-01-01T00:00", "2001-01-01T00:00:00+02:00"])
