@@ -7,7 +7,8 @@ django-tasks-db, django-ox and django-q2 (its ORM broker) and this package run
 by turns on one server at full durability, with the same small payload and jobs
 that do nothing, each with its own workers and the settings that were fastest
 for it (``RIVALS`` below and ``rivals/with_*/settings.py`` say which and why).
-The packages go into ``.test/venv-rivals``: the network is needed once.
+The packages go into ``.test/venv-rivals``: the network is needed once. They need
+Python 3.12 or later, since Django 6.1 does.
 
 *Enqueued*: one process, one enqueue in a transaction each (``single``), and the
 library's own bulk call, 500 at a time, where it has one.
@@ -48,6 +49,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROJECTS = HERE / "rivals"
 VENV = ROOT / ".test" / "venv-rivals"
+NEEDS = (3, 12)
+"""The oldest Python that the Django of ``rivals/requirements.txt`` can be installed for."""
 TIMEOUT = 600.0
 """Seconds that one measurement may take."""
 
@@ -62,14 +65,24 @@ Query = Callable[..., list[tuple[Any, ...]]]
 
 
 def enter_venv() -> None:
-    """Makes the environment where it is missing or old, and goes on in it."""
+    """Makes the environment where it is missing or old, and goes on in it.
+
+    Raises:
+        SystemExit: it cannot be made; the text says why.
+    """
+    if sys.version_info < NEEDS:
+        raise SystemExit(
+            f"This benchmark needs Python {NEEDS[0]}.{NEEDS[1]} or later, which Django 6.1 requires; this is "
+            f"{platform.python_version()}. Run it with another interpreter: python3.12 benchmarks/rivals.py"
+        )
     python = VENV / "bin" / "python"
     wanted = (PROJECTS / "requirements.txt").read_text()
     stamp = VENV / "requirements.txt"
     if not stamp.exists() or stamp.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*install, "-r", str(PROJECTS / "requirements.txt"), "-e", str(ROOT)], check=True)
+        if subprocess.run([*install, "-r", str(PROJECTS / "requirements.txt"), "-e", str(ROOT)]).returncode:
+            raise SystemExit(f"pip could not install the packages of {PROJECTS / 'requirements.txt'}: see above.")
         stamp.write_text(wanted)
     if Path(sys.prefix).resolve() != VENV.resolve():
         os.execv(python, [str(python), *sys.argv])  # noqa: S606

@@ -366,7 +366,7 @@ class Case:
     times: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from django_mysqlqueue.service import groups, heartbeats, leasing, news, watermarks
+        from django_mysqlqueue.service import groups, heartbeats, leasing, topics, watermarks
         from django_mysqlqueue.service.claiming import Claimant
         from django_mysqlqueue.service.groups import GroupRef
         from django_mysqlqueue.service.transactions import Session
@@ -379,7 +379,7 @@ class Case:
         watermarks.create_missing(self.alias, self.ref, self.keys)
         if self.mode == "ordered":
             leasing.acquire(self.alias, self.ref, "bench:1", self.keys, lease_ms=30_000)
-        self.tail = news.head(self.session)
+        self.tail = topics.end_of_log(self.session)
 
     def timed(self, step: str, action: Callable[[], Any]) -> Any:
         began = time.perf_counter()

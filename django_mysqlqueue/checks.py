@@ -157,22 +157,32 @@ def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Every handler is declared rightly and once (E008); ``GROUPS`` names only groups that have one (W009)."""
+    """Every handler is declared rightly and once (E008); what ``GROUPS`` has is for one (W009)."""
     if conf.problems():
         return []  # E001 to E006 say so
     try:
-        groups = {ref.group for ref in registry.handlers()}
+        handlers = registry.handlers().values()
     except SubscriberError as error:
         return [checks.Error(str(error), id="django_mysqlqueue.E008")]
-    return [
-        checks.Warning(
-            f"MYSQLQUEUE['GROUPS'] names {name!r}, which no handler has.",
-            hint=f"Groups with handlers: {', '.join(sorted(groups)) or 'none'}.",
-            id="django_mysqlqueue.W009",
-        )
-        for name in conf.get_settings().groups
-        if name not in groups
-    ]
+    groups = {handler.ref.group for handler in handlers}
+    in_batches = {handler.ref.group for handler in handlers if handler.batch}
+    found: list[checks.CheckMessage] = []
+    for name, options in conf.get_settings().groups.items():
+        if name not in groups:
+            text = f"MYSQLQUEUE['GROUPS'] names {name!r}, which no handler has."
+            hint = f"Groups with handlers: {', '.join(sorted(groups)) or 'none'}."
+        elif "batch_size" in options and name not in in_batches:
+            text = (
+                f"MYSQLQUEUE['GROUPS'][{name!r}]['BATCH_SIZE'] has no effect: no handler of the group has batch=True."
+            )
+            hint = (
+                "Remove it, or declare the handler with batch=True. How many messages a claim takes is "
+                "MYSQLQUEUE['BATCH_SIZE']."
+            )
+        else:
+            continue
+        found.append(checks.Warning(text, hint=hint, id="django_mysqlqueue.W009"))
+    return found
 
 
 @checks.register("django_mysqlqueue", deploy=True)

@@ -171,6 +171,8 @@ def deliver_all(
 
     Raises:
         Exception: the first exception of a handler, if ``raise_exceptions`` is True.
+        TransactionManagementError: in a ``TestCase``, a handler that is not atomic went on after a database error
+            that it had caught; the text says what to do.
         SubscriberError: no handler has one of the ``groups``.
         QueueError: handlers publish without end: there were 10,000 deliveries more than messages due at the start.
     """

@@ -31,6 +31,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.service import seeking
 from tests.harness import Sub, handler, sequence
 from tests.test_conformance import fail
 from tests.test_operations import dead_letters, log
@@ -358,6 +359,18 @@ def test_what_was_not_previewed_is_not_done(client):
     done = client.post(address, {**hidden(again.content.decode()), "target": "earliest", "confirmed": "yes"})
     assert done.status_code == 302
     assert Operation.objects.get().action == "seek"
+
+
+def test_the_preview_of_a_seek_says_where_counting_stopped(client, monkeypatch):
+    Sub(handler("t", "g"))
+    log(5, "a")
+    QueueMessage.objects.update(target_group="h")
+    values = {"group": "g", "topic": "t", "target": "latest", "asked": "yes"}
+    assert "Counting stopped" not in client.post(f"{ROOT}do/seek/", values).content.decode()
+    monkeypatch.setattr(seeking, "READ", 2)
+    monkeypatch.setattr(seeking, "READ_FIRST", 2)
+    text = client.post(f"{ROOT}do/seek/", values).content.decode()
+    assert "Counting stopped after 2 messages of the log: there may be more of both." in text
 
 
 def test_a_reason_may_be_filled_in_after_the_preview(client):

@@ -318,6 +318,38 @@ def test_a_secret_that_a_list_would_cut_in_half_is_hidden(client, settings):
         assert "ValueError: (token)" in text
 
 
+def test_errors_cannot_be_searched_for_what_redact_hides(make_client, settings):
+    """One who may not see payloads guesses a card number from which searches find its letter."""
+    offset = fail_with({"card": 4711}, "card 4711")
+    fail_with({"card": 1}, "no card")
+    user = make_client("view_dashboard", "operate_dashboard")
+    assert offsets(listed(user, error="card 47")) == [offset], "nothing is hidden"
+    settings.MYSQLQUEUE = {"REDACT": star}
+    wanted = {"topic": "t_dlq", "upto": 10**9, "reason": "x"}
+    for guess in ("card 47", " ", "no letter says that"):
+        assert "You cannot filter by error text" in page(user, "deadletters", 403, error=guess)
+        for name in ("redrive", "discard"):
+            for answer in (
+                user.get(f"{ROOT}do/{name}/", {**wanted, "error": guess}),
+                user.post(f"{ROOT}do/{name}/", {**wanted, "error": guess, "asked": "yes"}),
+                user.post(f"{ROOT}do/{name}/", {**wanted, "error": guess, "confirmed": "yes", "previewed": "0"}),
+            ):
+                text = unescape(answer.content.decode())
+                assert answer.status_code == 403
+                assert "You cannot filter by error text" in text
+                assert "dead letters" not in text.split("errornote")[1]
+                assert 'name="confirmed"' not in text
+    assert len(offsets_of("t_dlq")) == 2
+    text = page(user, "deadletters")
+    assert "ValueError: no card" in text
+    assert "Error contains" not in text
+    assert "&error=V" not in text
+    assert "2 dead letters" in ask(user, "discard", **wanted)
+    for allowed in (make_client("view_dashboard", "see_payloads"), make_client(superuser=True)):
+        assert offsets(listed(allowed, error="no card")) != []
+        assert "Error contains" in page(allowed, "deadletters")
+
+
 # -- redrive and discard ------------------------------------------------------
 
 

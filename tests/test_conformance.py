@@ -172,6 +172,22 @@ def test_same_id_twice_is_delivered_once(db):
     assert got.payloads == [1, 3, 6]
 
 
+def test_an_id_is_dropped_while_the_first_is_in_the_log_handled_or_not(db, settings):
+    """``publish`` cannot know: it returns the id all the same."""
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+    got = Recorder()
+    sub = Sub(handler(function=got))
+    for payload in ("first", "dropped"):
+        assert publish("t", payload, key="a", id="refresh") == "refresh"
+        sub.settle()
+    assert got.payloads == ["first"]
+    assert not OutboxMessage.objects.exists()
+    retention.collect(USING)
+    assert publish("t", "after GC", key="a", id="refresh") == "refresh"
+    sub.settle()
+    assert got.payloads == ["first", "after GC"]
+
+
 @pytest.mark.servers_only
 def test_same_id_in_two_concurrent_transactions(db):
     with transaction.atomic():

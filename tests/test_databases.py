@@ -20,7 +20,7 @@ from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.overview import OverviewPage
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.base import require_tables
-from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import groups, sequencing, stats
 from django_mysqlqueue.service.groups import GroupRef
@@ -128,8 +128,8 @@ OPERATIONS = [
     ("queueredrive t --dry-run", "0 dead letters"),
     ("queuediscard t --reason x --dry-run", "0 dead letters"),
     ("queuescheduled", "Nothing is scheduled"),
-    ("queuecancel 1", "Done: 0 cancelled"),
-    ("queuerelease g t k", "Done: 0 released"),
+    ("queuecancel 1 --dry-run", "1 scheduled message"),
+    ("queuerelease g t k --dry-run", "1 lease"),
 ]
 """A command line, and what it says."""
 
@@ -145,6 +145,7 @@ def test_every_command_works_where_the_queue_is(named):
     assert "Deleted 0 messages" in command("queuegc", *named)
     assert "is shared now" in command("queuegroupmode", "g", "t", "shared", *named)
     assert groups.find(QUEUE, GroupRef("g", "t")).mode == "shared"
+    PartitionLease.objects.using(QUEUE).create(consumer_group="g", topic="t", partition_key="k", leased_by="s:1")
     for line, said in OPERATIONS:
         assert said in command(*line.split(), *(("--noinput",) if said.startswith("Done") else ()), *named), line
     assert on_queue(Operation) == len([line for line, said in OPERATIONS if said.startswith("Done: it")]) + 1

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 from django.contrib.auth.models import Group, User
-from django.core.management import call_command, get_commands, load_command_class
+from django.core.management import CommandError, call_command, get_commands, load_command_class
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
@@ -203,8 +203,10 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
         if "manage.py" in line
     ]
     assert [name for name, *_ in commands[:3]] == ["queueredrive", "queueredrive", "queuediscard"]
-    for command in commands[:3]:
+    for command in commands[:2]:
         call_command(*command, "--noinput", stdout=io.StringIO())
+    with pytest.raises(CommandError, match="no dead letter of orders_dlq matches"):  # they have been redriven
+        call_command(*commands[2], "--noinput", stdout=io.StringIO())
     got: list[Any] = []
     Sub(handler("orders", "billing", got.append), handler("orders", "mail", got.append)).settle()
     assert [(one.group, one.id, one.payload, one.metadata["from"]) for one in got] == [

@@ -143,3 +143,25 @@ def test_texts_can_be_extracted_and_translated():
 def test_no_module_grows_without_end():
     for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 500, file
+
+
+def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_path):
+    from benchmarks import rivals
+
+    monkeypatch.setattr(rivals, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    with pytest.raises(SystemExit, match=r"needs Python 3\.12 or later, which Django 6\.1 requires"):
+        rivals.enter_venv()
+    assert not list(tmp_path.iterdir()), "before anything is built"
+
+
+def test_the_benchmark_of_rivals_ends_without_a_traceback_where_pip_does(monkeypatch, tmp_path):
+    from benchmarks import rivals
+
+    (tmp_path / "requirements.txt").write_text("./nowhere\n")
+    monkeypatch.setattr(rivals, "NEEDS", (3, 11))
+    monkeypatch.setattr(rivals, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(rivals, "PROJECTS", tmp_path)
+    with pytest.raises(SystemExit, match="pip could not install"):
+        rivals.enter_venv()
+    assert not (tmp_path / "venv" / "requirements.txt").exists(), "the next run begins again"

@@ -7,11 +7,21 @@ import json
 import re
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, get_commands, load_command_class
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import rescheduling
+from django_mysqlqueue.models import (
+    CollectedTopic,
+    ConsumerGroup,
+    DeliveryEvent,
+    Operation,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+)
+from django_mysqlqueue.service import groups, rescheduling, seeking, topics
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session
 from tests.harness import USING, Sub, handler, lag, sequence
 from tests.test_conformance import Recorder, fail
 from tests.test_operations import dead_letters, log, offsets_of
@@ -139,16 +149,36 @@ def test_json_for_programs(db, name):
     assert isinstance(found["changed"], int)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_nothing_to_do_is_no_question(db, name, answer):
-    """A second time: it neither asks nor fails."""
-    if name in ("queueseek", "queuerelease", "queuecancel", "queuescheduled", "queuepause", "queueresume"):
-        pytest.skip("asks for what it is given, whatever there is")
+TWICE = {
+    "queuediscard": "no dead letter of t_dlq matches",
+    "queuepause": "the group g/t is paused already",
+    "queueredrive": "no dead letter of t_dlq matches",
+    "queuerelease": "no subscriber holds these leases",
+    "queueresume": "the group g/t is not paused",
+    "queueretry": "no message waits for another attempt in the group g/t",
+}
+"""Commands that find nothing to change a second time, and what they say."""
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_command_that_changes_nothing_says_so_and_exits_with_1(db, name, answer, capsys):
     arguments = scene(name)
     run(name, *arguments, "--noinput")
+    before = everything()
     asked = answer(None)
-    assert "Done: 0 " in run(name, *arguments)
+    text = f"Nothing was changed: {TWICE[name]}."
+    for more in ([], ["--noinput"]):
+        with pytest.raises(CommandError, match=re.escape(text)) as raised:
+            run(name, *arguments, *more)
+        assert raised.value.returncode == 1
     assert asked == []
+    out = io.StringIO()
+    with pytest.raises(CommandError, match=re.escape(text)):
+        call_command(name, *arguments, "--noinput", "--format", "json", stdout=out)
+    found = json.loads(out.getvalue())
+    assert (found["dry_run"], found["changed"]) == (False, 0)
+    assert run(name, *arguments, "--dry-run").endswith("Nothing was changed (--dry-run).\n")
+    assert everything() == before, "nor is it on record"
 
 
 @pytest.mark.parametrize("name", ["queuepause", "queueresume", "queueseek", "queueretry", "queuerelease"])
@@ -159,12 +189,135 @@ def test_an_unknown_group_names_those_that_there_are(db, name):
         run(name, "x", "t", *more, "--noinput")
 
 
+def test_arguments_in_the_wrong_order_are_recognized(db):
+    scene("queuepause")
+    with pytest.raises(CommandError, match=r"The group comes first, then the topic: g t$"):
+        run("queuepause", "t", "g", "--noinput")
+
+
+def test_a_mistyped_group_or_topic_is_guessed(db):
+    groups.register(USING, GroupRef("mails", "orders"), mode="ordered", start="earliest")
+    for arguments in (("mail", "orders"), ("mails", "order")):
+        with pytest.raises(CommandError, match=r"Registered: mails of orders\. Did you mean mails of orders\?"):
+            run("queuepause", *arguments, "--noinput")
+
+
+@pytest.mark.parametrize("name", ["queueredrive", "queuediscard"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_unknown_names_of_dead_letters_are_errors(db, name, more):
+    """A slip must not look as if there had been nothing to do."""
+    letters = dead_letters(2)
+    publish("orders", 1)
+    groups.register(USING, GroupRef("mails", "t"), mode="ordered", start="earliest")
+    before = everything()
+    for arguments, text in (
+        (["nope"], "There is no topic 'nope'. Topics: orders, t, t_dlq."),
+        (["order"], "There is no topic 'order'. Topics: orders, t, t_dlq. Did you mean orders?"),
+        (["order_dlq"], "There is no topic 'order_dlq'."),
+        (
+            ["t", "--group", "mail"],
+            "There is no group 'mail' of 't', and t_dlq has no dead letters of a former one. Groups: g, mails. Did you",
+        ),
+        (
+            ["t", "--offset", str(letters[0]), "--offset", "99999"],
+            "There is no dead letter of t_dlq at these offsets: 99999.",
+        ),
+    ):
+        with pytest.raises(CommandError, match=re.escape(text)):
+            run(name, *arguments, *(more or ["--noinput"]), *(["--reason", "x"] if name == "queuediscard" else []))
+    assert everything() == before
+
+
+def test_a_topic_is_known_by_whatever_there_is_of_it(db, settings):
+    """In the log, in the outbox, collected, with a group, with settings; and its DLQ topic with it."""
+    settings.MYSQLQUEUE = {"TOPICS": {"set": {"PARTITIONS": 2}}}
+    log(1, "a", "logged")
+    publish("waiting", 1)
+    groups.register(USING, GroupRef("g", "read"), mode="ordered", start="earliest")
+    CollectedTopic.objects.create(topic="collected", collected_offset=1, published_at=1)
+    session = Session(USING)
+    known = ["collected", "logged", "read", "set", "waiting"]
+    assert topics.known(session) == known
+    for topic in known:
+        for name in (topic, f"{topic}_dlq"):
+            assert "0 dead letters" in run("queueredrive", name, "--dry-run")
+    many = [f"topic{number:02}" for number in range(30)]
+    for topic in many:
+        publish(topic, 1)
+    with pytest.raises(CommandError, match=r"topic15 and 15 more\. Did you mean topic"):
+        run("queueredrive", "topic", "--noinput")
+
+
+def test_dead_letters_of_a_dropped_group_may_be_discarded(db):
+    dead_letters(2)
+    run("queuedropgroup", "g", "t", "--noinput")
+    assert run_json("queuediscard", "t", "--group", "g", "--reason", "it is gone")["changed"] == 2
+    with pytest.raises(CommandError, match=r"There is no group 'g' of 't'.*Groups: none\."):
+        run("queuediscard", "t", "--group", "g", "--reason", "again", "--noinput")
+
+
+def test_a_discard_needs_a_reason_and_a_dry_run_needs_none(db):
+    dead_letters(2)
+    assert "2 dead letters of t_dlq will be deleted" in run("queuediscard", "t", "--dry-run")
+    before = everything()
+    for reason in ([], ["--reason", " "]):
+        with pytest.raises(CommandError, match="--reason is required"):
+            run("queuediscard", "t", "--noinput", *reason)
+    assert everything() == before
+
+
+def test_a_retry_of_what_does_not_wait_is_an_error(db):
+    offset, other = log(2, "ab")
+    sub = Sub(handler(function=lambda delivery: delivery.nack(delay=3600) if delivery.payload == 0 else None))
+    sub.settle()
+    with pytest.raises(CommandError, match=rf"do not wait for another attempt in the group g/t: {other}, 99999\."):
+        run("queueretry", "g", "t", *(f"--offset={one}" for one in (offset, other, 99999)), "--noinput")
+    assert run_json("queueretry", "g", "t", "--offset", str(offset))["changed"] == 1
+
+
+def test_a_release_of_what_is_not_there_is_an_error(db):
+    scene("queuerelease")
+    before = everything()
+    for more in (["--noinput"], ["--dry-run"]):
+        with pytest.raises(CommandError, match=r"The group g/t has no lease of these partitions: 'b', 'c'\."):
+            run("queuerelease", "g", "t", "a", "b", "c", *more)
+        with pytest.raises(CommandError, match=r"There is no subscriber 'x'\. Subscribers: s:\d+\."):
+            run("queuerelease", "--subscriber", "x", *more)
+    assert everything() == before
+    assert PartitionLease.objects.get().leased_by
+
+
+def test_a_group_that_has_the_mode_already(db):
+    groups.register(USING, GroupRef("g", "t"), mode="shared", start="earliest")
+    with pytest.raises(CommandError, match="Nothing was changed: the group g/t is shared already"):
+        run("queuegroupmode", "g", "t", "shared")
+
+
+def test_arguments_come_in_one_order():
+    """The group, its topic, what is left; commands on messages begin with the topic."""
+    order = {}
+    for name, app in get_commands().items():
+        if app == "django_mysqlqueue":
+            parser = load_command_class(app, name).create_parser("manage.py", name)
+            order[name] = [one.dest for one in parser._actions if not one.option_strings]
+    on_groups = {
+        "queuepause", "queueresume", "queueseek", "queueretry", "queuerelease", "queuedropgroup", "queuegroupmode",
+    }  # fmt: skip
+    for name, arguments in order.items():
+        if name in on_groups:
+            assert arguments[:2] == ["group", "topic"], name
+        else:
+            assert "group" not in arguments, name
+            assert "topic" not in arguments[1:], name
+    assert order["queueredrive"] == order["queuediscard"] == ["topic"]
+
+
 def test_pause_and_resume_twice(db):
     scene("queuepause")
     assert "it is paused." in run("queuepause", "g", "t", "--noinput")
-    assert "was paused already" in run("queuepause", "g", "t", "--noinput")
+    assert "is paused already" in run("queuepause", "g", "t", "--dry-run")
     assert "it goes on." in run("queueresume", "g", "t", "--noinput")
-    assert "was not paused" in run("queueresume", "g", "t", "--noinput")
+    assert "is not paused" in run("queueresume", "g", "t", "--dry-run")
 
 
 def test_seek_shows_what_it_replays_and_skips(db):
@@ -199,6 +352,32 @@ def test_seek_to_nowhere(db, arguments, error):
     assert not Operation.objects.exists()
 
 
+def test_seek_in_a_log_that_gc_has_emptied(db, settings):
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+    scene("queuepause")
+    end = offsets_of()[-1]
+    call_command("queuegc", stdout=io.StringIO())
+    assert not offsets_of()
+    assert run_json("queueseek", "g", "t", str(end))["offset"] == end
+    assert run_json("queueseek", "g", "t", "latest")["offset"] == end + 1
+    with pytest.raises(CommandError, match=f"offset {end + 2}: the log ends at {end}"):
+        run("queueseek", "g", "t", str(end + 2), "--noinput")
+
+
+def test_seek_says_that_it_has_stopped_counting(db, monkeypatch):
+    monkeypatch.setattr(seeking, "READ", 2)
+    monkeypatch.setattr(seeking, "READ_FIRST", 1)
+    monkeypatch.setattr(seeking, "COUNTED", 3)
+    _, *others = log(20, "a")
+    QueueMessage.objects.filter(offset__in=others).update(target_group="h")
+    Sub(handler())
+    stopped = "counting stopped after 2 messages of the log"
+    assert stopped in run("queueseek", "g", "t", "latest", "--dry-run").lower()
+    assert run_json("queueseek", "g", "t", "latest", "--dry-run")["exact"] is False
+    assert stopped in run("queuedropgroup", "g", "t", "--dry-run")
+    assert run_json("queueseek", "g", "t", "earliest", "--dry-run")["exact"] is True
+
+
 @pytest.mark.parametrize("when", ["2001-01-01T00:00", "2001-01-01T00:00:00+02:00"])
 def test_seek_to_a_time(db, when):
     scene("queuepause")
@@ -216,12 +395,14 @@ def test_a_redrive_of_some(db):
     letters = offsets_of("t_dlq")
     assert run_json("queueredrive", "t_dlq", "--offset", str(letters[0]), "--offset", str(letters[3]))["changed"] == 2
     assert run_json("queueredrive", "t", "--error", "no 1")["changed"] == 1
-    assert run_json("queueredrive", "t", "--group", "h")["changed"] == 0
-    assert run_json("queueredrive", "t", "--since", "2100-01-01T00:00")["changed"] == 0
-    assert run_json("queueredrive", "t", "--until", "2001-01-01T00:00")["changed"] == 0
+    Sub(handler(group="h"))
+    for some in (["--group", "h"], ["--since", "2100-01-01T00:00"], ["--until", "2001-01-01T00:00"]):
+        with pytest.raises(CommandError, match="Nothing was changed: no dead letter of t_dlq matches"):
+            run("queueredrive", "t", *some, "--noinput")
     assert run_json("queueredrive", "t", "--rate", "1000", "--limit", "5")["changed"] == 1
-    with pytest.raises(CommandError, match=r"rate 0\.0"):
-        run("queueredrive", "t", "--rate", "0", "--noinput")
+    for bad, text in (("--rate", r"rate 0\.0: must be above 0"), ("--limit", "limit 0: must be at least 1")):
+        with pytest.raises(CommandError, match=text):
+            run("queueredrive", "t", bad, "0", "--noinput")
 
 
 def test_scheduled_messages_are_listed(db):

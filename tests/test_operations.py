@@ -19,8 +19,20 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
     Rollup,
+    Sequencer,
 )
-from django_mysqlqueue.service import groups, heartbeats, leasing, redriving, rescheduling, retrying, rollups, seeking
+from django_mysqlqueue.service import (
+    groups,
+    heartbeats,
+    leasing,
+    redriving,
+    rescheduling,
+    retention,
+    retrying,
+    rollups,
+    seeking,
+    topics,
+)
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.redriving import Letters
 from django_mysqlqueue.service.seeking import Place
@@ -191,6 +203,58 @@ def test_a_seek_beyond_the_end_of_the_log_is_refused(db):
     assert seeking.place_of(USING, last + 1) == Place(last)
 
 
+@pytest.fixture
+def emptied(db, settings):
+    """A log of which GC has taken everything; the offset that it ended at."""
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+    offsets = log(3, "a")
+    sub = Sub(handler())
+    sub.settle()
+    sub.leave()
+    retention.collect(USING)
+    assert not QueueMessage.objects.exists()
+    return offsets[-1]
+
+
+def test_an_emptied_log_ends_where_it_ended(emptied):
+    session = Session(USING)
+    assert topics.end_of_log(session) == emptied
+    for place in (
+        seeking.place_of(USING, "latest"),
+        seeking.place_of(USING, emptied + 1),
+        seeking.place_of(USING, time_ms=0),
+        seeking.place_of(USING, time_ms=session.now() + 10**6),
+    ):
+        assert place == Place(emptied)
+    assert seeking.place_of(USING, emptied) == Place(emptied - 1)
+    with pytest.raises(OperationRefused, match=f"the log ends at {emptied}"):
+        seeking.place_of(USING, emptied + 2)
+    assert groups.register(USING, GroupRef("late", "t"), mode="ordered", start="latest").start_offset == emptied
+
+
+def test_a_seek_in_an_emptied_log_loses_nothing(emptied):
+    seeking.seek(USING, G, seeking.place_of(USING, "latest"), by=ME)
+    publish("t", "new", key="a")
+    got = Recorder()
+    Sub(handler(function=got)).settle()
+    assert got.payloads == ["new"]
+
+
+def test_the_log_ends_at_its_last_message_where_the_sequencer_has_forgotten(db):
+    (last,) = log(1)
+    Sequencer.objects.all().delete()
+    assert topics.end_of_log(Session(USING)) == last
+    Sequencer.objects.create(id=1, last_offset=last + 5)
+    assert topics.end_of_log(Session(USING)) == last + 5
+
+
+def test_a_time_behind_the_last_message_that_is_left_is_the_end_of_the_log(db):
+    log(3, "a")
+    end = offsets_of()[-1]
+    QueueMessage.objects.filter(offset=end).delete()
+    assert seeking.place_of(USING, time_ms=Session(USING).now() + 10**6) == Place(end)
+
+
 @both_modes
 def test_what_was_in_flight_is_stale_after_a_seek(db, mode):
     """Its end changes nothing, whichever comes: an ack would hide the replay, a nack would doom it."""
@@ -330,6 +394,41 @@ def test_the_preview_counts_one_side_to_the_end_when_the_other_is_full(db, monke
         )
     found = seeking.preview(USING, G, Place(offsets[-3]))
     assert (found.skipped, found.replayed) == (3, 1)
+
+
+def for_another_group(every):
+    """Addresses messages of the log to a group that is not g, as a redrive does; returns how many are left."""
+    theirs = [offset for number, offset in enumerate(offsets_of()) if number % every]
+    QueueMessage.objects.filter(offset__in=theirs).update(target_group="h")
+    return QueueMessage.objects.filter(topic="t", target_group="").count()
+
+
+@pytest.mark.parametrize("first", [2, 100])
+def test_the_preview_leaves_out_messages_for_other_groups(db, monkeypatch, first):
+    monkeypatch.setattr(seeking, "READ_FIRST", first)
+    log(40, "ab")
+    mine = for_another_group(every=4)
+    assert mine == 10
+    end = seeking.place_of(USING, "latest")
+    sub = Sub(handler())
+    assert seeking.preview(USING, G, end) == seeking.Preview(end, replayed=0, skipped=mine)
+    sub.settle(rounds=100)
+    assert seeking.preview(USING, G, Place(0)) == seeking.Preview(Place(0), replayed=mine, skipped=0)
+    place = Place(offsets_of()[19])
+    assert seeking.preview(USING, G, place).replayed == mine - 5
+
+
+@pytest.mark.parametrize("first", [2, 100])
+def test_the_preview_reads_a_bounded_part_of_the_log_and_says_so(db, monkeypatch, first):
+    monkeypatch.setattr(seeking, "READ_FIRST", first)
+    monkeypatch.setattr(seeking, "READ", 10)
+    log(400, "ab")
+    for_another_group(every=1000)
+    Sub(handler())
+    found = seeking.preview(USING, G, seeking.place_of(USING, "latest"))
+    assert (found.replayed, found.skipped, found.exact) == (0, 1, False)
+    monkeypatch.setattr(seeking, "COUNTED", 1)
+    assert seeking.preview(USING, G, found.place).exact, "one or more is true"
 
 
 # -- redrive, discard, edit ---------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
-from django_mysqlqueue.service import browsing, groups, overview, redriving, sequencing, stats, topics
+from django_mysqlqueue.service import browsing, groups, overview, problems, redriving, sequencing, stats, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.redriving import Letters
@@ -234,3 +234,22 @@ def test_a_partitions_lag_counts_what_is_for_the_group_and_says_where_it_stopped
     waits = Sub(handler(group="i", mode="shared", backoff=WAITS, function=lambda one: one.payload or one.nack()))
     waits.settle()
     assert str(browsing.at(session, GroupRef("i", "t"), ["b"])[0].lag) == "1+"
+
+
+@both_modes
+def test_a_message_that_fails_again_and_again_holds_up_others_in_ordered_mode_alone(mode, clock):
+    log(1, "a")
+    sub = Sub(handler(mode=mode, function=fail, max_attempts=None))
+    sub.step()
+    sub.work(1)
+    sub.flush()
+    clock.advance(120)
+    sub.heart.beat()
+    (problem,) = (one for one in problems.find(USING, read()) if one.kind == "stuck")
+    number = problem.offset
+    assert problem.text == (
+        f"The partition 'a' of g/t waits behind message {number}, which has failed once and is 2 min old."
+        if mode == "ordered"
+        else f"Message {number} of g/t has failed once and is 2 min old."
+    )
+    assert problem.key == "a"

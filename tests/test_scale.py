@@ -49,6 +49,7 @@ from django_mysqlqueue.service import (
     settling,
     stats,
     timetable,
+    topics,
     watermarks,
 )
 from django_mysqlqueue.service.claiming import Claimant, Want
@@ -78,6 +79,8 @@ MAY_WALK = {
     "archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC where that waits for it",
     "retention._next_group": "lists the groups, once in a round of GC",
     "heartbeats.remove": "reads all subscribers of a day, by an operator",
+    "heartbeats.names": "reads all subscribers of a day, by an operator",
+    "topics.known": "lists the groups and the collected topics, by an operator",
     "heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
 }
 """Functions whose statements may read a whole table, and why."""
@@ -345,7 +348,10 @@ def _operate(ref: GroupRef) -> None:
     rows = retrying.at(USING, ref, [offset])
     assert retrying.retry_now(USING, ref, by="test", rows=rows) == 1
     assert retrying.retry_now(USING, ref, by="test", reset_attempts=True) >= 19
+    assert {"t", "t_dlq"} <= set(topics.known(session))
+    assert held.name in heartbeats.names(session)
     if mode == "ordered":
+        assert leasing.owners(session, ref, ["k0", "none"]) == {"k0": held.name}
         assert leasing.revoke(USING, ref, ["k0", "k1"], by="test") == 2
     heartbeats.deregister(USING, held.name, [ref])
     assert heartbeats.remove(USING, held.name, by="test", lease_ms=30_000) == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +20,14 @@ from tqdm import tqdm
 from django_mysqlqueue import names
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, topics
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session
 
 COUNTED = 10_000
 """What is counted before it is done is counted up to here."""
+LISTED = 20
+"""An error about a name lists so many of those that there are."""
 Progress = Callable[[int], object]
 
 
@@ -43,6 +46,8 @@ class Plan:
     facts: dict[str, Any] = field(default_factory=dict)
     """What else the JSON output says."""
     warnings: list[str] = field(default_factory=list)
+    nothing: str | None = "there is nothing left to change."
+    """Why, where it changes nothing: the command then exits with 1. None: what ``act`` returns does not tell."""
 
 
 class OperationCommand(QueueCommand):
@@ -58,7 +63,7 @@ class OperationCommand(QueueCommand):
         raise NotImplementedError
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        as_json = options["format"] == "json"
+        as_json, dry_run = options["format"] == "json", options["dry_run"]
         try:
             plan = self.plan(using, options)
             if not as_json:
@@ -66,33 +71,28 @@ class OperationCommand(QueueCommand):
                     self.stdout.write(line)
                 for line in plan.warnings:
                     self.stdout.write(self.style.WARNING(line))
-            changed = 0
-            if not options["dry_run"]:
-                if options["interactive"] and plan.total:
-                    if as_json:
-                        raise CommandError("--format json cannot ask: pass --noinput to do it, or --dry-run.")
-                    self.ask(plan, options)
-                with _bar(plan, quiet=as_json or options["verbosity"] == 0) as bar:
-                    changed = plan.act(bar.update)
+            # With nothing to do nobody is asked, and nothing is done: what has come meanwhile was not shown.
+            changed = self._act(plan, options) if plan.total and not dry_run else 0
         except (OperationRefused, InvalidMessage) as error:
             raise CommandError(str(error)) from error
         if as_json:
-            self.stdout.write(
-                json.dumps(
-                    {
-                        "database": using,
-                        "operation": plan.action,
-                        "dry_run": options["dry_run"],
-                        "planned": plan.total,
-                        "changed": changed,
-                        **plan.facts,
-                    }
-                )
-            )
-        elif options["dry_run"]:
+            facts = {"operation": plan.action, "dry_run": dry_run, "planned": plan.total, "changed": changed}
+            self.stdout.write(json.dumps({"database": using, **facts, **plan.facts}))
+        elif dry_run:
             self.stdout.write("Nothing was changed (--dry-run).")
-        else:
+        if not (dry_run or changed) and plan.nothing is not None:
+            raise CommandError(f"Nothing was changed: {plan.nothing}")
+        if not (dry_run or as_json):
             self.stdout.write(f"Done: {self.done(plan, changed)}")
+
+    def _act(self, plan: Plan, options: dict[str, Any]) -> int:
+        as_json = options["format"] == "json"
+        if options["interactive"]:
+            if as_json:
+                raise CommandError("--format json cannot ask: pass --noinput to do it, or --dry-run.")
+            self.ask(plan, options)
+        with _bar(plan, quiet=as_json or options["verbosity"] == 0) as bar:
+            return plan.act(bar.update)
 
     def done(self, plan: Plan, changed: int) -> str:
         """What is said at the end."""
@@ -136,8 +136,9 @@ def counted(number: int, what: str) -> str:
 
 
 def add_group(parser: CommandParser) -> None:
-    parser.add_argument("group")
-    parser.add_argument("topic")
+    """The first two arguments of every command on a group."""
+    parser.add_argument("group", help="consumer group")
+    parser.add_argument("topic", help="topic that the group reads")
 
 
 def group_of(using: str, options: dict[str, Any]) -> groups.Registered:
@@ -148,20 +149,75 @@ def group_of(using: str, options: dict[str, Any]) -> groups.Registered:
     """
     ref = GroupRef(options["group"], options["topic"])
     registered = groups.find(using, ref)
-    if registered is None:
-        known = ", ".join(
-            f"{group} of {topic}"
-            for group, topic in ConsumerGroup.objects.using(using)
-            .order_by("topic", "consumer_group")
-            .values_list("consumer_group", "topic")
-        )
-        raise CommandError(f"There is no group {ref.group!r} of {ref.topic!r}. Registered: {known or 'none'}.")
-    return registered
+    if registered is not None:
+        return registered
+    refs = groups.registered_refs(using)
+    text = f"There is no group {ref.group!r} of {ref.topic!r}. Registered: {_listed([_named(one) for one in refs])}."
+    if GroupRef(ref.topic, ref.group) in refs:
+        raise CommandError(f"{text} The group comes first, then the topic: {ref.topic} {ref.group}")
+    meant = [
+        *(GroupRef(group, ref.topic) for group in _close(ref.group, [one.group for one in refs])),
+        *(GroupRef(ref.group, topic) for topic in _close(ref.topic, [one.topic for one in refs])),
+    ]
+    raise CommandError(text + _hint([_named(one) for one in meant if one in refs]))
 
 
-def dlq_of(topic: str) -> str:
-    """The DLQ topic of a topic; one that is a DLQ topic stands for itself."""
-    return topic if names.is_dlq(topic) else names.dlq_topic(topic)
+def dlq_of(using: str, topic: str) -> str:
+    """The DLQ topic of a topic; one that is a DLQ topic stands for itself.
+
+    Raises:
+        CommandError: there is no such topic; the text names those that there are.
+    """
+    check_topics(using, [topic])
+    return names.dlq_topic(topic)
+
+
+def check_topics(using: str, wanted: Collection[str]) -> None:
+    """Topics that arguments name: a DLQ topic is known if its topic is, and the other way round.
+
+    Raises:
+        CommandError: there is no such topic; the text names those that there are.
+    """
+    known = topics.known(Session(using)) if wanted else []
+    for topic in wanted:
+        if not {topic, names.first_topic(topic), names.dlq_topic(topic)} & set(known):
+            raise CommandError(f"There is no topic {topic!r}. Topics: {did_you_mean(topic, known)}")
+
+
+def check_known(what: str, wanted: Collection[object], known: Collection[object]) -> None:
+    """Offsets, partition keys or names that arguments name.
+
+    Args:
+        what: the error's text, with ``{}`` for those that are not known.
+
+    Raises:
+        CommandError: some of them are not known.
+    """
+    unknown = [one for one in dict.fromkeys(wanted) if one not in known]
+    if unknown:
+        raise CommandError(what.format(_listed([repr(one) for one in unknown])))
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The end of an error about a name: those that there are, and the nearest of them."""
+    return f"{_listed(known)}.{_hint(_close(name, known))}"
+
+
+def _named(ref: GroupRef) -> str:
+    return f"{ref.group} of {ref.topic}"
+
+
+def _listed(known: Sequence[str]) -> str:
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return (", ".join(known[:LISTED]) or "none") + more
+
+
+def _close(name: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, sorted(set(known)), n=3)
+
+
+def _hint(close: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def moment(text: str) -> int:

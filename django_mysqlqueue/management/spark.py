@@ -24,10 +24,18 @@ class SparkCommand(QueueCommand):
         """What of the project's settings the work takes besides."""
         return {}
 
+    def check_names(self, using: str, options: dict[str, Any]) -> None:
+        """Refuses names that are not there, before Spark takes its seconds to start.
+
+        Raises:
+            CommandError: there is no such thing.
+        """
+
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         from django_mysqlqueue.pipeline import project
         from django_mysqlqueue.pipeline.errors import PipelineError
 
+        self.check_names(using, options)
         given = {**options, "path": options["path"] or get_settings().archive_path, **self.of_project(using)}
         try:
             _cli().command(self.name).work(given, project.place(using), self.stdout.write)

@@ -193,7 +193,7 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
     """Says what would be replayed, asks, and does it.
 
     Raises:
-        PipelineError: it was not done.
+        PipelineError: it was not done, or there was nothing to do.
     """
     from django_mysqlqueue.pipeline.replay import Replay, plan, play
 
@@ -237,6 +237,8 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
             say(f"{facts['replayed']:,} messages are in the outbox; those that this run sent before are dropped.")
     if as_json:
         say(json.dumps(facts, default=str))
+    if not options["dry_run"] and not planned.rows:
+        raise PipelineError(f"nothing was changed: no archived message of {what.topic} matches")
 
 
 # -- report -------------------------------------------------------------------

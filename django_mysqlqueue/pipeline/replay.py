@@ -121,7 +121,7 @@ def plan(job: Job, replay: Replay) -> Plan:
     """Counts what would be replayed, and says to whom.
 
     Raises:
-        PipelineError: nobody would see it, or the condition is not valid.
+        PipelineError: the archive has nothing of the topic, nobody would see it, or the condition is not valid.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -171,6 +171,11 @@ def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...
                 f"SELECT consumer_group FROM {GROUPS} WHERE topic = %s ORDER BY consumer_group", (replay.target,)
             )
         ]
+    archived = sorted({file.topic for segment in known for file in segment.files})
+    if replay.topic not in archived:
+        raise PipelineError(
+            f"topic {replay.topic!r}: the archive has no message of it (its topics: {', '.join(archived) or 'none'})"
+        )
     if replay.group:
         if replay.group not in groups:
             raise PipelineError(

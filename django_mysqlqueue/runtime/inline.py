@@ -7,6 +7,7 @@ subscriber; inside a transaction (a ``TestCase``) all of it joins that one.
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import logging
 import threading
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
+from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError
@@ -72,7 +74,7 @@ class InlineSubscriber:
 
     def __init__(self, using: str, handlers: Mapping[GroupRef, Handler], settings: Settings) -> None:
         self._using = using
-        self._handlers = dict(handlers)
+        self._handlers = {ref: _explaining(handler) for ref, handler in handlers.items()}
         self._name = incarnation("inline")
         self._inbox = Inbox(self._handlers, leases_good=lambda: True)
         self._poller = Poller(
@@ -203,6 +205,32 @@ class InlineSubscriber:
         for work in self._poller.ordered:
             work.release([key for key, one in work.partitions.items() if one.owned and not one.in_hand])
         heartbeats.forget(self._using, self._name, list(self._handlers))
+
+
+def _explaining(handler: Handler) -> Handler:
+    """The handler, with an error that says what to do where a ``TestCase``'s transaction makes it fail.
+
+    One that is not atomic may catch an error of the database and go on: it has no
+    transaction. A ``TestCase`` has one, which Django then lets nobody use.
+    """
+    if handler.atomic:
+        return handler
+
+    def call(given: Any) -> Any:
+        try:
+            return handler.function(given)
+        except TransactionManagementError as error:
+            if not any(connection.needs_rollback for connection in connections.all(initialized_only=True)):
+                raise
+            raise TransactionManagementError(
+                f"{handler.where}: it goes on after a database error that it has caught, or that something it called "
+                "has caught. Outside tests that works, since each statement commits by itself. Here all of them are "
+                "in the test's transaction, in which Django allows no query after an error. Put the statement "
+                "that may fail into a `with transaction.atomic():` block of its own, inside the `try`, or test the "
+                "handler in a TransactionTestCase."
+            ) from error
+
+    return dataclasses.replace(handler, function=call)
 
 
 # -- EAGER --------------------------------------------------------------------

@@ -28,7 +28,7 @@ from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.runtime.shared import SharedWork
 from django_mysqlqueue.runtime.watching import Watch
 from django_mysqlqueue.runtime.work import GroupWork
-from django_mysqlqueue.service import groups, heartbeats, leasing, news, rollups, sequencing
+from django_mysqlqueue.service import groups, heartbeats, leasing, news, rollups, sequencing, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Retry, Session
@@ -281,7 +281,7 @@ class Poller:
         self._notice_free_leases(free=look.free_leases)
         moved, again = self._sequence() if look.due else (False, False)
         if self._tail is None:
-            self._tail = news.head(session)
+            self._tail = topics.end_of_log(session)
             self.housekeeping.scan_all()
         read, more = self._read_news(session)
         if self.shared:
@@ -336,7 +336,7 @@ class Poller:
 
     def check_tail(self, session: Session) -> None:
         """After a failover the log may end below what has been read."""
-        if self._tail is not None and news.last_appended(session) < self._tail:
+        if self._tail is not None and topics.end_of_log(session) < self._tail:
             event(logging.WARNING, "poller.log_went_back", tail=self._tail)
             self._tail = None
 

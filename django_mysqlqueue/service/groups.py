@@ -14,14 +14,12 @@ from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryState,
     PartitionLease,
-    QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import audit
+from django_mysqlqueue.service import audit, topics
 from django_mysqlqueue.service.transactions import Session, apart, flat, run
 
 GROUPS = ConsumerGroup._meta.db_table
-LOG = QueueMessage._meta.db_table
 CHUNK = 1000
 
 
@@ -68,13 +66,14 @@ def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
 
 
 def _insert(session: Session, ref: GroupRef, mode: str, start: str) -> None:
-    end = f"(SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m)" if start == "latest" else "0"
     if ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).exists():
         return  # so that a start-up takes no lock that a running group would wait for
+    # Read before, not inside the INSERT: that would lock what it reads at some isolation levels.
+    offset = topics.end_of_log(session) if start == "latest" else 0
     session.execute(
-        f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset) VALUES (%s, %s, %s, {end})"
+        f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset) VALUES (%s, %s, %s, %s)"
         + session.dialect.on_conflict_keep(GROUPS, ("consumer_group", "topic")),
-        (ref.group, ref.topic, mode),
+        (ref.group, ref.topic, mode, offset),
     )
 
 

@@ -60,6 +60,12 @@ def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     run(using, delete)
 
 
+def names(session: Session) -> list[str]:
+    """Every subscriber that has a row, in order: those of the last day, dead or alive."""
+    rows = session.rows(f"SELECT subscriber_name FROM {HEARTBEATS}")
+    return sorted({name for (name,) in rows})
+
+
 def remove(using: str, subscriber: str, *, by: str, lease_ms: int) -> int:
     """Deletes a dead subscriber's rows, for all its groups: nobody waits for its leases to run out.
 

@@ -86,19 +86,25 @@ def read(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
 
 def lock(session: Session, ref: GroupRef, keys: Sequence[str], *, skip_locked: bool = False) -> dict[str, str]:
     """Locks lease rows in order of key; returns the owner of each that there is."""
-    if not keys:
-        return {}
-    suffix = session.dialect.skip_locked if skip_locked else session.dialect.for_update
-    owners: dict[str, str] = {}
+    return owners(session, ref, keys, session.dialect.skip_locked if skip_locked else session.dialect.for_update)
+
+
+def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = "") -> dict[str, str]:
+    """Partition key → who holds its lease, ``''``: nobody; a partition without a lease row is not in it.
+
+    Args:
+        locking: the clause that locks the rows; without one nothing is locked.
+    """
+    found: dict[str, str] = {}
     for chunk in session.chunks(sorted(keys)):
-        owners.update(
+        found.update(
             session.rows(
                 f"SELECT s.partition_key, s.leased_by FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join} {LEASES} s ON {BY_KEY}{suffix}",
+                f"{session.dialect.join} {LEASES} s ON {BY_KEY}{locking}",
                 (*chunk, *ref),
             )
         )
-    return owners
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +149,7 @@ def acquire(
 def _create_missing(session: Session, ref: GroupRef, keys: Sequence[str]) -> None:
     """Inserts the rows that are not there, unowned. Existing ones are not touched: they may be locked."""
     for chunk in session.chunks(keys):
-        there = {
-            key
-            for (key,) in session.rows(
-                f"SELECT s.partition_key FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join} {LEASES} s ON {BY_KEY}",
-                (*chunk, *ref),
-            )
-        }
+        there = owners(session, ref, chunk)
         missing = [key for key in chunk if key not in there]
         if missing:
             session.execute(

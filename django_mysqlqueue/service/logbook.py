@@ -160,14 +160,13 @@ def _walk(session: Session, topic: str, start: int, *, newer: bool) -> tuple[lis
 def first_since(session: Session, moment: int) -> int:
     """The lowest offset that took its place at a moment (epoch milliseconds) or later, by bisection.
 
-    The log is in order of time. Behind the last message, if all are older.
+    The log is in order of time. Behind the end of the log, if all are older or GC has taken all of it.
     """
-    row = session.row(
-        f"SELECT (SELECT COALESCE(MIN(m.`offset`), 1) FROM {LOG} m), "
-        f"(SELECT COALESCE(MAX(m.`offset`), 0) + 1 FROM {LOG} m)"
-    )
+    end = topics.end_of_log(session)
+    row = session.row(f"SELECT COALESCE(MIN(m.`offset`), %s) FROM {LOG} m", (end + 1,))
     assert row is not None  # noqa: S101  # an aggregate has one row
-    low, high = int(row[0]), int(row[1])
+    low, high = int(row[0]), end + 1
+    newer = False
     while low < high:
         middle = (low + high) // 2
         found = session.row(
@@ -176,10 +175,10 @@ def first_since(session: Session, moment: int) -> int:
             (middle,),
         )
         if found is None or found[1] >= moment:
-            high = middle
+            high, newer = middle, newer or found is not None
         else:
             low = int(found[0]) + 1
-    return low
+    return low if newer else end + 1
 
 
 # -- by id --------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Message:
     payload: Any
     key: str | None = None
     id: str | None = None
+    """The message is dropped if one with this id, under the same topic and key, is in the log, handled or not."""
     metadata: Mapping[str, Any] | None = None
     delay: float | datetime.timedelta | None = None
     deliver_at: datetime.datetime | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, OUTBOX
+from django_mysqlqueue.service.sequencing import OUTBOX
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session, flat
 
@@ -57,19 +57,6 @@ def look(session: Session, ordered: Sequence[GroupRef] = ()) -> Look:
     assert row is not None  # noqa: S101  # a SELECT without FROM has one row
     now, earliest, scheduled, free_leases = row
     return Look(int(now), earliest is not None and earliest <= now, scheduled, bool(free_leases))
-
-
-def head(session: Session) -> int:
-    """The highest offset in the log; 0 when it is empty."""
-    row = session.row(f"SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m")
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    return int(row[0])
-
-
-def last_appended(session: Session) -> int:
-    """The highest offset that was ever appended; GC does not lower it, a failover may."""
-    row = session.row(f"SELECT last_offset FROM {MUTEX} WHERE id = {MUTEX_ID}")
-    return 0 if row is None else int(row[0])
 
 
 def since(session: Session, tail: int, *, limit: int) -> News:

@@ -110,17 +110,21 @@ def _of_group(group: GroupOverview, now: int, acked: int, failed: int) -> Iterat
 
 
 def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
-    """Partitions that wait behind one message that fails again and again."""
+    """Messages that fail again and again. In a shared group no other message waits for them."""
+    ordered = group.mode == "ordered"
     for head in group.heads:
         waits = _age(now, head.published_at)
         if head.attempts and waits >= STUCK_SECONDS:
-            text = _(
-                "The partition %(key)s of %(ref)s waits behind message %(offset)s, which has failed %(times)s "
-                "and is %(age)s old."
-            )
+            if ordered:
+                text = _(
+                    "The partition %(key)s of %(ref)s waits behind message %(offset)s, which has failed %(times)s "
+                    "and is %(age)s old."
+                )
+            else:
+                text = _("Message %(offset)s of %(ref)s has failed %(times)s and is %(age)s old.")
             times = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
             values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": times}
-            severity = 1 if group.mode == "ordered" else 2
+            severity = 1 if ordered else 2
             yield Problem(severity, "stuck", text % {**values, "age": seconds(waits)}, group.ref, head.key, head.offset)
 
 

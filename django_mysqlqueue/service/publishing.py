@@ -56,8 +56,11 @@ def publish(
         payload: anything DjangoJSONEncoder can write, or bytes.
         key: messages of one key keep their order (at most 190 characters). None
             spreads messages over ``KEYLESS_PARTITIONS`` partitions by their id.
-        id: a repeat of an id under the same topic and key is dropped while the
-            first is in the log. None: a fresh one.
+        id: None for a fresh one. Of two messages with one id under the same topic
+            and key the second is dropped, without an error, as long as the first is in
+            the log. That is so even if the first was handled: an id names one message,
+            not one that is pending. Whether it is dropped is decided after the
+            commit, so ``publish`` cannot tell.
         metadata: a JSON object that travels beside the payload, at most 65,535 bytes.
         delay: seconds or a timedelta to wait before delivery.
         deliver_at: when to deliver (aware where USE_TZ is on); a past one is at once.
@@ -69,7 +72,7 @@ def publish(
             process dies between the two).
 
     Returns:
-        The message's id.
+        The message's id. For a given one that does not say that the message will be delivered: see ``id``.
 
     Raises:
         InvalidMessage: nothing was stored; the text names the value and the rule.
@@ -105,7 +108,7 @@ def publish_many(
             in memory until the other transaction commits.
 
     Returns:
-        The number of messages.
+        The number of messages, those among them that will be dropped for their id (see ``publish``).
 
     Raises:
         InvalidMessage: names the first bad message by its place; none was stored.

@@ -231,6 +231,18 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, by: str) -> st
         return run(using, write)
 
 
+def check_bounds(*, rate: float | None, limit: int | None) -> None:
+    """Messages a second, and how many at most.
+
+    Raises:
+        OperationRefused: one of them is out of range.
+    """
+    if rate is not None and rate <= 0:
+        raise OperationRefused(f"rate {rate!r}: must be above 0 messages a second")
+    if limit is not None and limit < 1:
+        raise OperationRefused(f"limit {limit!r}: must be at least 1")
+
+
 def _take_all(
     using: str,
     letters: Letters,
@@ -243,10 +255,7 @@ def _take_all(
     detail: str = "",
     progress: Callable[[int], object],
 ) -> int:
-    if rate is not None and rate <= 0:
-        raise OperationRefused(f"rate {rate!r}: must be above 0 messages a second")
-    if limit is not None and limit < 1:
-        raise OperationRefused(f"limit {limit!r}: must be at least 1")
+    check_bounds(rate=rate, limit=limit)
     size = BATCH if rate is None else max(1, min(BATCH, int(rate)))
 
     def write(session: Session, page: Sequence[int]) -> int:

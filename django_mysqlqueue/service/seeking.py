@@ -11,13 +11,13 @@ that died leaves the group paused, and is run again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import audit, groups, logbook, partitions, watermarks
+from django_mysqlqueue.service import audit, groups, logbook, partitions, topics, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import UNION_TERMS, Session, apart, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW
@@ -32,6 +32,10 @@ LOCKED_PAUSE = 0.05
 """Seconds to wait for rows that an atomic handler has locked."""
 COUNTED = 10_000
 """A preview counts no further."""
+READ = 100_000
+"""After so many messages of the log a preview reads no more: which group a message is for is in no index."""
+READ_FIRST = 100
+"""It reads so many of each partition, and then more of those that have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a seek would do. Counts of messages, exact up to ``COUNTED``.
-
-    (Messages that were redriven for another group are among them.)
-    """
+    """What a seek would do. Counts of the messages that are for the group, up to ``COUNTED``."""
 
     place: Place
     replayed: int
-    """Settled ones that would come again."""
+    """Settled ones that would be redelivered."""
     skipped: int
-    """Unsettled ones that would never come."""
+    """Unsettled ones that would never be delivered."""
+    exact: bool = True
+    """False: counting stopped after ``READ`` messages of the log, and there may be more of both."""
 
 
 def place_of(
@@ -62,9 +65,12 @@ def place_of(
 
     Args:
         target: ``"earliest"``: the oldest message that is left; ``"latest"``: behind
-            the newest one; a number: the message at that offset comes next.
+            the newest one that is or was in the log; a number: the message at that offset comes next.
         time_ms: instead of the target: what took its place in the log then or
             later (epoch milliseconds) comes next.
+
+    Raises:
+        OperationRefused: an offset that is no number from 1, or that is behind the end of the log.
     """
     session = Session(using)
     if time_ms is not None:
@@ -72,12 +78,10 @@ def place_of(
     if target == "earliest":
         return Place(0)
     if target == "latest":
-        row = session.row(f"SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m")
-        assert row is not None  # noqa: S101  # an aggregate has one row
-        return Place(int(row[0]))
+        return Place(topics.end_of_log(session))
     if isinstance(target, bool) or not isinstance(target, int) or target < 1:
         raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or a number from 1")
-    last = place_of(using, "latest").offset
+    last = topics.end_of_log(session)
     if target > last + 1:
         raise OperationRefused(f"offset {target}: the log ends at {last}; what comes before {target} would be lost")
     return Place(target - 1)
@@ -96,21 +100,68 @@ def preview(using: str, ref: GroupRef, place: Place) -> Preview:
     registered = groups.find(using, ref)
     if registered is None:
         raise OperationRefused(f"There is no group {ref.group!r} of {ref.topic!r}.")
-    replayed = skipped = 0
+    # Twice as far: what is settled ahead of the watermark is taken off again.
+    replayed, skipped = _Counter(session, ref, COUNTED), _Counter(session, ref, 2 * COUNTED)
     after: str | None = None
     while keys := partitions.in_log(session, ref.topic, after=after, limit=CHUNK):
         after = keys[-1]
         acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
-        back = {key: (place.offset, mark) for key, mark in acked.items() if mark > place.offset}
-        forth = {key: (mark, place.offset) for key, mark in acked.items() if mark < place.offset}
-        if replayed < COUNTED:
-            replayed += sum(count_between(session, ref.topic, back, COUNTED).values())
-        # Twice as far: what is settled ahead of the watermark is taken off again.
-        if skipped < 2 * COUNTED:
-            skipped += sum(count_between(session, ref.topic, forth, 2 * COUNTED).values())
+        replayed.count({key: (place.offset, mark) for key, mark in acked.items() if mark > place.offset})
+        skipped.count({key: (mark, place.offset) for key, mark in acked.items() if mark < place.offset})
     settled_behind = _settled(session, ref, place.offset, above=True)
     settled_before = _settled(session, ref, place.offset, above=False)
-    return Preview(place, min(replayed + settled_behind, COUNTED), min(max(0, skipped - settled_before), COUNTED))
+    again = min(replayed.found + settled_behind, COUNTED)
+    never = min(max(0, skipped.found - settled_before), COUNTED)
+    exact = not (replayed.stopped and again < COUNTED) and not (skipped.stopped and never < COUNTED)
+    return Preview(place, again, never, exact)
+
+
+class _Counter:
+    """Counts the messages for a group in ranges of partitions, up to ``most``; no read begins after ``READ`` rows."""
+
+    def __init__(self, session: Session, ref: GroupRef, most: int) -> None:
+        self._session = session
+        self._ref = ref
+        self._most = most
+        self._read = 0
+        self.found = 0
+        self.stopped = False
+        """It has read ``READ`` messages, and there are more."""
+
+    def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
+        """Adds partition key → (above, up to)."""
+        items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items())]
+        for start in range(0, len(items), UNION_TERMS):
+            # The deep ones one by one: together they are to cost no more than what is left.
+            for one in self._look(items[start : start + UNION_TERMS], READ_FIRST):
+                rest = [one]
+                while rest:
+                    rest = self._look(rest, max(READ_FIRST, self._most - self.found))
+
+    def _look(self, items: Sequence[tuple[str, int, int]], limit: int) -> list[tuple[str, int, int]]:
+        """Reads so many messages of each range; returns what is left of those that have more."""
+        if not items or self.found >= self._most or self.stopped:
+            return []
+        if self._read >= READ:
+            self.stopped = True
+            return []
+        one = (
+            "SELECT %s AS k, COUNT(*) AS n, COUNT(CASE WHEN w.target_group IN ('', %s) THEN 1 END) AS own, "
+            f"MAX(w.place) AS top FROM (SELECT m.`offset` AS place, m.target_group FROM {LOG} m"
+            f"{self._session.dialect.force_index('queue_messages_partition')} "
+            "WHERE m.topic = %s AND m.partition_key = %s AND m.`offset` > %s AND m.`offset` <= %s "
+            "ORDER BY m.`offset` LIMIT %s) w"
+        )
+        group, topic = self._ref
+        rows = self._session.rows(
+            " UNION ALL ".join([one] * len(items)),
+            flat((key, group, topic, key, above, upto, limit) for key, above, upto in items),
+        )
+        ends = {key: upto for key, _, upto in items}
+        for _, read, own, _ in rows:
+            self._read += int(read)
+            self.found += int(own)
+        return [(key, int(last), ends[key]) for key, read, _, last in rows if read == limit and last < ends[key]]
 
 
 def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, int]:

@@ -269,6 +269,25 @@ def test_the_commands(job, capsys, settings):
     assert OutboxMessage.objects.filter(topic="again").count() == 5
 
 
+def test_an_unknown_topic_and_a_replay_of_nothing_are_errors(job, settings, capsys):
+    settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
+    archived(job)
+    for options in ({"to": "again"}, {"group": "g"}, {"to": "again", "dry_run": True}):
+        with pytest.raises(
+            CommandError, match=r"topic 'tt': the archive has no message of it \(its topics: other, t\)"
+        ):
+            call_command("queuereplay", topic="tt", interactive=False, **options)
+    nothing = {"topic": "t", "to": "again", "where": "size < 0", "interactive": False}
+    with pytest.raises(CommandError, match="nothing was changed: no archived message of t matches"):
+        call_command("queuereplay", **nothing)
+    capsys.readouterr()
+    with pytest.raises(CommandError, match="nothing was changed"):
+        call_command("queuereplay", format="json", **nothing)
+    assert json.loads(capsys.readouterr().out)["replayed"] == 0
+    call_command("queuereplay", dry_run=True, **nothing)
+    assert not OutboxMessage.objects.exists()
+
+
 def test_a_no_does_nothing(job, monkeypatch, settings):
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     archived(job)

@@ -432,6 +432,9 @@ def test_from_a_queue_with_hostile_texts(spark, place, tmp_path, settings):
 def test_the_command(spark, place, tmp_path):
     with pytest.raises(CommandError, match=r"--since 'soon': must be a time"):
         call_command("queuereport", out=str(tmp_path / "r"), since="soon")
+    publish("orders", 1)
+    with pytest.raises(CommandError, match=r"no topic 'order'\. Topics: orders\. Did you mean orders\?"):
+        call_command("queuereport", out=str(tmp_path / "r"), topic=["orders", "order"])
     (tmp_path / "notes.txt").touch()
     with pytest.raises(CommandError, match="no report has made"):
         call_command("queuereport", out=str(tmp_path))

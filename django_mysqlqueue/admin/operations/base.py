@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.admin.pages.base import demand, may_see_payloads, url
+from django_mysqlqueue.admin.pages.base import demand, may_search_errors, may_see_payloads, search_refused, url
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.models import Dashboard
@@ -161,7 +161,10 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     sentences: list[str] = []
     refusal = digest = subject = ""
     confirmed = posted and "confirmed" in given
-    if form.is_valid():
+    forbidden = "error" in form.fields and bool(given.get("error")) and not may_search_errors(request)
+    if forbidden:
+        refusal = search_refused()
+    elif form.is_valid():
         digest = _digest(form.cleaned_data)
         one = operation(form.cleaned_data, request.user.get_username())
         subject = one.subject()
@@ -190,6 +193,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     }
     request.current_app = dashboard.admin_site.name
     response = TemplateResponse(request, "admin/django_mysqlqueue/dashboard/confirm.html", context)
+    response.status_code = 403 if forbidden else 200
     response["Cache-Control"] = "no-store"
     return response
 

@@ -112,10 +112,12 @@ class Seek(AdminOperation):
 
     def preview(self) -> list[str]:
         found = seeking.preview(self.using, self.ref, self.place())
+        stopped = _("Counting stopped after %(number)s messages of the log: there may be more of both.")
         return [
             _("The group %(ref)s goes on behind offset %(offset)s.") % {"ref": self.ref, "offset": found.place.offset},
             _("Handled ones that come again: %(count)s.") % {"count": counted(found.replayed)},
             _("Unhandled ones that never come: %(count)s.") % {"count": counted(found.skipped)},
+            *([] if found.exact else [stopped % {"number": f"{seeking.READ:,}"}]),
             _("What is being handled now becomes stale: its end changes nothing in the queue."),
         ]
 

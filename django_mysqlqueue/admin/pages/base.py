@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
 
 from django_mysqlqueue.addresses import url as url
 from django_mysqlqueue.conf import get_settings
@@ -24,6 +25,14 @@ PAGE_ROWS = 50
 
 class BadQuery(Exception):
     """A query string that names nothing; its text is shown."""
+
+    status: ClassVar[int] = 400
+
+
+class Refused(BadQuery):
+    """A query string that asks for what the user may not know; its text is shown."""
+
+    status = 403
 
 
 class Page:
@@ -93,7 +102,7 @@ class Page:
         try:
             found = self.context()
         except BadQuery as error:
-            status, problem, found = 400, str(error), {}
+            status, problem, found = error.status, str(error), {}
         context = {
             **self.dashboard.admin_site.each_context(self.request),
             **found,
@@ -121,6 +130,23 @@ def may_operate(request: HttpRequest) -> bool:
 def may_see_payloads(request: HttpRequest) -> bool:
     """Whether the user may read payloads and metadata."""
     return request.user.has_perm(SEE_PAYLOADS)
+
+
+def may_search_errors(request: HttpRequest) -> bool:
+    """Whether the user may search error texts.
+
+    They are searched as they are stored: with ``REDACT`` set, text that it hides
+    could be guessed, one search after another.
+    """
+    return get_settings().redact is None or may_see_payloads(request)
+
+
+def search_refused() -> str:
+    """What is said to who may not search error texts."""
+    return _(
+        "You cannot filter by error text: it is searched as it is stored, and REDACT hides parts of it. That needs the "
+        "permission to see payloads. Nothing was changed."
+    )
 
 
 def demand(allowed: bool) -> None:  # noqa: FBT001

@@ -14,7 +14,16 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import names
 from django_mysqlqueue.admin import contents
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, may_see_payloads, url
+from django_mysqlqueue.admin.pages.base import (
+    PAGE_ROWS,
+    BadQuery,
+    Page,
+    Refused,
+    may_search_errors,
+    may_see_payloads,
+    search_refused,
+    url,
+)
 from django_mysqlqueue.admin.words import last_line, moment, redacted, redacted_line
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service import letters
@@ -68,6 +77,10 @@ class DeadLettersPage(Page):
         else:
             return {"topics": [], "topic": ""}
         group, error = self.text("group"), self.text("error")
+        may_search = may_search_errors(self.request)
+        if error is not None and not may_search:
+            # To leave the filter out would show, and offer to redrive or discard, more than was asked for.
+            raise Refused(search_refused())
         since, until = self._time("since"), self._time("until")
         if until is not None:
             until += 999  # it has no more than seconds: the whole one is meant
@@ -87,6 +100,7 @@ class DeadLettersPage(Page):
             "groups": sorted(groups | {ref.group for ref in found.refs} | ({group} if group else set())),
             "group": group,
             "error": error or "",
+            "may_search_errors": may_search,
             "since": since,
             "until": until,
             "found": found,
@@ -95,7 +109,7 @@ class DeadLettersPage(Page):
             "rows": [self._row(letter) for letter in letters.at(session, rest[:PAGE_ROWS])],
             "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
             "is_first": before is None,
-            "kinds": [self._kind(kind) for kind in kinds[:KINDS_SHOWN]],
+            "kinds": [self._kind(kind, may_search=may_search) for kind in kinds[:KINDS_SHOWN]],
             "more_kinds": max(0, len(kinds) - KINDS_SHOWN),
             "errors_read": f"{letters.ERRORS_READ:,}",
             "told_apart": len(found.offsets) > letters.ERRORS_READ,
@@ -127,9 +141,9 @@ class DeadLettersPage(Page):
         return Row(letter, moment(letter.failed_at), error)
 
     @staticmethod
-    def _kind(kind: ErrorKind) -> Kind:
+    def _kind(kind: ErrorKind, *, may_search: bool) -> Kind:
         line = redacted_line(kind.line, topic=kind.ref.topic, cut=kind.cut)
-        return Kind(kind, line, kind.line if line == kind.line else None)
+        return Kind(kind, line, kind.line if may_search and line == kind.line else None)
 
 
 @dataclass(frozen=True, slots=True)

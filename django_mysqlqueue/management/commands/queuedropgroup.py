@@ -22,11 +22,12 @@ class Command(OperationCommand):
     def plan(self, using: str, options: dict[str, Any]) -> Plan:
         ref = group_of(using, options).ref
         session = Session(using)
-        unsettled = seeking.preview(using, ref, seeking.place_of(using, "latest")).skipped
+        preview = seeking.preview(using, ref, seeking.place_of(using, "latest"))
         kept = retention.held_back_by(session, ref, most=COUNTED)
         live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
         summary = [
-            f"The group {ref.group!r} of {ref.topic!r} has {counted(unsettled, 'unsettled message')}.",
+            f"The group {ref.group!r} of {ref.topic!r} has {counted(preview.skipped, 'unsettled message')}"
+            + ("." if preview.exact else f", or more: counting stopped after {seeking.READ:,} messages of the log."),
             f"GC keeps {counted(kept, 'message')} for it alone: when they are old enough, it may delete them.",
         ]
         warnings = (
@@ -39,11 +40,11 @@ class Command(OperationCommand):
         facts = {
             "group": ref.group,
             "topic": ref.topic,
-            "unsettled": unsettled,
+            "unsettled": preview.skipped,
             "kept_for_it_alone": kept,
             "live_subscribers": list(live),
         }
-        return Plan("drop", summary, 1, drop, facts, warnings)
+        return Plan("drop", summary, 1, drop, facts, warnings, nothing="the group is gone already.")
 
     def ask(self, plan: Plan, options: dict[str, Any]) -> None:
         try:

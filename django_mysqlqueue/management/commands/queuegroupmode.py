@@ -9,9 +9,9 @@ from django.core.management.base import CommandError, CommandParser
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.management.operations import add_group, group_of
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.groups import GroupRef
 
 
 class Command(QueueCommand):
@@ -19,12 +19,14 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("group")
-        parser.add_argument("topic")
+        add_group(parser)
         parser.add_argument("mode", choices=ConsumerGroup.Mode.values)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        ref = GroupRef(options["group"], options["topic"])
+        group = group_of(using, options)
+        ref = group.ref
+        if group.mode == options["mode"]:
+            raise CommandError(f"Nothing was changed: the group {ref} is {group.mode} already.")
         lease_ms = int(get_settings().lease_duration * 1000)
         try:
             groups.set_mode(using, ref, options["mode"], lease_ms=lease_ms)

@@ -29,7 +29,8 @@ class Command(OperationCommand):
         def pause(progress: object) -> int:
             return int(groups.pause(using, group.ref, by=who(), reason=options["reason"]))
 
-        return Plan("pause", summary, int(not group.paused), pause)
+        nothing = f"the group {group.ref} is paused already."
+        return Plan("pause", summary, int(not group.paused), pause, nothing=nothing)
 
     def done(self, plan: Plan, changed: int) -> str:
-        return "it is paused." if changed else "it was paused already."
+        return "it is paused."

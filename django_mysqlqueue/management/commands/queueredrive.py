@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
+from django_mysqlqueue import names
 from django_mysqlqueue.management.operations import (
     COUNTED,
     OperationCommand,
     Plan,
     Progress,
+    check_known,
     counted,
+    did_you_mean,
     dlq_of,
     moment,
     who,
 )
-from django_mysqlqueue.service import redriving
+from django_mysqlqueue.service import groups, overview, redriving
+from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.service.transactions import Session
 
 
 class LettersCommand(OperationCommand):
@@ -33,9 +38,24 @@ class LettersCommand(OperationCommand):
         parser.add_argument("--until", metavar="WHEN", help="only those that failed then or earlier")
         parser.add_argument("--limit", type=int, metavar="N", help="at most so many")
 
-    def letters(self, options: dict[str, Any]) -> Letters:
+    def letters(self, using: str, options: dict[str, Any]) -> Letters:
+        """The selection that the arguments name.
+
+        Raises:
+            CommandError: they name a topic, a group or a dead letter that is not there.
+            OperationRefused: a rate or a limit out of range.
+        """
+        redriving.check_bounds(rate=options.get("rate"), limit=options["limit"])
+        topic = dlq_of(using, options["topic"])
+        if options["group"] is not None:
+            _check_group(using, topic, options["group"])
+        if options["offset"]:
+            named = Letters(topic, offsets=tuple(options["offset"]))
+            pages = redriving.pages(Session(using), named, size=redriving.BATCH)
+            text = f"There is no dead letter of {topic} at these offsets: {{}}."
+            check_known(text, options["offset"], {offset for page in pages for offset in page})
         return Letters(
-            dlq_of(options["topic"]),
+            topic,
             offsets=tuple(options["offset"]) if options["offset"] else None,
             group=options["group"],
             error=options["error"],
@@ -47,6 +67,24 @@ class LettersCommand(OperationCommand):
         found = redriving.count(using, letters, most=COUNTED)
         return found if options["limit"] is None else min(found, options["limit"])
 
+    @staticmethod
+    def nothing(letters: Letters) -> str:
+        """Why nothing was changed."""
+        return f"no dead letter of {letters.topic} matches."
+
+
+def _check_group(using: str, dlq_topic: str, group: str) -> None:
+    """A group of the topic, or one that has failed a message of it and is not registered any more."""
+    topic = names.first_topic(dlq_topic)
+    if groups.find(using, GroupRef(group, topic)) or redriving.count(using, Letters(dlq_topic, group=group), most=1):
+        return
+    known = {ref.group for ref in groups.registered_refs(using) if ref.topic == topic}
+    known |= {ref.group for _, ref in overview.dead_letters(Session(using), [dlq_topic])}
+    raise CommandError(
+        f"There is no group {group!r} of {topic!r}, and {dlq_topic} has no dead letters of a former one. "
+        f"Groups: {did_you_mean(group, sorted(known))}"
+    )
+
 
 class Command(LettersCommand):
     help = "Sends dead letters back to the consumer group that failed them, and to that one alone."
@@ -56,7 +94,7 @@ class Command(LettersCommand):
         parser.add_argument("--rate", type=float, metavar="N", help="at most so many a second")
 
     def plan(self, using: str, options: dict[str, Any]) -> Plan:
-        letters = self.letters(options)
+        letters = self.letters(using, options)
         total = self.total(using, letters, options)
         summary = [f"{counted(total, 'dead letter')} of {letters.topic} will go back to the group that failed each."]
 
@@ -65,7 +103,7 @@ class Command(LettersCommand):
                 using, letters, by=who(), rate=options["rate"], limit=options["limit"], progress=progress
             )
 
-        return Plan("redrive", summary, total, redrive)
+        return Plan("redrive", summary, total, redrive, nothing=self.nothing(letters))
 
     def done(self, plan: Plan, changed: int) -> str:
         return f"{changed} sent back."

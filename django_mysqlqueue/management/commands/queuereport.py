@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.management.operations import check_topics
 from django_mysqlqueue.management.spark import SparkCommand
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.redaction import redacted
@@ -13,6 +14,9 @@ from django_mysqlqueue.redaction import redacted
 class Command(SparkCommand):
     help = "Makes an HTML page about what the queue did, and its tables as Parquet and CSV."
     name = "report"
+
+    def check_names(self, using: str, options: dict[str, Any]) -> None:
+        check_topics(using, options["topic"] or ())
 
     def of_project(self, using: str) -> dict[str, Any]:
         settings = get_settings()

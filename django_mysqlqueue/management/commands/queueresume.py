@@ -28,7 +28,8 @@ class Command(OperationCommand):
         def resume(progress: object) -> int:
             return int(groups.resume(using, group.ref, by=who()))
 
-        return Plan("resume", summary, int(group.paused), resume)
+        nothing = f"the group {group.ref} is not paused."
+        return Plan("resume", summary, int(group.paused), resume, nothing=nothing)
 
     def done(self, plan: Plan, changed: int) -> str:
-        return "it goes on." if changed else "it was not paused."
+        return "it goes on."

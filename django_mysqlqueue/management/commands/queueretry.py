@@ -12,6 +12,7 @@ from django_mysqlqueue.management.operations import (
     Plan,
     Progress,
     add_group,
+    check_known,
     counted,
     group_of,
     who,
@@ -33,6 +34,8 @@ class Command(OperationCommand):
         rows = None
         if options["offset"]:
             rows = retrying.at(using, group.ref, options["offset"])
+            text = f"These messages do not wait for another attempt in the group {group.ref}: {{}}."
+            check_known(text, options["offset"], {offset for _, offset in rows})
         total = retrying.waiting(using, group.ref, most=COUNTED) if rows is None else len(rows)
         summary = [f"{counted(total, 'message')} that wait for another attempt in the group {group.ref} will come due."]
         if options["reset_attempts"]:
@@ -43,7 +46,8 @@ class Command(OperationCommand):
                 using, group.ref, by=who(), rows=rows, reset_attempts=options["reset_attempts"], progress=progress
             )
 
-        return Plan("retry", summary, total, retry)
+        nothing = f"no message waits for another attempt in the group {group.ref}."
+        return Plan("retry", summary, total, retry, nothing=nothing)
 
     def done(self, plan: Plan, changed: int) -> str:
         return f"{changed} came due."

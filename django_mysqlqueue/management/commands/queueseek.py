@@ -54,6 +54,8 @@ class Command(OperationCommand):
             "What is in flight is given up: its end changes nothing.",
         ]
         warnings = [f"{counted(preview.skipped, 'message')} will never be handled."] if preview.skipped else []
+        if not preview.exact:
+            warnings.append(f"Counting stopped after {seeking.READ:,} messages of the log: there may be more of both.")
 
         def seek(progress: Progress) -> int:
             return seeking.seek(using, group.ref, place, by=who(), detail=said, progress=progress)
@@ -63,8 +65,11 @@ class Command(OperationCommand):
             "replayed": preview.replayed,
             "skipped": preview.skipped,
             "counted_up_to": COUNTED,
+            "exact": preview.exact,
         }
-        return Plan("seek", summary, max(1, preview.replayed + preview.skipped), seek, facts, warnings)
+        total = max(1, preview.replayed + preview.skipped)
+        # What it returns are deliveries that it has revoked: a seek of an idle group revokes none.
+        return Plan("seek", summary, total, seek, facts, warnings, nothing=None)
 
     def done(self, plan: Plan, changed: int) -> str:
         return f"the next message is the first from offset {plan.facts['offset']} on."

@@ -1,6 +1,6 @@
 import contextlib
 
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.utils import timezone, translation
 
 from django_mysqlqueue import publish, subscriber
@@ -61,6 +61,10 @@ def act(delivery):  # noqa: C901  # one thing for each test
         Mail.objects.create(text="kept")
         with contextlib.suppress(DatabaseError):
             Invoice(order=None).save()
+    elif what == "catch":
+        with contextlib.suppress(IntegrityError):
+            Invoice.objects.create(order=1)
+        Mail.objects.create(text="went on")
     elif what == "activate":
         translation.activate("de")
     elif what == "isolation":

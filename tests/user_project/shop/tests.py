@@ -3,14 +3,19 @@
 import asyncio
 import datetime
 import os
+import re
 import unittest
+from pathlib import Path
+from unittest import mock
 
 from django.db import connection, transaction
+from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone, translation
 
 from django_mysqlqueue import InvalidMessage, QueueError, SubscriberError, apublish, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.testing import Published, deliver_all, delivery, published
 from tests.user_project.shop.models import Invoice, Mail
 from tests.user_project.shop.subscribers import act, confirm
@@ -199,6 +204,30 @@ class HandlersAlone(TestCase):
         self.assertEqual([one.outcome for one in deliver_all()], ["ack"])
         self.assertEqual(texts(), ["kept"])
 
+    def test_a_handler_that_goes_on_after_an_error_is_told_what_to_do(self):
+        Invoice.objects.create(order=1)
+        publish("actions", "catch")
+        with self.assertRaises(TransactionManagementError) as raised:
+            deliver_all()
+        self.assertIn("tests.user_project.shop.subscribers.act: it goes on after", str(raised.exception))
+        self.assertIn("`with transaction.atomic():` block of its own", str(raised.exception))
+        self.assertIsInstance(raised.exception.__cause__, TransactionManagementError)
+        self.assertEqual(texts(), [], "the test's transaction can be used")
+        with self.assertLogs("django_mysqlqueue"):
+            delivered = deliver_all(raise_exceptions=False)
+        self.assertIn("TransactionTestCase", delivered[-1].error)
+        self.assertEqual(delivered[-1].outcome, "nack")
+
+    def test_the_example_of_the_documentation(self):
+        """``docs/howto/test.md``: the savepoint keeps the test's transaction in order."""
+        page = (Path(__file__).parents[3] / "docs" / "howto" / "test.md").read_text()
+        (example,) = (one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def make_invoice" in one)
+        with mock.patch.object(registry, "_declared", []):
+            exec(example.replace("orders.models", "tests.user_project.shop.models"), {"__name__": "example"})  # noqa: S102
+            publish_many("orders", ({"order": order} for order in (1, 1, 2)))
+            self.assertEqual([one.outcome for one in deliver_all()], ["ack"] * 3)
+        self.assertEqual(list(Invoice.objects.order_by("order").values_list("order", flat=True)), [1, 2])
+
     def test_nothing_leaks_from_one_message_to_the_next(self):
         publish("actions", "activate")
         deliver_all()
@@ -288,6 +317,12 @@ class Committing(TransactionTestCase):
         publish("actions", "isolation")
         with self.assertRaises(AssertionError):
             deliver_all()
+
+    def test_a_handler_goes_on_after_an_error_that_it_has_caught(self):
+        Invoice.objects.create(order=1)
+        publish("actions", "catch")
+        self.assertEqual([one.outcome for one in deliver_all()], ["ack"])
+        self.assertEqual(texts(), ["went on"])
 
     @override_settings(MYSQLQUEUE={"EAGER": True})
     def test_eager(self):
