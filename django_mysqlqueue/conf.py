@@ -57,6 +57,20 @@ class TopicSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """From when on failures are a problem; None: never."""
+
+    window: float = 600.0
+    """Seconds that count as recent."""
+    max_recent_dead_letters: int | None = 10
+    """Dead letters of one group in the window."""
+    max_failure_ratio: float | None = 0.5
+    """Failed attempts of one group in the window, as a share of all that ended."""
+    min_attempts: int = 10
+    """With fewer attempts in the window the ratio is not judged."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The validated setting. Durations in seconds, sizes in bytes."""
 
@@ -83,14 +97,45 @@ class Settings:
     history_retention: float = 7 * 86400.0
     archive_path: str | None = None
     archive_required: bool = False
-    metrics_token: str | None = field(default=None, repr=False)
-    redact: Callable[..., str] | str | None = None
-    """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` of the groups that have their own."""
+    monitoring: Mapping[str, Any] = field(
+        default_factory=lambda: {"metrics_token": None, "redact": None, "health": HealthSettings()}, repr=False
+    )
+    """``METRICS_TOKEN``, ``REDACT`` and ``HEALTH``; in the place of a bad value the error that its property raises."""
+
+    @property
+    def metrics_token(self) -> str | None:
+        """The token that the metrics view accepts; None: no token is configured."""
+        found: str | None = self._monitoring("metrics_token")
+        return found
+
+    @property
+    def redact(self) -> Callable[..., str] | str | None:
+        """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
+        found: Callable[..., str] | str | None = self._monitoring("redact")
+        return found
+
+    @property
+    def health(self) -> HealthSettings:
+        """From when on failures are a problem."""
+        found: HealthSettings = self._monitoring("health")
+        return found
+
+    def _monitoring(self, name: str) -> Any:
+        """A setting that publishing and subscribers do without.
+
+        Raises:
+            ImproperlyConfigured: naming the value and the rule. A bad token must not open a door, and a bad
+                ``REDACT`` must not show what it was to hide.
+        """
+        found = self.monitoring[name]
+        if isinstance(found, ImproperlyConfigured):
+            raise ImproperlyConfigured(*found.args)
+        return found
 
     def retention_of(self, topic: str, *, has_groups: bool) -> float | None:
         """Seconds that a settled message stays in the log; None: for ever.
@@ -121,6 +166,11 @@ class Problem:
     id: str
     message: str
     hint: str
+    optional: bool = False
+    """Only monitoring needs the value: it is refused where it is used, and everything else works."""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.message, self.hint)))
 
 
 class _Invalid(Exception):
@@ -184,6 +234,12 @@ def _function(value: Any) -> Callable[..., str] | str:
     return value  # type: ignore[no-any-return]
 
 
+def _ratio(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise _Invalid("must be a number from 0 to 1")
+    return float(value)
+
+
 def _alias(value: Any) -> str:
     if not isinstance(value, str) or value not in django_settings.DATABASES:
         raise _Invalid(f"must be an alias of DATABASES ({', '.join(django_settings.DATABASES)})")
@@ -203,7 +259,9 @@ def _suffix(value: Any) -> str:
     return value
 
 
-def _token(value: Any) -> str:
+def _token(value: Any) -> str | None:
+    if value == "":  # an environment variable that is not set
+        return None
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]{20,}", value):
         raise _Invalid("must be at least 20 printable ASCII characters without a space")
     return value
@@ -272,9 +330,40 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "history_retention": _number(),
     "archive_path": _or_none(_archive_path),
     "archive_required": _boolean,
+}
+HEALTH_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "window": _number(minimum=60.0, maximum=6 * 3600.0),
+    "max_recent_dead_letters": _or_none(_integer(0, 9_999)),
+    "max_failure_ratio": _or_none(_ratio),
+    "min_attempts": _integer(1),
+}
+"""What ``HEALTH`` may hold. Minutes of the rollups are kept for six hours; counts stop at 10,000."""
+
+
+def _health(value: Any) -> HealthSettings:
+    if isinstance(value, HealthSettings):
+        value = {name.name.upper(): getattr(value, name.name) for name in fields(HealthSettings)}
+    if not isinstance(value, Mapping):
+        raise _Invalid("must be a dict")
+    given: dict[str, Any] = {}
+    for key, item in value.items():
+        if key not in _HEALTH_KEYS:
+            raise _Invalid(f"has the unknown key {key!r} ({_nearest(str(key), list(_HEALTH_KEYS)).rstrip('.')})")
+        name = key.lower()
+        try:
+            given[name] = HEALTH_OPTIONS[name](item)
+        except _Invalid as error:
+            raise _Invalid(f"has {key} = {item!r}, which {error}") from None
+    return HealthSettings(**given)
+
+
+_HEALTH_KEYS = tuple(name.upper() for name in HEALTH_OPTIONS)
+_MONITORING: dict[str, Callable[[Any], Any]] = {
     "metrics_token": _or_none(_token),
     "redact": _or_none(_function),
+    "health": _health,
 }
+"""What publishing and subscribers do without: a bad value is refused where it is used, and by ``check``."""
 _SECRETS = ("METRICS_TOKEN",)
 """Whose values are not shown."""
 
@@ -306,18 +395,26 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
         return Settings(), [Problem("E001", f"MYSQLQUEUE must be a dict, not {type(raw).__name__}.", "")]
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    known = [name.upper() for name in _FIELDS] + ["TOPICS", "GROUPS"]
+    monitoring = dict(Settings().monitoring)
+    known = [name.upper() for name in (*_FIELDS, *_MONITORING)] + ["TOPICS", "GROUPS"]
     for key, value in raw.items():
         if key not in known:
             problems.append(Problem("E002", f"MYSQLQUEUE has the unknown key {key!r}.", _nearest(str(key), known)))
+        elif key.lower() in _MONITORING:
+            try:
+                monitoring[key.lower()] = _MONITORING[key.lower()](value)
+            except _Invalid as error:
+                shown = "…" if key in _SECRETS else repr(value)
+                problem = Problem("E003", f"MYSQLQUEUE[{key!r}] = {shown} {error}.", "", optional=True)
+                problems.append(problem)
+                monitoring[key.lower()] = ImproperlyConfigured(str(problem))
         elif key not in ("TOPICS", "GROUPS"):
             try:
                 values[key.lower()] = _FIELDS[key.lower()](value)
             except _Invalid as error:
                 default = getattr(Settings(), key.lower())
                 hint = f"The default is {default!r}."
-                shown = "…" if key in _SECRETS else repr(value)
-                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {shown} {error}.", hint))
+                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {value!r} {error}.", hint))
     settings = Settings(**values)
     problems += _relations(settings)
     topics, groups = raw.get("TOPICS", {}), raw.get("GROUPS", {})
@@ -327,6 +424,7 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
         topics=by_topic,
         recorded={group: given.pop(RECORD) for group, given in options.items() if RECORD in given},
         groups=options,
+        monitoring=monitoring,
     )
     return settings, problems
 
@@ -412,12 +510,15 @@ def problems() -> list[Problem]:
 def get_settings() -> Settings:
     """The validated setting.
 
+    What only monitoring needs (``METRICS_TOKEN``, ``REDACT``, ``HEALTH``) raises where it is read, not here.
+
     Raises:
         ImproperlyConfigured: naming the first value that breaks a rule.
     """
     settings, found = _parse(getattr(django_settings, "MYSQLQUEUE", {}))
-    if found:
-        raise ImproperlyConfigured(" ".join(filter(None, (found[0].message, found[0].hint))))
+    for problem in found:
+        if not problem.optional:
+            raise ImproperlyConfigured(str(problem))
     return settings
 
 

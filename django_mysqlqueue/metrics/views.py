@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
@@ -25,8 +26,9 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
     It wants ``Authorization: Bearer`` with the setting ``METRICS_TOKEN``, or a
     logged-in member of staff with the permission to view the dashboard.
-    Nobody else: 401 to those who say nothing or a wrong token, 403 to users
-    without the permission.
+    Nobody else: 401 for no token or a wrong one (the text names the setting if
+    no token is configured), 403 for users without the permission, 500 if the
+    setting holds a bad value.
 
     Args:
         using: the queue's database alias, if not the setting's.
@@ -42,23 +44,26 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        token = get_settings().metrics_token
-        if token is not None and constant_time_compare(given.strip(), token):
-            return None
-        return _unauthorized('Bearer error="invalid_token"')
     user = getattr(request, "user", None)  # there may be no AuthenticationMiddleware
-    if user is None or not user.is_authenticated:
-        return _unauthorized("Bearer")
-    if user.is_active and user.is_staff and user.has_perm(PERMISSION):
+    bears = scheme.lower() == "bearer"
+    if not bears and user is not None and user.is_authenticated:
+        if user.is_active and user.is_staff and user.has_perm(PERMISSION):
+            return None
+        return _text("You do not have permission to view the queue's metrics.", 403)
+    try:
+        token = get_settings().metrics_token
+    except ImproperlyConfigured as error:
+        return _text(str(error), 500)  # it names the rule, never the value
+    if bears and token is not None and constant_time_compare(given.strip(), token):
         return None
-    return HttpResponse("You may not see the queue's metrics.\n", status=403, content_type="text/plain")
+    if token is None:
+        said = "No METRICS_TOKEN is configured in MYSQLQUEUE: configure one, or log in as staff."
+    else:
+        said = 'Send "Authorization: Bearer" with the METRICS_TOKEN of the setting MYSQLQUEUE, or log in as staff.'
+    response = _text(said, 401)
+    response["WWW-Authenticate"] = 'Bearer error="invalid_token"' if bears else "Bearer"
+    return response
 
 
-def _unauthorized(challenge: str) -> HttpResponse:
-    return HttpResponse(
-        'Send "Authorization: Bearer" with the METRICS_TOKEN of the setting MYSQLQUEUE, or log in as staff.\n',
-        status=401,
-        headers={"WWW-Authenticate": challenge},
-        content_type="text/plain",
-    )
+def _text(text: str, status: int) -> HttpResponse:
+    return HttpResponse(f"{text}\n", status=status, content_type="text/plain")
