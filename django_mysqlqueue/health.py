@@ -10,9 +10,10 @@ from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import health
+from django_mysqlqueue.service import failures, health
 from django_mysqlqueue.service.health import Finding, Limits
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import bounded
 
 
 @dataclasses.dataclass
@@ -50,12 +51,12 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         """
         alias = queue_alias(self.using)
         try:
-            with connections[alias].temporary_connection():
+            with bounded(alias), connections[alias].temporary_connection():
                 report = health.check(alias, self._limits, groups=self.groups, topics=self.topics)
         except OperationRefused as error:
             raise ServiceUnavailable(str(error)) from error
         except Error as error:
-            raise ServiceUnavailable(f"The queue's database {alias!r} does not answer.") from error
+            raise ServiceUnavailable(f"{failures.summarize(alias, error)}.") from error
         if report.findings:
             raise ServiceUnavailable(" ".join(_public(finding) for finding in report.findings))
 

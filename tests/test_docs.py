@@ -417,12 +417,14 @@ def test_every_setting_is_in_the_reference():
     page = (DOCS / "reference" / "settings.md").read_text()
     listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
     defaults = conf.Settings()
-    known = {name.upper() for name in conf._FIELDS} | {"TOPICS", "GROUPS"}
+    known = {name.upper() for name in (*conf._FIELDS, *conf._MONITORING)} | {"TOPICS", "GROUPS"}
     assert set(listed) == known
     for name, shown in listed.items():
         value, default = ast.literal_eval(shown.strip("`")), getattr(defaults, name.lower())
         if name == "BACKOFF":
             value = conf.parse_backoff(value)
+        elif name == "HEALTH":
+            value = conf._health(value)
         assert value == default, name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured
+from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
@@ -13,6 +14,9 @@ from prometheus_client.exposition import choose_encoder
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.metrics.queue import QueueCollector
+from django_mysqlqueue.service import failures
+from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import bounded
 
 PERMISSION = "django_mysqlqueue.view_dashboard"
 """That of the pages that show the same to people."""
@@ -39,7 +43,14 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
     registry = CollectorRegistry()
     registry.register(QueueCollector(using))
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return HttpResponse(encode(registry), content_type=content_type)
+    alias = queue_alias(using)
+    try:
+        with bounded(alias):
+            return HttpResponse(encode(registry), content_type=content_type)
+    except Error as error:
+        if failures.kind_of(alias, error) is None:
+            raise
+        return _text(f"{failures.summarize(alias, error)}.", 503)
 
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:

@@ -13,7 +13,7 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql import client_timeouts, dialect_of, limited_settings
 
 logger = logging.getLogger("django_mysqlqueue.service")
 
@@ -26,6 +26,12 @@ escaped it still fits into a megabyte, the least that servers are set to."""
 
 UNION_TERMS = 200
 """SELECTs in one UNION ALL (SQLite allows 500)."""
+
+READ_SECONDS = 20.0
+"""How long a page, a scrape or a health check waits for an answer; each statement of theirs is bounded."""
+LOCK_SECONDS = 60.0
+"""How long an operation waits: longer than servers let a statement wait for a lock (``innodb_lock_wait_timeout``:
+50 s), so that the server's error comes first, and the transaction is run again."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -103,6 +109,34 @@ def apart(using: str) -> Iterator[None]:
         yield
         return
     own = outer.copy(using)
+    connections[using] = own
+    try:
+        yield
+    finally:
+        connections[using] = outer
+        own.close()
+
+
+@contextlib.contextmanager
+def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
+    """A connection of its own that gives up on a server that does not answer, for what web workers do.
+
+    The request's own connection has the time limits that ``OPTIONS`` gives it, usually none, and they cannot be
+    changed once it is open. Inside a ``TestCase`` this joins its transaction; on SQLite there is no server to wait for.
+
+    Args:
+        read: seconds to wait for each answer, unless ``OPTIONS`` says otherwise.
+    """
+    outer = connections[using]
+    in_testcase = outer.in_atomic_block and not in_transaction(outer)
+    if in_testcase or not client_timeouts(outer, read=read):
+        yield
+        return
+    own = outer.copy(using)
+    own.settings_dict = {**limited_settings(own, read=read), "AUTOCOMMIT": True}
+    # Who watches the project's connection sees these statements too.
+    own.queries_log, own.force_debug_cursor = outer.queries_log, outer.force_debug_cursor
+    own.execute_wrappers = outer.execute_wrappers
     connections[using] = own
     try:
         yield

@@ -16,6 +16,8 @@ from django_mysqlqueue.sql.base import Dialect
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from django_mysqlqueue.sql import FailureKind
+
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 NEEDS_PRIVILEGE = 1227
@@ -23,6 +25,24 @@ CHANGED_SINCE_SNAPSHOT = 1020
 """MariaDB with innodb_snapshot_isolation."""
 READ_ONLY = frozenset({1290, 1792, 1836})
 """What a demoted primary answers to a write: it lives on, and so does the connection."""
+
+
+FAILURES: dict[FailureKind, frozenset[int]] = {
+    # Refused by the operating system or lost on the way; shutting down; ended by the server (KILL, idle, restart).
+    "no_answer": frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1053, 1927, 4031}),
+    # Database, user, host, host after many errors, plug-in; table, column; PROCESS and the like; routine.
+    "denied": frozenset({1044, 1045, 1130, 1129, 1698, 1142, 1143, NEEDS_PRIVILEGE, 1370}),
+    "no_database": frozenset({1049}),
+    "too_many_connections": frozenset({1040, 1203, 1226}),
+    "read_only": READ_ONLY,
+    "missing_table": frozenset({1146, 1054}),  # a column that is missing is an older table
+    "busy": frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT}),
+}
+
+
+def failure_kind(error: Error) -> FailureKind | None:
+    code = error.args[0] if error.args else None
+    return next((kind for kind, codes in FAILURES.items() if code in codes), None)
 
 
 _CHANGES_SESSION = re.compile(

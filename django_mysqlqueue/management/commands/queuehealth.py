@@ -7,16 +7,17 @@ import sys
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import Error
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.service import health
 from django_mysqlqueue.service.health import Finding, Limits, Report
 from django_mysqlqueue.service.overview import Count, total
+from django_mysqlqueue.service.transactions import READ_SECONDS
 
 
 class Command(QueueCommand):
+    read_timeout = READ_SECONDS
     help = (
         "Exits with 1 when messages stand still or a limit is passed. For alerting; not for liveness probes: "
         "a database that hangs must not restart the subscribers."
@@ -41,8 +42,6 @@ class Command(QueueCommand):
             report = health.check(using, limits, groups=options["group"], topics=options["topic"])
         except OperationRefused as error:
             raise CommandError(str(error)) from error
-        except Error as error:
-            raise CommandError(f"The database {using!r} does not answer: {error}") from error
         if options["format"] == "json":
             self.stdout.write(json.dumps(_as_json(using, report), indent=2))
         else:
