@@ -12,12 +12,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from os import PathLike, fspath
-from typing import Any, TypeVar
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+
+from django_mysqlqueue.values import Invalid as _Invalid
+from django_mysqlqueue.values import alias as _alias
+from django_mysqlqueue.values import archive_path as _archive_path
+from django_mysqlqueue.values import boolean as _boolean
+from django_mysqlqueue.values import choice as _choice
+from django_mysqlqueue.values import function as _function
+from django_mysqlqueue.values import integer as _integer
+from django_mysqlqueue.values import number as _number
+from django_mysqlqueue.values import or_none as _or_none
+from django_mysqlqueue.values import ratio as _ratio
+from django_mysqlqueue.values import suffix as _suffix
+from django_mysqlqueue.values import token as _token
 
 RECORD = "record_deliveries"
 LONGEST_DELAY = 30 * 86400.0
@@ -173,99 +185,7 @@ class Problem:
         return " ".join(filter(None, (self.message, self.hint)))
 
 
-class _Invalid(Exception):
-    """Carries the rule that a value breaks."""
-
-
 # -- what a value may be ------------------------------------------------------
-
-
-def _number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e9) -> Callable[[Any], float]:
-    def parse(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            raise _Invalid("must be a number of seconds")
-        if value < minimum or (exclusive and value == minimum) or value > maximum:
-            comparison = "above" if exclusive else "at least"
-            raise _Invalid(f"must be {comparison} {minimum:g} and at most {maximum:g}")
-        return float(value)
-
-    return parse
-
-
-def _integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _Invalid("must be a whole number")
-        if not minimum <= value <= maximum:
-            raise _Invalid(f"must be from {minimum} to {maximum}")
-        return value
-
-    return parse
-
-
-_T = TypeVar("_T")
-
-
-def _or_none(parse: Callable[[Any], _T]) -> Callable[[Any], _T | None]:
-    return lambda value: None if value is None else parse(value)
-
-
-def _choice(*values: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in values:
-            raise _Invalid(f"must be one of {', '.join(map(repr, values))}")
-        return str(value)
-
-    return parse
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Invalid("must be True or False")
-    return value
-
-
-def _function(value: Any) -> Callable[..., str] | str:
-    if isinstance(value, str):
-        if not all(part.isidentifier() for part in value.split(".")) or "." not in value:
-            raise _Invalid("must be a function or a dotted path to one")
-    elif not callable(value):
-        raise _Invalid("must be a function or a dotted path to one")
-    return value  # type: ignore[no-any-return]
-
-
-def _ratio(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise _Invalid("must be a number from 0 to 1")
-    return float(value)
-
-
-def _alias(value: Any) -> str:
-    if not isinstance(value, str) or value not in django_settings.DATABASES:
-        raise _Invalid(f"must be an alias of DATABASES ({', '.join(django_settings.DATABASES)})")
-    return value
-
-
-def _archive_path(value: Any) -> str:
-    if not isinstance(value, (str, PathLike)) or not str(value):
-        raise _Invalid("must be a path or a URI of a folder")
-    return fspath(value)
-
-
-def _suffix(value: Any) -> str:
-    allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-    if not isinstance(value, str) or not 1 <= len(value) <= 20 or not set(value) <= set(allowed):
-        raise _Invalid("must be 1 to 20 letters, digits, '.', '_' or '-'")
-    return value
-
-
-def _token(value: Any) -> str | None:
-    if value == "":  # an environment variable that is not set
-        return None
-    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{20,}", value):
-        raise _Invalid("must be at least 20 printable ASCII characters without a space")
-    return value
-
 
 _BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
     "initial": _number(maximum=LONGEST_DELAY),
@@ -380,6 +300,18 @@ def check_handler_option(name: str, value: Any) -> Any:
         return HANDLER_OPTIONS[name](value)
     except _Invalid as error:
         raise ValueError(f"{name}={value!r}: {error}") from None
+
+
+def check_health_option(name: str, value: Any) -> Any:
+    """The parsed value of one threshold of ``HEALTH``.
+
+    Raises:
+        ValueError: naming the threshold, the value and the rule.
+    """
+    try:
+        return HEALTH_OPTIONS[name](value)
+    except _Invalid as error:
+        raise ValueError(f"{name} {value!r}: {error}") from None
 
 
 # -- reading the setting ------------------------------------------------------

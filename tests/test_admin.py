@@ -391,7 +391,7 @@ def test_a_dead_letters_last_attempt_is_one_failure(client):
     log(3)
     sub.settle()
     sub.poller.write_rollups()
-    assert "Every attempt of g/t fails: 3 failures and no success in ten minutes." in page(client)
+    assert "Every attempt of g/t fails: 3 failures and no success in the last 10 min." in page(client)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class SQLite(Dialect):
     for_update = ""
     skip_locked = ""
     join = "CROSS JOIN"
-    oldest_transaction = None
+    oldest_transaction = ()
     greatest = "MAX"
     # SQLite takes 32,766 parameters a statement since 3.32; derived rows have up to 8.
     max_rows = 1000
