@@ -32,7 +32,7 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
     logged-in member of staff with the permission to view the dashboard.
     Nobody else: 401 for no token or a wrong one (the text names the setting if
     no token is configured), 403 for users without the permission, 500 if the
-    setting holds a bad value.
+    setting holds a bad value. 503 if the database refuses or does not answer.
 
     Args:
         using: the queue's database alias, if not the setting's.

@@ -108,12 +108,18 @@ def apart(using: str) -> Iterator[None]:
     if not in_transaction(outer) or not dialect_of(outer).has_row_locks:
         yield
         return
-    own = outer.copy(using)
-    connections[using] = own
+    with _in_its_place(outer, outer.copy(using)):
+        yield
+
+
+@contextlib.contextmanager
+def _in_its_place(outer: BaseDatabaseWrapper, own: BaseDatabaseWrapper) -> Iterator[None]:
+    """Lets this thread use another connection for an alias, and closes it."""
+    connections[outer.alias] = own
     try:
         yield
     finally:
-        connections[using] = outer
+        connections[outer.alias] = outer
         own.close()
 
 
@@ -137,12 +143,8 @@ def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
     # Who watches the project's connection sees these statements too.
     own.queries_log, own.force_debug_cursor = outer.queries_log, outer.force_debug_cursor
     own.execute_wrappers = outer.execute_wrappers
-    connections[using] = own
-    try:
+    with _in_its_place(outer, own):
         yield
-    finally:
-        connections[using] = outer
-        own.close()
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:

@@ -16,7 +16,7 @@ from django_mysqlqueue.service.stats import GroupStatus, QueueStatus
 
 
 class Command(QueueCommand):
-    # It counts exactly, so it walks the log: some seconds for ten million messages.
+    # It counts exactly, so it walks the log, however long that is.
     read_timeout = 600.0
     help = "Shows topics, groups, lag, what is in flight, dead letters and owners."
 
