@@ -12,12 +12,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from os import PathLike, fspath
-from typing import Any, TypeVar
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+
+from django_mysqlqueue.values import Invalid as _Invalid
+from django_mysqlqueue.values import alias as _alias
+from django_mysqlqueue.values import archive_path as _archive_path
+from django_mysqlqueue.values import boolean as _boolean
+from django_mysqlqueue.values import choice as _choice
+from django_mysqlqueue.values import function as _function
+from django_mysqlqueue.values import integer as _integer
+from django_mysqlqueue.values import number as _number
+from django_mysqlqueue.values import or_none as _or_none
+from django_mysqlqueue.values import ratio as _ratio
+from django_mysqlqueue.values import suffix as _suffix
+from django_mysqlqueue.values import token as _token
 
 RECORD = "record_deliveries"
 LONGEST_DELAY = 30 * 86400.0
@@ -57,6 +69,20 @@ class TopicSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """From when on failures are a problem; None: never."""
+
+    window: float = 600.0
+    """Seconds that count as recent."""
+    max_recent_dead_letters: int | None = 10
+    """Dead letters of one group in the window."""
+    max_failure_ratio: float | None = 0.5
+    """Failed attempts of one group in the window, as a share of all that ended."""
+    min_attempts: int = 10
+    """With fewer attempts in the window the ratio is not judged."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The validated setting. Durations in seconds, sizes in bytes."""
 
@@ -83,14 +109,45 @@ class Settings:
     history_retention: float = 7 * 86400.0
     archive_path: str | None = None
     archive_required: bool = False
-    metrics_token: str | None = field(default=None, repr=False)
-    redact: Callable[..., str] | str | None = None
-    """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` of the groups that have their own."""
+    monitoring: Mapping[str, Any] = field(
+        default_factory=lambda: {"metrics_token": None, "redact": None, "health": HealthSettings()}, repr=False
+    )
+    """``METRICS_TOKEN``, ``REDACT`` and ``HEALTH``; in the place of a bad value the error that its property raises."""
+
+    @property
+    def metrics_token(self) -> str | None:
+        """The token that the metrics view accepts; None: no token is configured."""
+        found: str | None = self._monitoring("metrics_token")
+        return found
+
+    @property
+    def redact(self) -> Callable[..., str] | str | None:
+        """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
+        found: Callable[..., str] | str | None = self._monitoring("redact")
+        return found
+
+    @property
+    def health(self) -> HealthSettings:
+        """From when on failures are a problem."""
+        found: HealthSettings = self._monitoring("health")
+        return found
+
+    def _monitoring(self, name: str) -> Any:
+        """A setting that publishing and subscribers do without.
+
+        Raises:
+            ImproperlyConfigured: naming the value and the rule. A bad token must not open a door, and a bad
+                ``REDACT`` must not show what it was to hide.
+        """
+        found = self.monitoring[name]
+        if isinstance(found, ImproperlyConfigured):
+            raise ImproperlyConfigured(*found.args)
+        return found
 
     def retention_of(self, topic: str, *, has_groups: bool) -> float | None:
         """Seconds that a settled message stays in the log; None: for ever.
@@ -121,93 +178,14 @@ class Problem:
     id: str
     message: str
     hint: str
+    optional: bool = False
+    """Only monitoring needs the value: it is refused where it is used, and everything else works."""
 
-
-class _Invalid(Exception):
-    """Carries the rule that a value breaks."""
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.message, self.hint)))
 
 
 # -- what a value may be ------------------------------------------------------
-
-
-def _number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e9) -> Callable[[Any], float]:
-    def parse(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            raise _Invalid("must be a number of seconds")
-        if value < minimum or (exclusive and value == minimum) or value > maximum:
-            comparison = "above" if exclusive else "at least"
-            raise _Invalid(f"must be {comparison} {minimum:g} and at most {maximum:g}")
-        return float(value)
-
-    return parse
-
-
-def _integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _Invalid("must be a whole number")
-        if not minimum <= value <= maximum:
-            raise _Invalid(f"must be from {minimum} to {maximum}")
-        return value
-
-    return parse
-
-
-_T = TypeVar("_T")
-
-
-def _or_none(parse: Callable[[Any], _T]) -> Callable[[Any], _T | None]:
-    return lambda value: None if value is None else parse(value)
-
-
-def _choice(*values: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in values:
-            raise _Invalid(f"must be one of {', '.join(map(repr, values))}")
-        return str(value)
-
-    return parse
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Invalid("must be True or False")
-    return value
-
-
-def _function(value: Any) -> Callable[..., str] | str:
-    if isinstance(value, str):
-        if not all(part.isidentifier() for part in value.split(".")) or "." not in value:
-            raise _Invalid("must be a function or a dotted path to one")
-    elif not callable(value):
-        raise _Invalid("must be a function or a dotted path to one")
-    return value  # type: ignore[no-any-return]
-
-
-def _alias(value: Any) -> str:
-    if not isinstance(value, str) or value not in django_settings.DATABASES:
-        raise _Invalid(f"must be an alias of DATABASES ({', '.join(django_settings.DATABASES)})")
-    return value
-
-
-def _archive_path(value: Any) -> str:
-    if not isinstance(value, (str, PathLike)) or not str(value):
-        raise _Invalid("must be a path or a URI of a folder")
-    return fspath(value)
-
-
-def _suffix(value: Any) -> str:
-    allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-    if not isinstance(value, str) or not 1 <= len(value) <= 20 or not set(value) <= set(allowed):
-        raise _Invalid("must be 1 to 20 letters, digits, '.', '_' or '-'")
-    return value
-
-
-def _token(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{20,}", value):
-        raise _Invalid("must be at least 20 printable ASCII characters without a space")
-    return value
-
 
 _BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
     "initial": _number(maximum=LONGEST_DELAY),
@@ -272,9 +250,40 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "history_retention": _number(),
     "archive_path": _or_none(_archive_path),
     "archive_required": _boolean,
+}
+HEALTH_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "window": _number(minimum=60.0, maximum=6 * 3600.0),
+    "max_recent_dead_letters": _or_none(_integer(0, 9_999)),
+    "max_failure_ratio": _or_none(_ratio),
+    "min_attempts": _integer(1),
+}
+"""What ``HEALTH`` may hold. Minutes of the rollups are kept for six hours; counts stop at 10,000."""
+
+
+def _health(value: Any) -> HealthSettings:
+    if isinstance(value, HealthSettings):
+        value = {name.name.upper(): getattr(value, name.name) for name in fields(HealthSettings)}
+    if not isinstance(value, Mapping):
+        raise _Invalid("must be a dict")
+    given: dict[str, Any] = {}
+    for key, item in value.items():
+        if key not in _HEALTH_KEYS:
+            raise _Invalid(f"has the unknown key {key!r} ({_nearest(str(key), list(_HEALTH_KEYS)).rstrip('.')})")
+        name = key.lower()
+        try:
+            given[name] = HEALTH_OPTIONS[name](item)
+        except _Invalid as error:
+            raise _Invalid(f"has {key} = {item!r}, which {error}") from None
+    return HealthSettings(**given)
+
+
+_HEALTH_KEYS = tuple(name.upper() for name in HEALTH_OPTIONS)
+_MONITORING: dict[str, Callable[[Any], Any]] = {
     "metrics_token": _or_none(_token),
     "redact": _or_none(_function),
+    "health": _health,
 }
+"""What publishing and subscribers do without: a bad value is refused where it is used, and by ``check``."""
 _SECRETS = ("METRICS_TOKEN",)
 """Whose values are not shown."""
 
@@ -293,6 +302,18 @@ def check_handler_option(name: str, value: Any) -> Any:
         raise ValueError(f"{name}={value!r}: {error}") from None
 
 
+def check_health_option(name: str, value: Any) -> Any:
+    """The parsed value of one threshold of ``HEALTH``.
+
+    Raises:
+        ValueError: naming the threshold, the value and the rule.
+    """
+    try:
+        return HEALTH_OPTIONS[name](value)
+    except _Invalid as error:
+        raise ValueError(f"{name} {value!r}: {error}") from None
+
+
 # -- reading the setting ------------------------------------------------------
 
 
@@ -306,18 +327,26 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
         return Settings(), [Problem("E001", f"MYSQLQUEUE must be a dict, not {type(raw).__name__}.", "")]
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    known = [name.upper() for name in _FIELDS] + ["TOPICS", "GROUPS"]
+    monitoring = dict(Settings().monitoring)
+    known = [name.upper() for name in (*_FIELDS, *_MONITORING)] + ["TOPICS", "GROUPS"]
     for key, value in raw.items():
         if key not in known:
             problems.append(Problem("E002", f"MYSQLQUEUE has the unknown key {key!r}.", _nearest(str(key), known)))
+        elif key.lower() in _MONITORING:
+            try:
+                monitoring[key.lower()] = _MONITORING[key.lower()](value)
+            except _Invalid as error:
+                shown = "…" if key in _SECRETS else repr(value)
+                problem = Problem("E003", f"MYSQLQUEUE[{key!r}] = {shown} {error}.", "", optional=True)
+                problems.append(problem)
+                monitoring[key.lower()] = ImproperlyConfigured(str(problem))
         elif key not in ("TOPICS", "GROUPS"):
             try:
                 values[key.lower()] = _FIELDS[key.lower()](value)
             except _Invalid as error:
                 default = getattr(Settings(), key.lower())
                 hint = f"The default is {default!r}."
-                shown = "…" if key in _SECRETS else repr(value)
-                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {shown} {error}.", hint))
+                problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {value!r} {error}.", hint))
     settings = Settings(**values)
     problems += _relations(settings)
     topics, groups = raw.get("TOPICS", {}), raw.get("GROUPS", {})
@@ -327,6 +356,7 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
         topics=by_topic,
         recorded={group: given.pop(RECORD) for group, given in options.items() if RECORD in given},
         groups=options,
+        monitoring=monitoring,
     )
     return settings, problems
 
@@ -412,12 +442,15 @@ def problems() -> list[Problem]:
 def get_settings() -> Settings:
     """The validated setting.
 
+    What only monitoring needs (``METRICS_TOKEN``, ``REDACT``, ``HEALTH``) raises where it is read, not here.
+
     Raises:
         ImproperlyConfigured: naming the first value that breaks a rule.
     """
     settings, found = _parse(getattr(django_settings, "MYSQLQUEUE", {}))
-    if found:
-        raise ImproperlyConfigured(" ".join(filter(None, (found[0].message, found[0].hint))))
+    for problem in found:
+        if not problem.optional:
+            raise ImproperlyConfigured(str(problem))
     return settings
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import health
+from django_mysqlqueue.service import failures, health
 from django_mysqlqueue.service.health import Finding, Limits
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import bounded
 
 __all__ = ["QueueHealth"]
 
 
 @dataclasses.dataclass
 class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
-    """Fails if messages are stuck or a limit is exceeded, as ``manage.py queuehealth`` does.
+    """Fails if messages are stuck, handlers fail or a limit is exceeded, as ``manage.py queuehealth`` does.
 
     Its texts name groups and topics, but no keys, since health pages are often public.
 
@@ -28,6 +30,11 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         max_age: maximum number of seconds that a message waits for its group, or in the outbox.
         max_dead_letters: maximum number of dead letters per group.
         min_subscribers: minimum number of live subscribers per group.
+        max_recent_dead_letters: maximum number of dead letters per group within the window (default, as for the
+            next three: the setting ``HEALTH``).
+        max_failure_ratio: maximum share of a group's attempts within the window that fail, 0 to 1.
+        min_attempts: number of attempts within the window below which the ratio is not judged.
+        window: seconds that count as recent, 60 to 21,600.
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
@@ -40,24 +47,38 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
     groups: Sequence[str] = ()
     topics: Sequence[str] = ()
     using: str | None = None
+    max_recent_dead_letters: int | None = None
+    max_failure_ratio: float | None = None
+    min_attempts: int | None = None
+    window: float | None = None
 
     def __post_init__(self) -> None:
-        self._limits = Limits(self.max_lag, self.max_age, self.max_dead_letters, self.min_subscribers)
+        self._limits = Limits(
+            self.max_lag,
+            self.max_age,
+            self.max_dead_letters,
+            self.min_subscribers,
+            recent_dead_letters=self.max_recent_dead_letters,
+            failure_ratio=self.max_failure_ratio,
+            min_attempts=self.min_attempts,
+            window=self.window,
+        )
 
     def run(self) -> None:
         """Run the check once. It runs in a thread and closes that thread's connection.
 
         Raises:
-            ServiceUnavailable: the text lists the problems, or says that the database does not answer.
+            ServiceUnavailable: the text lists the problems, or says that the database refuses or does not answer
+                within 20 s.
         """
         alias = queue_alias(self.using)
         try:
-            with connections[alias].temporary_connection():
+            with bounded(alias), connections[alias].temporary_connection():
                 report = health.check(alias, self._limits, groups=self.groups, topics=self.topics)
-        except OperationRefused as error:
+        except (OperationRefused, ImproperlyConfigured) as error:
             raise ServiceUnavailable(str(error)) from error
         except Error as error:
-            raise ServiceUnavailable(f"The queue's database {alias!r} does not answer.") from error
+            raise ServiceUnavailable(f"{failures.summarize(alias, error)}.") from error
         if report.findings:
             raise ServiceUnavailable(" ".join(_public(finding) for finding in report.findings))
 

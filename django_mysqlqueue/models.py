@@ -188,6 +188,9 @@ class ConsumerGroup(models.Model):
         _("revision"), db_default=0, help_text=_("rises when subscribers must read the group's state anew")
     )
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
+    sought_at = models.BigIntegerField(
+        _("sought at"), db_default=0, help_text=_("when its last seek began or ended; 0: never")
+    )
 
     objects = QueueManager["ConsumerGroup"]()
 

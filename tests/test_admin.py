@@ -213,6 +213,20 @@ def test_a_query_that_names_nothing_is_told_so(client, name, query, says):
     assert says in page(client, name, 400, **query)
 
 
+def test_a_bad_setting_is_named_and_nothing_is_shown_that_it_was_to_hide(client, settings):
+    publish("t", "a secret")
+    sequence()
+    offset = QueueMessage.objects.values_list("offset", flat=True).last()
+    assert "a secret" in page(client, "message", offset=offset)
+    settings.MYSQLQUEUE = {"REDACT": 5}
+    text = page(client, "message", 500, offset=offset)
+    assert "MYSQLQUEUE['REDACT'] = 5 must be a function" in text
+    assert "a secret" not in text
+    assert page(client)
+    settings.MYSQLQUEUE = {"HEALTH": {"WINDOW": 1}}
+    assert "has WINDOW = 1, which must be at least 60" in page(client, "", 500)
+
+
 def test_in_flight_and_who_holds_it(client):
     sub = Sub(handler("t", "g"), handler("t", "s", mode="shared"))
     log(2)
@@ -404,7 +418,7 @@ def test_a_dead_letters_last_attempt_is_one_failure(client):
     log(3)
     sub.settle()
     sub.poller.write_rollups()
-    assert "Every attempt of g/t fails: 3 failures and no success in ten minutes." in page(client)
+    assert "Every attempt of g/t fails: 3 failures and no success in the last 10 min." in page(client)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
@@ -615,13 +615,3 @@ def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
         batch_size=1, subset=EVERYTHING,
     )  # fmt: skip
     assert "nothing is in the topic 'order'; topics without a handler here: orders." in out._out.getvalue()
-
-
-def test_a_server_that_does_not_answer_is_said_in_a_line(db, monkeypatch):
-    def fails():
-        raise OperationalError(2002, "Can't connect to local server")
-
-    monkeypatch.setattr(connection, "ensure_connection", fails)
-    for command in ("queuestatus", "runsubscriber"):
-        with pytest.raises(CommandError, match="The database 'default' does not answer"):
-            call_command(command)

@@ -269,12 +269,12 @@ def test_the_page_on_the_dashboard_has_every_problem():
     listed = re.findall(r"^\| \*([^*|]+)\* \|", text, re.MULTILINE)
     source = (ROOT / "django_mysqlqueue" / "service" / "problems.py").read_text()
     texts = re.findall(r'\b(?:_|ngettext)\(\s*"([^"]+)"', source)
-    kinds = set(re.findall(r'yield Problem\([^"]*"(\w+)"', source))
+    kinds = set(re.findall(r'(?:yield|return) Problem\([^"]*"(\w+)"', source))
     assert len(listed) == len(set(listed)) == len(kinds) > 9
     for words in listed:
         parts = [re.escape(part.strip()) for part in words.split("…")]
         assert any(re.search(".*".join(parts), re.sub(r"%\(\w+\)s", "…", one)) for one in texts), words
-    thresholds = (problems.OUTBOX_SECONDS, problems.STUCK_SECONDS, problems.FAILING_SECONDS)
+    thresholds = (problems.OUTBOX_SECONDS, problems.STUCK_SECONDS, problems.STILL_SECONDS)
     assert (*thresholds, problems.TRANSACTION_SECONDS) == (15, 60, 600, 300)  # as the tables say
 
 
@@ -413,12 +413,14 @@ def test_every_setting_is_in_the_reference():
     page = (DOCS / "reference" / "settings.md").read_text()
     listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
     defaults = conf.Settings()
-    known = {name.upper() for name in conf._FIELDS} | {"TOPICS", "GROUPS"}
+    known = {name.upper() for name in (*conf._FIELDS, *conf._MONITORING)} | {"TOPICS", "GROUPS"}
     assert set(listed) == known
     for name, shown in listed.items():
         value, default = ast.literal_eval(shown.strip("`")), getattr(defaults, name.lower())
         if name == "BACKOFF":
             value = conf.parse_backoff(value)
+        elif name == "HEALTH":
+            value = conf._health(value)
         assert value == default, name
 
 

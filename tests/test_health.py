@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import threading
+import time
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -17,13 +20,16 @@ from health_check.exceptions import ServiceUnavailable
 from health_check.views import HealthCheckView
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, health, overview, sequencing, topics
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.service import groups, health, overview, problems, redriving, seeking, sequencing, stats, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.health import Limits
 from django_mysqlqueue.service.subsets import Subset
+from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.mysql import INNODB_TRANSACTIONS
 from tests.harness import USING, Sub, handler, in_thread, sequence
 
 urlpatterns = [
@@ -209,6 +215,10 @@ def test_filters(db, clock):
         (("--max-lag", "-1"), r"lag -1: must be at least 0"),
         (("--max-age", "nan"), r"age nan: must be at least 0"),
         (("--max-lag", "x"), r"--max-lag"),
+        (("--max-failure-ratio", "50"), r"max_failure_ratio 50.0: must be a number from 0 to 1"),
+        (("--max-recent-dead-letters", "10000"), r"max_recent_dead_letters 10000: must be from 0 to 9999"),
+        (("--min-attempts", "0"), r"min_attempts 0: must be from 1"),
+        (("--window", "5"), r"window 5.0: must be at least 60 and at most 21600"),
     ],
 )
 def test_a_mistake_is_no_health(db, arguments, text):
@@ -265,11 +275,13 @@ def test_the_whole_of_the_json(db):
                 "in_flight": {"value": 0, "exact": True},
                 "retrying": {"value": 0, "exact": True},
                 "dead_letters": {"value": 0, "exact": True},
+                "recent_dead_letters": {"value": 0, "exact": True},
                 "subscribers": 1,
                 "paused": False,
             }
         ],
         "outbox": {"value": 0, "exact": True},
+        "outbox_oldest_age": None,
     }
 
 
@@ -283,10 +295,10 @@ def test_another_database(db, queue_db):
 
 def test_a_database_that_fails_is_no_health(db, monkeypatch):
     def fail(*_, **__):
-        raise OperationalError("gone away")
+        raise OperationalError("database is locked")
 
     monkeypatch.setattr(overview, "read", fail)
-    with pytest.raises(CommandError, match="The database 'default' does not answer: gone away"):
+    with pytest.raises(CommandError, match=r"The database 'default' (is busy|reports an error).*: database is locked"):
         run()
 
 
@@ -298,6 +310,277 @@ def test_looking_changes_nothing(db, clock):
         health.check(USING, Limits(lag=1, age=1, dead_letters=1, subscribers=1))
     assert captured.captured_queries
     assert all(query["sql"].startswith("SELECT") for query in captured), captured.captured_queries
+
+
+# -- handlers that fail ------------------------------------------------------------
+
+
+def deploy(count, *, bad, **options):
+    """A handler that dead-letters ``bad`` of ``count`` messages at their first attempt and acks the others."""
+    sub = Sub(handler(function=lambda delivery: delivery.payload >= bad or delivery.reject("bad deploy"), **options))
+    publish_many("t", range(count))
+    sub.settle()
+    sequence()
+    return sub
+
+
+def test_a_bad_deploy_is_unhealthy_at_once(db):
+    """Before any subscriber has written its counts: the log has the dead letters."""
+    deploy(200, bad=200)
+    code, output = run()
+    assert code == 1
+    assert "PROBLEM  g/t dead-lettered 200 messages in the last 10 min; the limit is 10.\n" in output
+    assert kinds() == {("recent_dead_letters", "g")}
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, 0), (10, 0), (11, 1)])
+def test_a_few_dead_letters_are_a_note(db, number, code):
+    deploy(number + 100, bad=number).poller.write_rollups()
+    found, output = run()
+    assert found == code
+    assert f"note     g/t has given up on messages: {number} in t_dlq." in output
+
+
+def test_dead_letters_that_were_dealt_with_or_are_old_are_no_alarm(db, clock):
+    sub = deploy(20, bad=20)
+    assert kinds() == {("recent_dead_letters", "g")}
+    redriving.redrive(USING, redriving.Letters("t_dlq"), by="ada")
+    assert kinds() == set(), "they are on their way again"
+    sub.settle()
+    sequence()
+    assert kinds("--window", "60") == {("recent_dead_letters", "g")}
+    clock.advance(61)
+    assert kinds("--window", "60") == set()
+    assert kinds() == {("recent_dead_letters", "g")}
+    clock.advance(600)
+    assert kinds() == set()
+
+
+def test_in_a_dlq_that_is_too_long_to_count_the_rollups_tell(db, monkeypatch):
+    monkeypatch.setattr(overview, "CAP", 5)
+    sub = deploy(12, bad=12)
+    assert kinds("--max-failure-ratio", "1") == set(), "up to ten seconds late"
+    sub.poller.write_rollups()
+    assert kinds("--max-failure-ratio", "1") == {("recent_dead_letters", "g")}
+    assert "g/t dead-lettered 12+ messages" in run()[1]
+
+
+def test_the_share_of_failures(db, clock):
+    sub = deploy(40, bad=10, group="g")
+    sub.poller.write_rollups()
+    assert kinds() == set(), "a quarter"
+    assert kinds("--max-failure-ratio", "0.2") == {("failing", "g")}
+    text = "PROBLEM  Of 40 attempts of g/t in the last 10 min 10 failed; the limit is 20%.\n"
+    assert text in run("--max-failure-ratio", "0.2")[1]
+    assert kinds("--max-failure-ratio", "0.25") == set()
+    assert kinds("--max-failure-ratio", "0.2", "--min-attempts", "41") == set()
+    clock.advance(660)
+    sub.heart.beat()
+    assert kinds("--max-failure-ratio", "0.2") == set()
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, 0), (9, 0), (10, 1)])
+def test_one_of_one_is_no_alarm(db, number, code):
+    """A single poisoned message of a quiet queue fails every attempt there is."""
+    sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60)))
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(number)])
+    sub.settle()
+    sub.poller.write_rollups()
+    found, output = run()
+    assert found == code
+    kind = "PROBLEM" if code else "note"
+    word = "failure" if number == 1 else "failures"
+    assert f"Every attempt of g/t fails: {number} {word} and no success in the last 10 min." in output
+    assert any(line.startswith(kind) and "Every attempt" in line for line in output.splitlines())
+    assert run("--max-failure-ratio", "1")[0] == 0
+
+
+def test_thresholds_of_the_settings(db, settings):
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": 2}}
+    deploy(103, bad=3).poller.write_rollups()
+    assert kinds() == {("recent_dead_letters", "g")}
+    assert kinds("--max-recent-dead-letters", "3") == set()
+    state = overview.read(USING, lease_ms=30_000)
+    assert "recent_dead_letters" in {one.kind for one in problems.find(USING, state, get_settings().health)}
+    with pytest.raises(ServiceUnavailable, match="g/t dead-lettered 3 messages in the last 10 min; the limit is 2"):
+        QueueHealth().run()
+    assert QueueHealth(max_recent_dead_letters=3).run() is None
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": None, "MAX_FAILURE_RATIO": 0.01}}
+    assert kinds() == {("failing", "g")}
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": None, "MAX_FAILURE_RATIO": None}}
+    assert kinds() == set()
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_FAILURE_RATIO": 50}}
+    with pytest.raises(CommandError, match="MAX_FAILURE_RATIO = 50"):
+        run()
+    with pytest.raises(ServiceUnavailable, match="MAX_FAILURE_RATIO = 50"):
+        QueueHealth().run()
+
+
+# -- what waits, and for how long ---------------------------------------------------
+
+
+def test_after_a_seek_messages_are_as_old_as_the_seek(db, clock):
+    backlog()
+    sub = Sub(handler())
+    sub.settle()
+    clock.advance(1200)
+    sub.heart.beat()
+    seeking.seek(USING, GroupRef("g", "t"), seeking.place_of(USING, "earliest"), by="ada")
+    clock.advance(5)
+    sub.heart.beat()
+    assert kinds("--max-age", "60") == set()
+    found = json.loads(run("--format", "json")[1])["groups"][0]
+    assert (found["lag"]["value"], found["oldest_unacked_age"]) == (3, pytest.approx(5, abs=2))
+    (group,) = stats.status(USING, lease_ms=30_000).groups
+    assert (group.lag, group.oldest_unacked_age) == (3, pytest.approx(5, abs=2))
+    clock.advance(60)
+    sub.heart.beat()
+    assert kinds("--max-age", "60") == {("age", "g")}
+
+
+def test_while_a_seek_is_under_way_messages_are_as_old_as_its_begin(db, clock, monkeypatch):
+    backlog()
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="latest")
+    clock.advance(1200)
+    Sub(handler())
+    monkeypatch.setattr(seeking, "_reset_offsets", None)
+    with pytest.raises(TypeError):
+        seeking.seek(USING, GroupRef("g", "t"), seeking.place_of(USING, "earliest"), by="ada")
+    assert "has a lag of 3" in run("--max-lag", "0")[1]
+    assert kinds("--max-age", "60") == {("seek_ended_early", "g")}
+
+
+def test_a_new_group_is_not_late_with_old_messages(db, clock):
+    backlog()
+    QueueMessage.objects.update(published_at=F("published_at") - 1_200_000)
+    sub = Sub(handler())
+    assert kinds("--max-age", "60") == set()
+    clock.advance(100)
+    sub.heart.beat()
+    assert kinds("--max-age", "60") == {("age", "g")}
+
+
+@pytest.mark.parametrize("deliver_at", [0, -1])
+def test_an_outbox_that_nobody_sequences_is_told(db, clock, deliver_at):
+    """No group's lag counts it."""
+    register()
+    publish_many("t", range(3))
+    OutboxMessage.objects.update(deliver_at=deliver_at)
+    clock.advance(5)
+    code, output = run()
+    assert code == 0
+    assert output.startswith("Healthy: 1 group, lag 0, 3 in the outbox (the oldest for ")
+    clock.advance(15)
+    assert kinds() == {("outbox", None)}
+    found = json.loads(run("--format", "json")[1])
+    assert (found["outbox"]["value"], found["outbox_oldest_age"]) == (3, pytest.approx(20, abs=3))
+
+
+def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clock):
+    """Another process is frozen with the sequencer's mutex: nobody's lag grows."""
+    sub = Sub(handler())
+    publish_many("t", range(3))
+    clock.advance(20)
+    sub.heart.beat()
+    output = io.StringIO()
+    call_command("queuestatus", stdout=output, no_color=True)
+    assert "3 messages in the outbox (the oldest for 20" in output.getvalue().splitlines()[0]
+    assert "The outbox grows: 3 messages wait to be moved into the log" in output.getvalue().split("Problems\n")[1]
+
+
+def test_a_lost_subscriber_is_told_only_while_that_matters(db, clock):
+    backlog(1)
+    lost, alive = Sub(handler(), name="lost"), Sub(handler(), name="alive")
+    lost.step()
+    clock.advance(100)
+    alive.heart.beat()
+    assert f"The subscriber {lost.name} vanished" in run()[1], "it holds what nobody has taken over yet"
+    alive.settle()
+    assert "vanished" not in run()[1]
+    PartitionLease.objects.create(consumer_group="g", topic="t", partition_key="x", leased_by=lost.name)
+    assert f"The subscriber {lost.name} vanished" in run()[1], "a partition without work has its name yet"
+    PartitionLease.objects.all().delete()
+    assert "vanished" not in run()[1]
+    assert any(not row.live for row in overview.read(USING, lease_ms=30_000).groups[0].subscribers), "still on its page"
+    backlog(1)
+    assert f"The subscriber {lost.name} vanished" in run()[1]
+
+
+# -- transactions that nobody can look at --------------------------------------------
+
+
+@contextlib.contextmanager
+def running(sql):
+    """A statement that another connection is at."""
+    other = connections[USING].copy("other")
+    with other.cursor() as cursor:
+        cursor.execute("SELECT CONNECTION_ID()")
+        (number,) = cursor.fetchone()
+    other.inc_thread_sharing()
+    done = []
+
+    def work():
+        with contextlib.suppress(OperationalError), other.cursor() as cursor:
+            cursor.execute("START TRANSACTION")
+            cursor.execute("SELECT COUNT(*) FROM queue_consumer_groups")
+            cursor.execute(sql)
+            done.append(cursor.fetchall())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with connection.cursor() as cursor:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            cursor.execute("SHOW FULL PROCESSLIST")
+            if any(row[0] == number and sql == row[7] for row in cursor.fetchall()):
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(f"{sql} does not run")
+        try:
+            yield
+        finally:
+            assert not done, "it was over too soon for the test to mean anything"
+            cursor.execute(f"KILL {number}")
+            thread.join(20)
+            other.close()
+
+
+@pytest.mark.servers_only
+def test_an_emoji_in_a_running_statement_fails_no_look(db, engine, monkeypatch):
+    """MySQL cannot show its transactions while anybody's statement holds a character beyond the BMP (error 3854)."""
+    monkeypatch.setattr(problems, "TRANSACTION_SECONDS", 1.0)
+    with running("SELECT SLEEP(30), '\U0001f600'"):
+        time.sleep(2.1)
+        if engine == "mysql":
+            with pytest.raises(OperationalError, match="3854"):
+                Session(USING).rows(INNODB_TRANSACTIONS)
+        assert "note     A transaction has been open for" in run()[1]
+    deadline = time.monotonic() + 20
+    while "A transaction has been open" in run()[1]:  # the server takes a moment to end it
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.servers_only
+def test_a_user_who_may_not_look_at_transactions_is_told_nothing_of_them(db, monkeypatch):
+    monkeypatch.setattr(problems, "TRANSACTION_SECONDS", 0.0)
+    project = connections[USING]
+    with project.cursor() as cursor:
+        cursor.execute("CREATE USER looks@localhost")
+        cursor.execute(f"GRANT ALL ON `{project.settings_dict['NAME']}`.* TO looks@localhost")
+    own = project.copy(USING)
+    own.settings_dict.update(USER="looks", PASSWORD="")
+    try:
+        with running("SELECT SLEEP(30)"):
+            assert "A transaction has been open" in run()[1]
+            connections[USING] = own
+            assert run() == (0, "Healthy: 0 groups, lag 0, 0 in the outbox.\n")
+            connections[USING] = project
+    finally:
+        connections[USING] = project
+        own.close()
+        with project.cursor() as cursor:
+            cursor.execute("DROP USER looks@localhost")
 
 
 # -- django-health-check ----------------------------------------------------------
@@ -322,7 +605,19 @@ def test_the_check(db):
     assert "max_lag=3" in repr(everything), "reports tell checks apart by it"
 
 
-@pytest.mark.parametrize("options", [{"max_lag": -1}, {"max_age": "5"}, {"max_lag": 1.5}, {"min_subscribers": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_lag": -1},
+        {"max_age": "5"},
+        {"max_lag": 1.5},
+        {"min_subscribers": True},
+        {"max_recent_dead_letters": -1},
+        {"max_failure_ratio": 1.5},
+        {"min_attempts": 0},
+        {"window": 59},
+    ],
+)
 def test_bad_limits_are_refused_at_once(options):
     with pytest.raises(OperationRefused, match="must be"):
         QueueHealth(**options)
@@ -341,14 +636,14 @@ def test_its_words_name_no_key(db, clock):
     assert DeliveryState.objects.count() == 0
 
 
-def test_a_database_that_does_not_answer(db, monkeypatch):
+def test_an_error_of_the_database_is_told_without_its_text(db, monkeypatch):
     def fail(*_, **__):
         raise OperationalError("user root, password secret")
 
     monkeypatch.setattr(overview, "read", fail)
     with pytest.raises(ServiceUnavailable) as caught:
         QueueHealth().run()
-    assert str(caught.value) == "Unavailable: The queue's database 'default' does not answer."
+    assert str(caught.value) == "Unavailable: The database 'default' reports an error."
 
 
 def test_its_thread_keeps_no_connection(db):

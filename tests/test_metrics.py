@@ -249,11 +249,26 @@ def test_no_token(site, authorization):
     assert not captured.captured_queries, "strangers cost the queue nothing"
 
 
-@pytest.mark.parametrize("token", [{}, {"METRICS_TOKEN": None}])
-@pytest.mark.parametrize("authorization", ["Bearer", "Bearer None", f"Bearer {TOKEN}"])
+@pytest.mark.parametrize("token", [{}, {"METRICS_TOKEN": None}, {"METRICS_TOKEN": ""}])
+@pytest.mark.parametrize("authorization", ["Bearer", "Bearer ", "Bearer None", f"Bearer {TOKEN}", None])
 def test_without_the_setting_no_token_is_right(site, settings, token, authorization):
     settings.MYSQLQUEUE = token
-    assert get(site, authorization).status_code == 401
+    response = get(site, authorization)
+    assert response.status_code == 401
+    assert "No METRICS_TOKEN is configured" in response.content.decode()
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN}
+    assert "No METRICS_TOKEN" not in get(site, "Bearer x").content.decode()
+
+
+@pytest.mark.parametrize("authorization", ["Bearer", "Bearer short-secret", f"Bearer {TOKEN}", None])
+def test_a_bad_token_in_the_settings_opens_no_door(site, settings, authorization):
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": "short-secret"}
+    response = get(site, authorization)
+    assert response.status_code == 500
+    assert "MYSQLQUEUE['METRICS_TOKEN'] = … must be at least 20" in response.content.decode()
+    assert "short-secret" not in response.content.decode()
+    site.force_login(User.objects.create_superuser("ada"))
+    assert get(site).status_code == 200, "a login needs no token"
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.db import Error
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.models import Operation
+from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import bounded
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -48,6 +52,18 @@ class OperationAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # The queue's database, whatever the router says of reads: a replica lags behind.
         return super().get_queryset(request).using(queue_alias())
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """The list, rendered within the time limits of the queue's pages; 503 where the database does not answer."""
+        using = queue_alias()
+        try:
+            with bounded(using):
+                response = super().changelist_view(request, extra_context)
+                return response.render() if isinstance(response, TemplateResponse) else response
+        except Error as error:
+            if failures.kind_of(using, error) is None:
+                raise
+            return HttpResponse(f"{failures.explain(using, error)}\n", status=503, content_type="text/plain")
 
     @admin.display(description=_("started"), ordering="started_at")
     def started(self, row: Operation) -> str:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router
+from django.db import Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import LOCK_SECONDS
+from django_mysqlqueue.sql import limited_settings
 
 APP = ConsumerGroup._meta.app_label
 
@@ -32,13 +39,10 @@ def require_tables(using: str) -> None:
     by one; newer code on an older schema does not.
 
     Raises:
-        CommandError: the queue's tables are not there, or lack migrations, or the server does not answer.
+        CommandError: the queue's tables are not there, or lack migrations.
+        django.db.Error: the database refuses or does not answer.
     """
-    try:
-        connections[using].ensure_connection()
-    except OperationalError as error:
-        raise CommandError(f"The database {using!r} does not answer: {error}") from error
-    migrate = "manage.py migrate" + ("" if using == DEFAULT_DB_ALIAS else f" --database {using}")
+    migrate = failures.migrate_command(using)
     if ConsumerGroup._meta.db_table not in connections[using].introspection.table_names():
         hint = (
             ""
@@ -61,7 +65,47 @@ def unapplied_migrations(using: str) -> list[str]:
     return [migration.name for migration, _ in plan if migration.app_label == APP]
 
 
-class QueueCommand(BaseCommand):
+@contextlib.contextmanager
+def errors_in_words(using: str) -> Iterator[None]:
+    """Turns errors of the database into one line and exit status 1; ``--traceback`` shows all of it."""
+    try:
+        yield
+    except Error as error:
+        raise CommandError(failures.explain(using, error)) from error
+    except CommitOutcomeUnknown as error:
+        raise CommandError(f"{error}. The last change may have been committed: run the command again.") from error
+
+
+class LimitedCommand(BaseCommand):
+    """A command that gives up on a database server that does not answer."""
+
+    read_timeout: ClassVar[float] = LOCK_SECONDS
+    """Seconds to wait for each answer, unless ``OPTIONS`` says otherwise; no statement of the command takes longer."""
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        # Before the system checks, some of which ask databases.
+        with self._limited(options.get("database")):
+            return super().execute(*args, **options)
+
+    @contextlib.contextmanager
+    def _limited(self, alias: str | None) -> Iterator[None]:
+        try:
+            connection = connections[database_of(alias)]
+        except (CommandError, ImproperlyConfigured):
+            yield  # the checks or the command itself say so
+            return
+        # One that is open (``call_command`` in a program) keeps the limits that it has.
+        before, was_open = connection.settings_dict, connection.connection is not None
+        connection.settings_dict = limited_settings(connection, read=self.read_timeout)
+        try:
+            yield
+        finally:
+            connection.settings_dict = before
+            if connection.vendor == "mysql" and not was_open and not connection.in_atomic_block:
+                connection.close()
+
+
+class QueueCommand(LimitedCommand):
     """A command on the queue's database; ``run_on`` gets its alias."""
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -69,11 +113,12 @@ class QueueCommand(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
-        require_tables(using)
-        # A project with autocommit off would never commit what the queue's operations write.
-        if not connections[using].get_autocommit() and not connections[using].in_atomic_block:
-            connections[using].set_autocommit(True)
-        self.run_on(using, options)
+        with errors_in_words(using):
+            require_tables(using)
+            # A project with autocommit off would never commit what the queue's operations write.
+            if not connections[using].get_autocommit() and not connections[using].in_atomic_block:
+                connections[using].set_autocommit(True)
+            self.run_on(using, options)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         raise NotImplementedError

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
@@ -12,6 +14,9 @@ from prometheus_client.exposition import choose_encoder
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.metrics.queue import QueueCollector
+from django_mysqlqueue.service import failures
+from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import bounded
 
 PERMISSION = "django_mysqlqueue.view_dashboard"
 """That of the pages that show the same to people."""
@@ -25,7 +30,9 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
     Requests need the header ``Authorization: Bearer`` with the setting ``METRICS_TOKEN``, or the
     login of a staff user with the permission to view the dashboard. Others get 401 if they send
-    no token or a wrong one, 403 if they are logged in without the permission.
+    no token or a wrong one (the text names the setting if no token is configured), 403 if they are
+    logged in without the permission, and 500 if the setting has a bad value. The answer is 503 if
+    the database refuses or does not answer.
 
     Args:
         request: the HTTP request.
@@ -37,28 +44,38 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
     registry = CollectorRegistry()
     registry.register(QueueCollector(using))
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return HttpResponse(encode(registry), content_type=content_type)
+    alias = queue_alias(using)
+    try:
+        with bounded(alias):
+            return HttpResponse(encode(registry), content_type=content_type)
+    except Error as error:
+        if failures.kind_of(alias, error) is None:
+            raise
+        return _text(f"{failures.summarize(alias, error)}.", 503)
 
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        token = get_settings().metrics_token
-        if token is not None and constant_time_compare(given.strip(), token):
-            return None
-        return _unauthorized('Bearer error="invalid_token"')
     user = getattr(request, "user", None)  # there may be no AuthenticationMiddleware
-    if user is None or not user.is_authenticated:
-        return _unauthorized("Bearer")
-    if user.is_active and user.is_staff and user.has_perm(PERMISSION):
+    bears = scheme.lower() == "bearer"
+    if not bears and user is not None and user.is_authenticated:
+        if user.is_active and user.is_staff and user.has_perm(PERMISSION):
+            return None
+        return _text("You do not have permission to view the queue's metrics.", 403)
+    try:
+        token = get_settings().metrics_token
+    except ImproperlyConfigured as error:
+        return _text(str(error), 500)  # it names the rule, never the value
+    if bears and token is not None and constant_time_compare(given.strip(), token):
         return None
-    return HttpResponse("You may not see the queue's metrics.\n", status=403, content_type="text/plain")
+    if token is None:
+        said = "No METRICS_TOKEN is configured in MYSQLQUEUE: configure one, or log in as staff."
+    else:
+        said = 'Send "Authorization: Bearer" with the METRICS_TOKEN of the setting MYSQLQUEUE, or log in as staff.'
+    response = _text(said, 401)
+    response["WWW-Authenticate"] = 'Bearer error="invalid_token"' if bears else "Bearer"
+    return response
 
 
-def _unauthorized(challenge: str) -> HttpResponse:
-    return HttpResponse(
-        'Send "Authorization: Bearer" with the METRICS_TOKEN of the setting MYSQLQUEUE, or log in as staff.\n',
-        status=401,
-        headers={"WWW-Authenticate": challenge},
-        content_type="text/plain",
-    )
+def _text(text: str, status: int) -> HttpResponse:
+    return HttpResponse(f"{text}\n", status=status, content_type="text/plain")

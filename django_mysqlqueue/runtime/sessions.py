@@ -19,12 +19,12 @@ from django.db.backends.signals import connection_created
 from django_mysqlqueue.runtime import forks
 from django_mysqlqueue.sql import (
     changes_session,
-    client_timeouts,
     dialect_of,
     has_unread,
     is_astray,
     is_read_only,
     keeps_transaction,
+    limited_settings,
 )
 
 _role = threading.local()
@@ -58,13 +58,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
         # Behind the receivers of the project, which may set up its sessions.
         connection_created.connect(_watch, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
     connection = connections[using]
-    client = client_timeouts(connection, read=timeouts.read)
-    own = connection.settings_dict
-    connection.settings_dict = {
-        **own,
-        "AUTOCOMMIT": True,
-        "OPTIONS": {**client, **own.get("OPTIONS", {})},
-    }
+    connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
     if not watch:
         _begin_in_one_statement(connection)
 

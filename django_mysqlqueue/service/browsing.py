@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.overview import CAP, Count, Head, heads
+from django_mysqlqueue.service.heads import Head, heads
+from django_mysqlqueue.service.overview import CAP, Count
 from django_mysqlqueue.service.partitions import in_log
 from django_mysqlqueue.service.transactions import UNION_TERMS, Session, flat
 

@@ -43,6 +43,17 @@ class Registered:
     paused: bool
 
 
+def waiting_since(published_at: int, registered_at: int, sought_at: int) -> int:
+    """Since when a message of the log waits for a group: not from before it could be handled at all.
+
+    Args:
+        published_at: when it took its place in the log, epoch milliseconds.
+        registered_at: when the group was registered.
+        sought_at: when its last seek began or ended; 0: never.
+    """
+    return max(published_at, registered_at, sought_at)
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """A group row locked shared: until the transaction ends it is not paused, sought or dropped."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.service import overview, problems
 from django_mysqlqueue.service.groups import GroupRef
@@ -18,8 +20,8 @@ from django_mysqlqueue.service.problems import Problem
 MOST_GROUPS = 10_000
 MOST_PARTITIONS = 1_000_000
 SECONDS = 10.0
-STANDS_STILL = 0
-"""The severity of problems that no limit is needed for."""
+URGENT = 0
+"""The severity of problems that make the queue unhealthy whatever the limits are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,38 @@ class Limits:
     dead_letters: int | None = None
     subscribers: int | None = None
     """Live ones, at least."""
+    recent_dead_letters: int | None = None
+    """Dead letters within the window; None: as the setting ``HEALTH`` says, as for those that follow."""
+    failure_ratio: float | None = None
+    """Failed attempts within the window, as a share of all that ended (0 to 1)."""
+    min_attempts: int | None = None
+    """With fewer attempts within the window the ratio is not judged."""
+    window: float | None = None
+    """Seconds that count as recent."""
+
+    def thresholds(self) -> HealthSettings:
+        """The setting ``HEALTH`` with what these limits have in its place.
+
+        Raises:
+            ImproperlyConfigured: the setting is bad.
+        """
+        return dataclasses.replace(get_settings().health, **self._of_settings())
+
+    def _of_settings(self) -> dict[str, Any]:
+        given = {
+            "max_recent_dead_letters": self.recent_dead_letters,
+            "max_failure_ratio": self.failure_ratio,
+            "min_attempts": self.min_attempts,
+            "window": self.window,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     def __post_init__(self) -> None:
+        for name, value in self._of_settings().items():
+            try:
+                check_health_option(name, value)
+            except ValueError as error:
+                raise OperationRefused(str(error)) from None
         for name, most in (("lag", CAP - 1), ("age", None), ("dead_letters", CAP - 1), ("subscribers", None)):
             value = getattr(self, name)
             if value is None:
@@ -85,11 +117,20 @@ def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: C
 
     Raises:
         OperationRefused: there is no such group or topic of a group: a typing error must not look like health.
-        django.db.Error: the database does not answer.
+        ImproperlyConfigured: the setting ``HEALTH`` is bad.
+        django.db.Error: the database refuses or does not answer.
     """
     lease_ms = int(get_settings().lease_duration * 1000)
+    thresholds = limits.thresholds()
     # It is asked now and then, and a count that stopped is an alarm: it takes its time.
-    state = overview.read(using, lease_ms=lease_ms, limit=MOST_GROUPS, partitions=MOST_PARTITIONS, seconds=SECONDS)
+    state = overview.read(
+        using,
+        lease_ms=lease_ms,
+        limit=MOST_GROUPS,
+        partitions=MOST_PARTITIONS,
+        seconds=SECONDS,
+        window=thresholds.window,
+    )
     refs = {group.ref for group in state.groups}
     _require("group", groups, {ref.group for ref in refs})
     _require("topic", topics, {ref.topic for ref in refs})
@@ -103,9 +144,9 @@ def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: C
             f"group {', '.join(sorted(groups))}: none of them is registered for the topic {', '.join(sorted(topics))}"
         )
     wanted = {group.ref for group in chosen}
-    others = [one for one in problems.find(using, state) if one.ref is None or one.ref in wanted]
-    findings = [*_beyond(limits, chosen, state), *(_finding(one) for one in others if one.severity == STANDS_STILL)]
-    notes = [_finding(one) for one in others if one.severity != STANDS_STILL]
+    others = [one for one in problems.find(using, state, thresholds) if one.ref is None or one.ref in wanted]
+    findings = [*_beyond(limits, chosen, state), *(_finding(one) for one in others if one.severity == URGENT)]
+    notes = [_finding(one) for one in others if one.severity != URGENT]
     return Report(chosen, state, tuple(findings), tuple(notes))
 
 

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_mysqlqueue import names
 from django_mysqlqueue.models import (
@@ -24,7 +24,8 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.service import heartbeats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.groups import GroupRef, waiting_since
+from django_mysqlqueue.service.heads import Head, heads
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.service.topics import Ends, all_topics
 from django_mysqlqueue.service.transactions import Session, flat
@@ -47,6 +48,8 @@ LOOKED_INTO = 100
 """Partitions that one statement looks into."""
 LOOKED_AT = 100
 """Messages of each of them."""
+WINDOW = 600.0
+"""Seconds that count as recent where nobody says otherwise."""
 SECONDS = 0.1
 """Looking into partitions with a backlog takes no longer for all groups together: then counts say that they stopped."""
 
@@ -71,24 +74,6 @@ class Count:
 def counted(number: int) -> Count:
     """A count whose query stopped at ``CAP + 1``."""
     return Count(min(number, CAP), number <= CAP)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A partition with work, and the first message in it that its group has not settled."""
-
-    key: str
-    offset: int
-    published_at: int
-    """Epoch milliseconds."""
-    started: bool
-    """The group has a state row of it: it was claimed at least once."""
-    attempts: int
-    """Failed or lost ones."""
-    delivered_by: str
-    """Who handles it now, or ''."""
-    invisible_until: int
-    last_error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +102,8 @@ class GroupOverview:
     after_seek: str
     start_offset: int
     registered_at: int
+    sought_at: int
+    """When its last seek began or ended; 0: never."""
     lag: Count
     """In the log, and not settled."""
     in_flight: Count
@@ -124,6 +111,8 @@ class GroupOverview:
     retrying: Count
     """Failed, and waiting for another attempt."""
     dead_letters: Count
+    recent_dead_letters: Count
+    """Of those, what failed within the window of the overview."""
     heads: tuple[Head, ...]
     """The partitions whose first unsettled message is the oldest, oldest first; at most ``HEADS``."""
     subscribers: tuple[SubscriberRow, ...]
@@ -135,8 +124,12 @@ class GroupOverview:
 
     @property
     def oldest_at(self) -> int | None:
-        """When the oldest unsettled message took its place in the log."""
-        return min((head.published_at for head in self.heads), default=None)
+        """Since when the oldest unsettled message waits for the group (``groups.waiting_since``)."""
+        return min((self.waiting_since(head) for head in self.heads), default=None)
+
+    def waiting_since(self, head: Head) -> int:
+        """Since when the first message of a partition waits for the group, epoch milliseconds."""
+        return waiting_since(head.published_at, self.registered_at, self.sought_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +160,8 @@ class QueueOverview:
     """In all DLQ topics, whether or not the group that failed them is still there."""
     more_groups: bool = field(default=False)
     """There are more groups than were asked for."""
+    window: float = field(default=WINDOW)
+    """Seconds that count as recent."""
 
     @property
     def lag(self) -> Count:
@@ -196,7 +191,13 @@ def total(counts: Any) -> Count:
 
 
 def read(
-    using: str, *, lease_ms: int, limit: int = 200, partitions: int | None = None, seconds: float | None = None
+    using: str,
+    *,
+    lease_ms: int,
+    limit: int = 200,
+    partitions: int | None = None,
+    seconds: float | None = None,
+    window: float = WINDOW,
 ) -> QueueOverview:
     """The state of the queue.
 
@@ -204,16 +205,17 @@ def read(
         limit: of its first groups in order of topic and group.
         partitions: so many of a topic are looked at; None: ``PARTITIONS``.
         seconds: looking into those with a backlog takes no longer for all groups together; None: ``SECONDS``.
+        window: seconds that count as recent.
     """
     session = Session(using)
     now = session.now()
     last_offset, sequenced_at = session.row(f"SELECT last_offset, sequenced_at FROM {SEQUENCER} WHERE id = 1") or (0, 0)
     rows = session.rows(
-        f"SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at FROM {GROUPS} "
+        f"SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at FROM {GROUPS} "
         "ORDER BY topic, consumer_group LIMIT %s",
         (limit + 1,),
     )
-    letters = dead_letters(session)
+    letters = dead_letters(session, now - int(window * 1000))
     subscribers = read_subscribers(session, lease_ms=lease_ms)
     ends = Ends(session, PARTITIONS if partitions is None else partitions)
     found = []
@@ -227,23 +229,24 @@ def read(
         int(sequenced_at),
         outbox(session, now),
         tuple(found),
-        total(letters.values()),
+        total(one.all for one in letters.values()),
         more_groups=len(rows) > limit,
+        window=window,
     )
 
 
-def one_group(using: str, ref: GroupRef, *, lease_ms: int) -> GroupOverview | None:
+def one_group(using: str, ref: GroupRef, *, lease_ms: int, window: float = WINDOW) -> GroupOverview | None:
     """The state of a single group; None: it is not registered."""
     session = Session(using)
     row = session.row(
-        "SELECT mode, paused, after_seek, start_offset, registered_at "
+        "SELECT mode, paused, after_seek, start_offset, registered_at, sought_at "
         f"FROM {GROUPS} WHERE consumer_group = %s AND topic = %s",
         ref,
     )
     if row is None:
         return None
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref).get(ref, [])
-    letters = dead_letters(session, [names.dlq_topic(ref.topic)])
+    letters = dead_letters(session, session.now() - int(window * 1000), [names.dlq_topic(ref.topic)])
     return _group(session, ref, row, letters, subscribers, Ends(session, PARTITIONS), Patience(SECONDS, 1))
 
 
@@ -260,7 +263,7 @@ def outbox(session: Session, now: int) -> OutboxOverview:
         return counted(int(row[0]))
 
     at_once = session.row(
-        f"SELECT created_at FROM {OUTBOX}{hint} WHERE deliver_at = 0 ORDER BY deliver_at, outbox_id LIMIT 1"
+        f"SELECT created_at FROM {OUTBOX}{hint} WHERE deliver_at <= 0 ORDER BY deliver_at, outbox_id LIMIT 1"
     )
     came_due, scheduled = (
         session.row(
@@ -293,23 +296,40 @@ def read_subscribers(
     return found
 
 
-def dead_letters(session: Session, topics: Sequence[str] | None = None) -> dict[tuple[str, GroupRef], Count]:
-    """Dead letters by DLQ topic and the group that failed them; each topic's count stops at ``CAP``."""
+class DeadLetters(NamedTuple):
+    """How many dead letters a group has."""
+
+    all: Count
+    recent: Count
+
+
+NO_DEAD_LETTERS = DeadLetters(Count(0), Count(0))
+
+
+def dead_letters(
+    session: Session, since: int, topics: Sequence[str] | None = None
+) -> dict[tuple[str, GroupRef], DeadLetters]:
+    """Dead letters by DLQ topic and the group that failed them; each topic's count stops at ``CAP``.
+
+    Args:
+        since: those that failed from then on are recent (epoch milliseconds).
+    """
     hint = session.dialect.force_index("queue_messages_partition")
     if topics is None:
         topics = [topic for topic in all_topics(session) if names.is_dlq(topic)]
-    found: dict[tuple[str, GroupRef], Count] = {}
+    found: dict[tuple[str, GroupRef], DeadLetters] = {}
     for topic in topics:
         rows = session.rows(
-            f"SELECT w.failed_group, w.original_topic, COUNT(*) FROM (SELECT failed_group, original_topic "
-            f"FROM {LOG}{hint} WHERE topic = %s ORDER BY partition_key, `offset` LIMIT %s) w "
-            "GROUP BY w.failed_group, w.original_topic",
-            (topic, CAP + 1),
+            "SELECT w.failed_group, w.original_topic, COUNT(*), SUM(CASE WHEN w.failed_at >= %s THEN 1 ELSE 0 END) "
+            f"FROM (SELECT failed_group, original_topic, failed_at FROM {LOG}{hint} WHERE topic = %s "
+            "ORDER BY partition_key, `offset` LIMIT %s) w GROUP BY w.failed_group, w.original_topic",
+            (since, topic, CAP + 1),
         )
-        exact = sum(count for *_, count in rows) <= CAP
-        for group, original, count in rows:
+        exact = sum(count for _, _, count, _ in rows) <= CAP
+        for group, original, *counts in rows:
             if group:
-                found[topic, GroupRef(group, original)] = Count(min(int(count), CAP), exact)
+                number, recent = (Count(min(int(count), CAP), exact) for count in counts)
+                found[topic, GroupRef(group, original)] = DeadLetters(number, recent)
     return found
 
 
@@ -343,12 +363,13 @@ def _group(
     session: Session,
     ref: GroupRef,
     row: Sequence[Any],
-    letters: dict[tuple[str, GroupRef], Count],
+    letters: dict[tuple[str, GroupRef], DeadLetters],
     subscribers: Sequence[SubscriberRow],
     ends: Ends,
     patience: Patience,
 ) -> GroupOverview:
-    mode, paused, after_seek, start_offset, registered_at = row
+    mode, paused, after_seek, start_offset, registered_at, sought_at = row
+    dead = letters.get((names.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     in_flight, retrying = _in_hands(session, ref)
     claimed, first, claimed_all = _claimed(session, ref)
     unclaimed, firsts = _unclaimed(session, ref, int(start_offset), ends, patience)
@@ -363,11 +384,13 @@ def _group(
         after_seek=after_seek,
         start_offset=int(start_offset),
         registered_at=int(registered_at),
+        sought_at=int(sought_at),
         # It is one number to who reads it: of two that stopped, the cap is enough.
         lag=Count(min(lag.value, CAP), lag.exact and lag.value <= CAP),
         in_flight=in_flight,
         retrying=retrying,
-        dead_letters=letters.get((names.dlq_topic(ref.topic), ref), Count(0)),
+        dead_letters=dead.all,
+        recent_dead_letters=dead.recent,
         heads=tuple(heads(session, ref, candidates)),
         subscribers=tuple(subscribers),
     )
@@ -464,23 +487,3 @@ def _cursors(session: Session, ref: GroupRef, keys: Sequence[str]) -> dict[str, 
             )
         )
     return found
-
-
-def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[Head]:
-    """What is known of some first messages, oldest first; those settled at this moment are left out."""
-    found: list[Head] = []
-    for chunk in session.chunks(sorted(first)):
-        found += [
-            Head(key, int(offset), int(at), bool(started), int(attempts), by, int(until), error)
-            for key, offset, at, acked, started, attempts, by, until, error in session.rows(
-                "SELECT m.partition_key, m.`offset`, m.published_at, COALESCE(s.acked, 0), "
-                "CASE WHEN s.message_offset IS NULL THEN 0 ELSE 1 END, COALESCE(s.retry_count, 0), "
-                "COALESCE(s.delivered_by, ''), COALESCE(s.invisible_until, 0), COALESCE(s.last_error, '') "
-                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
-                f"ON m.`offset` = v.o LEFT JOIN {STATE} s ON s.consumer_group = %s AND s.topic = m.topic "
-                "AND s.partition_key = m.partition_key AND s.message_offset = m.`offset`",
-                (*(offset for offset, _ in chunk), ref.group),
-            )
-            if not acked
-        ]
-    return sorted(found, key=lambda head: head.offset)

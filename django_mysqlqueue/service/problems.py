@@ -6,7 +6,7 @@ queries; nothing here walks the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,18 +15,24 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import names
+from django_mysqlqueue.conf import HealthSettings
+from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count, GroupOverview, QueueOverview
+from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.service.transactions import Session
 
+LEASES = PartitionLease._meta.db_table
 STUCK_SECONDS = 60.0
 """A partition whose first message has failed and waits for so long is stuck; a group without subscribers is one too."""
 OUTBOX_SECONDS = 15.0
 """What is due in the outbox for so long has no sequencer: a poll comes every second at the latest."""
-FAILING_SECONDS = 600.0
-"""A handler without a single ack for so long, and with failures, fails every attempt."""
+STILL_SECONDS = 600.0
+"""A group with work and live subscribers of which nothing has ended for so long does not get on."""
+NAMES = 100
+"""So many vanished subscribers of idle groups are asked for their leases."""
 TRANSACTION_SECONDS = 300.0
 """A transaction open for so long holds back purge."""
 
@@ -37,6 +43,7 @@ Kind = Literal[
     "outbox",
     "outbox_behind",
     "failing",
+    "recent_dead_letters",
     "paused",
     "seek_ended_early",
     "unserved",
@@ -51,7 +58,7 @@ class Problem:
     """One thing that a person should know of; worst first when sorted."""
 
     severity: int
-    """0: messages stand still; 1: something will, or was given up; 2: worth knowing."""
+    """0: messages are stalled, or handlers fail; 1: something will lead to that; 2: worth knowing."""
     kind: Kind
     text: str
     ref: GroupRef | None = None
@@ -62,23 +69,50 @@ class Problem:
     subscriber: str | None = None
 
 
-def find(using: str, overview: QueueOverview) -> list[Problem]:
-    """What is wrong, worst first."""
+@dataclass(slots=True)
+class Ended:
+    """Deliveries of a group that ended within some time, as subscribers have counted them: up to 10 s late."""
+
+    acked: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+
+    def add(self, bucket: Bucket) -> None:
+        self.acked += bucket.acked
+        # The last attempt of a dead letter is a failure, too; of what killed its process every time there is none.
+        self.failed += max(bucket.failed, bucket.dead_lettered)
+        self.dead_lettered += bucket.dead_lettered
+
+    @property
+    def attempts(self) -> int:
+        return self.acked + self.failed
+
+
+def find(using: str, overview: QueueOverview, thresholds: HealthSettings) -> list[Problem]:
+    """What is wrong, worst first.
+
+    Args:
+        overview: read with the window of the thresholds.
+        thresholds: from when on failures are a problem.
+    """
     session = Session(using)
     found = [*_outbox(overview), *_long_transactions(session)]
-    since = overview.now - int(FAILING_SECONDS * 1000)
-    handled: dict[GroupRef, tuple[int, int]] = {}
-    for bucket in rollups.since(session, rollups.MINUTE, since):
-        acked, failed = handled.get(bucket.ref, (0, 0))
-        # The last attempt of a dead letter is a failure, too; of what killed its process every time there is none.
-        handled[bucket.ref] = (acked + bucket.acked, failed + max(bucket.failed, bucket.dead_lettered))
+    recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, STILL_SECONDS))
+    lately: dict[GroupRef, Ended] = {}
+    moving: set[GroupRef] = set()
+    for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
+        if bucket.at >= recent:
+            lately.setdefault(bucket.ref, Ended()).add(bucket)
+        if bucket.at >= still and (bucket.acked or bucket.failed or bucket.dead_lettered):
+            moving.add(bucket.ref)
     for group in overview.groups:
-        found += _of_group(group, overview.now, *handled.get(group.ref, (0, 0)))
-    found += _silent(overview)
+        found += _of_group(group, overview.now, moves=group.ref in moving)
+        found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
+    found += _silent(session, overview)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
 
 
-def _of_group(group: GroupOverview, now: int, acked: int, failed: int) -> Iterator[Problem]:
+def _of_group(group: GroupOverview, now: int, *, moves: bool) -> Iterator[Problem]:
     ref = group.ref
     waits = _age(now, group.oldest_at)
     if group.after_seek:
@@ -94,15 +128,38 @@ def _of_group(group: GroupOverview, now: int, acked: int, failed: int) -> Iterat
     elif group.live:
         found = [*_stuck(group, now), *_unserved(group, now)]
         yield from found
-        if not (found or acked or failed):
+        if not (found or moves):
             yield from _still(group, now)
-    if failed and not acked and group.live:
-        text = ngettext(
-            "Every attempt of %(ref)s fails: %(number)s failure and no success in ten minutes.",
-            "Every attempt of %(ref)s fails: %(number)s failures and no success in ten minutes.",
-            failed,
-        )
-        yield Problem(0, "failing", text % {"ref": ref, "number": failed}, ref)
+
+
+def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, window: float) -> Iterator[Problem]:
+    """Handlers that fail: by the share of attempts, and by what has become dead letters."""
+    ref, share, most = group.ref, thresholds.max_failure_ratio, thresholds.max_recent_dead_letters
+    if ended.failed and group.live:
+        # One message that fails again and again is no defect of the handler, so a few attempts are only worth knowing.
+        judged = share is not None and ended.attempts >= thresholds.min_attempts
+        values = {"ref": ref, "number": f"{ended.failed:,}", "window": seconds(window)}
+        if not ended.acked:
+            text = ngettext(
+                "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
+                "Every attempt of %(ref)s fails: %(number)s failures and no success in the last %(window)s.",
+                ended.failed,
+            )
+            yield Problem(0 if judged and share != 1 else 1, "failing", text % values, ref)
+        elif judged and share is not None and ended.failed / ended.attempts > share:
+            text = _(
+                "Of %(attempts)s attempts of %(ref)s in the last %(window)s %(number)s failed; the limit is %(share)s."
+            )
+            values |= {"attempts": f"{ended.attempts:,}", "share": f"{share:.0%}"}
+            yield Problem(0, "failing", text % values, ref)
+    # The log's count is exact and at once, unless the DLQ topic is too long: then what subscribers have counted.
+    recent = group.recent_dead_letters
+    if not recent.exact:
+        recent = Count(max(recent.value, ended.dead_lettered), exact=False)
+    if most is not None and recent.value > most:
+        text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
+        values = {"ref": ref, "number": str(recent), "window": seconds(window), "limit": f"{most:,}"}
+        yield Problem(0, "recent_dead_letters", text % values, ref)
     if group.dead_letters:
         text = _("%(ref)s has given up on messages: %(number)s in %(topic)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "topic": names.dlq_topic(ref.topic)}
@@ -113,7 +170,7 @@ def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
     """Messages that fail again and again. In a shared group no other message waits for them."""
     ordered = group.mode == "ordered"
     for head in group.heads:
-        waits = _age(now, head.published_at)
+        waits = _age(now, group.waiting_since(head))
         if head.attempts and waits >= STUCK_SECONDS:
             if ordered:
                 text = _(
@@ -131,9 +188,9 @@ def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
 def _still(group: GroupOverview, now: int) -> Iterator[Problem]:
     """A group with living subscribers of which nothing ends: handlers that hang, or subscribers that do not get on."""
     for head in group.heads:
-        waits = _age(now, head.published_at)
+        waits = _age(now, group.waiting_since(head))
         # What waits for its time, after a backoff or a snooze, may do so.
-        if waits >= FAILING_SECONDS and (head.delivered_by or head.invisible_until <= now):
+        if waits >= STILL_SECONDS and (head.delivered_by or head.invisible_until <= now):
             text = _("Nothing of %(ref)s has ended in ten minutes, with subscribers alive; %(lag)s, one for %(age)s.")
             values = {"ref": group.ref, "lag": _waiting(group.lag), "age": seconds(waits)}
             yield Problem(1, "still", text % values, group.ref, head.key, head.offset)
@@ -145,56 +202,88 @@ def _unserved(group: GroupOverview, now: int) -> Iterator[Problem]:
     if EVERYTHING in subsets:
         return
     for head in group.heads:
-        if not any(head.key in subset for subset in subsets) and _age(now, head.published_at) >= STUCK_SECONDS:
+        if not any(head.key in subset for subset in subsets) and _age(now, group.waiting_since(head)) >= STUCK_SECONDS:
             text = _("No live subscriber of %(ref)s takes the partition %(key)s: all work on other subsets.")
             yield Problem(0, "unserved", text % {"ref": group.ref, "key": repr(head.key)}, group.ref, head.key)
             return
 
 
-def _silent(overview: QueueOverview) -> Iterator[Problem]:
-    """Subscribers that have neither left nor given a sign of life, each once."""
+def _silent(session: Session, overview: QueueOverview) -> Iterator[Problem]:
+    """Subscribers that have neither left nor given a sign of life, each once, while that matters to somebody."""
     last: dict[str, tuple[int, GroupRef]] = {}
+    idle: dict[str, tuple[int, GroupRef]] = {}
     for group in overview.groups:
         for row in group.subscribers:
             if not row.live:
-                last[row.name] = max(last.get(row.name, (0, row.ref)), (row.heartbeat_at, row.ref))
+                # What it still has claimed is unsettled, and so part of the lag.
+                found = last if group.lag or not group.lag.exact else idle
+                found[row.name] = max(found.get(row.name, (0, row.ref)), (row.heartbeat_at, row.ref))
+    for name in _with_leases(session, sorted(idle.keys() - last.keys())[:NAMES]):
+        last[name] = idle[name]
     for name, (at, ref) in sorted(last.items()):
         text = _("The subscriber %(name)s vanished: no sign of life for %(age)s.")
         values = {"name": name, "age": seconds(_age(overview.now, at))}
         yield Problem(2, "silent", text % values, ref, subscriber=name)
 
 
+def _with_leases(session: Session, names: Sequence[str]) -> list[str]:
+    """Those subscribers that are on record as owners of a partition."""
+    if not names:
+        return []
+    places = ", ".join(["%s"] * len(names))
+    rows = session.rows(f"SELECT DISTINCT leased_by FROM {LEASES} WHERE leased_by IN ({places})", names)
+    return [name for (name,) in rows]
+
+
 def _outbox(overview: QueueOverview) -> Iterator[Problem]:
-    waits = _age(overview.now, overview.outbox.waiting_since)
-    if overview.outbox.waiting and waits >= OUTBOX_SECONDS:
-        values = {"lag": _waiting(overview.outbox.waiting), "age": seconds(waits)}
-        if _age(overview.now, overview.sequenced_at) < OUTBOX_SECONDS:
-            # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
-            text = _(
-                "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved."
-            )
-            yield Problem(1, "outbox_behind", text % values)
-            return
-        text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
-        yield Problem(0, "outbox", text % values)
+    outbox = overview.outbox
+    found = of_outbox(overview.now, outbox.waiting, outbox.waiting_since, overview.sequenced_at)
+    if found is not None:
+        yield found
+
+
+def of_outbox(now: int, waiting: Count, since: int | None, sequenced_at: int) -> Problem | None:
+    """What is wrong if messages that are due wait to be moved into the log: no group's lag counts them.
+
+    Args:
+        now: the database's clock, as the other times in epoch milliseconds.
+        waiting: how many are due.
+        since: when the first of them was published or came due.
+        sequenced_at: when the sequencer last moved any.
+    """
+    waits = _age(now, since)
+    if not waiting or waits < OUTBOX_SECONDS:
+        return None
+    values = {"lag": _waiting(waiting), "age": seconds(waits)}
+    if _age(now, sequenced_at) < OUTBOX_SECONDS:
+        # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
+        text = _("The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved.")
+        return Problem(1, "outbox_behind", text % values)
+    text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
+    return Problem(0, "outbox", text % values)
 
 
 def _long_transactions(session: Session) -> Iterator[Problem]:
-    sql = session.dialect.oldest_transaction
-    if sql is None:
-        return
-    try:
-        found = session.row(sql)
-    except Error as error:
-        if session.dialect.is_denied(error):
-            return  # the database's user may not look: then nothing is said of it
-        raise
+    found = _oldest_transaction(session)
     if found is not None and found[0] >= TRANSACTION_SECONDS:
         text = _(
             "A transaction has been open for %(age)s (connection %(id)s): until it ends, nothing deleted since is "
             "cleaned up by the server, and the queue's looks become slower."
         )
         yield Problem(1, "long_transaction", text % {"age": seconds(found[0]), "id": found[1]})
+
+
+def _oldest_transaction(session: Session) -> tuple[int, int] | None:
+    """Its age in seconds and its connection's id; None: there is none, or the server shows it in neither way."""
+    for sql in session.dialect.oldest_transaction:
+        try:
+            row = session.row(sql)
+        except Error as error:
+            if not session.dialect.hides_transactions(error):
+                raise
+        else:
+            return None if row is None else (int(row[0]), int(row[1]))
+    return None
 
 
 def _waiting(count: Count) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from django.db.models.expressions import RawSQL
+
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import audit, groups, logbook, partitions, topics, watermarks
@@ -251,7 +253,7 @@ def seek(
 def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str) -> int:
     found = groups.lock(session, ref)
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
-    groups.change(session, ref, paused=True, after_seek=after, start_offset=place.offset)
+    groups.change(session, ref, paused=True, after_seek=after, start_offset=place.offset, sought_at=_now(session))
     text = f"to offset {place.offset + 1}" + (f" ({detail})" if detail else "")
     return audit.begin(session, "seek", by=by, group=ref.group, topic=ref.topic, detail=text)
 
@@ -316,5 +318,17 @@ def _end(session: Session, ref: GroupRef, place: Place, operation: int) -> None:
     found = groups.lock(session, ref)
     if found.start_offset != place.offset or not found.after_seek:
         raise OperationRefused(f"Another seek of the group {ref.group!r} of {ref.topic!r} has begun meanwhile.")
-    groups.change(session, ref, revise=True, paused=found.after_seek == AfterSeek.STAY, after_seek=AfterSeek.NOTHING)
+    groups.change(
+        session,
+        ref,
+        revise=True,
+        paused=found.after_seek == AfterSeek.STAY,
+        after_seek=AfterSeek.NOTHING,
+        sought_at=_now(session),
+    )
     audit.end(session, operation)
+
+
+def _now(session: Session) -> RawSQL:
+    """From here on the group can work on what it has been put before; at both ends, since a seek may take long."""
+    return RawSQL(session.dialect.now_ms, ())  # noqa: S611  # a constant

@@ -55,7 +55,8 @@ class GroupStatus:
     lag: int
     """Messages in the log that the group has not settled: a count, not a difference of offsets."""
     oldest_unacked_age: float | None
-    """Of those, and of those of the topic that are due in the outbox: since when the oldest waits."""
+    """Of those, and of those of the topic that are due in the outbox: since when the oldest waits for the group, but
+    not from before its last seek or registration."""
     in_flight: int
     """Handed out to a subscriber."""
     retrying: int
@@ -93,12 +94,12 @@ def status(using: str, *, lease_ms: int) -> QueueStatus:
     session = Session(using)
     now = session.now()
     sequencer = session.row(f"SELECT last_offset, sequenced_at FROM {SEQUENCER} WHERE id = 1") or (0, 0)
-    refs = [
-        GroupRef(group, topic)
-        for group, topic in ConsumerGroup.objects.using(using)
+    registered = (
+        ConsumerGroup.objects.using(using)
         .order_by("topic", "consumer_group")
-        .values_list("consumer_group", "topic")
-    ]
+        .values_list("consumer_group", "topic", "registered_at", "sought_at")
+    )
+    refs = {GroupRef(group, topic): (registered_at, sought_at) for group, topic, registered_at, sought_at in registered}
     topics = _topics(session, now)
     due = {one.topic: one for one in topics}
     return QueueStatus(
@@ -106,7 +107,7 @@ def status(using: str, *, lease_ms: int) -> QueueStatus:
         int(sequencer[0]),
         int(sequencer[1]),
         tuple(topics),
-        tuple(_group(session, ref, due.get(ref.topic), now, lease_ms) for ref in refs),
+        tuple(_group(session, ref, since, due.get(ref.topic), now, lease_ms) for ref, since in refs.items()),
     )
 
 
@@ -120,7 +121,7 @@ def _topics(session: Session, now: int) -> list[TopicStatus]:
     outbox = {
         topic: (int(due), since, int(total))
         for topic, due, since, total in session.rows(
-            "SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), MIN(CASE WHEN deliver_at = 0 "
+            "SELECT topic, SUM(CASE WHEN deliver_at <= %s THEN 1 ELSE 0 END), MIN(CASE WHEN deliver_at <= 0 "
             "THEN created_at WHEN deliver_at <= %s THEN deliver_at END), COUNT(*) "
             f"FROM {OUTBOX} GROUP BY topic",
             (now, now),
@@ -134,10 +135,14 @@ def _topics(session: Session, now: int) -> list[TopicStatus]:
     return found
 
 
-def _group(session: Session, ref: GroupRef, topic: TopicStatus | None, now: int, lease_ms: int) -> GroupStatus:
+def _group(
+    session: Session, ref: GroupRef, ready: tuple[int, int], topic: TopicStatus | None, now: int, lease_ms: int
+) -> GroupStatus:
     registered = groups.find(session.using, ref)
     lag, oldest = unsettled(session, ref)
     waiting = topic.waiting if topic is not None else 0
+    if oldest is not None:
+        oldest = groups.waiting_since(oldest, *ready)
     since = min(
         (at for at in (oldest, topic.waiting_since if topic is not None else None) if at is not None), default=None
     )

@@ -13,7 +13,7 @@ from django.db import DatabaseError, Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql import client_timeouts, dialect_of, limited_settings
 
 logger = logging.getLogger("django_mysqlqueue.service")
 
@@ -27,11 +27,11 @@ escaped it still fits into a megabyte, the least that servers are set to."""
 UNION_TERMS = 200
 """SELECTs in one UNION ALL (SQLite allows 500)."""
 
-
-def last_row(columns: int) -> str:
-    """What ends a statement for ``Session.whole``."""
-    return f" UNION ALL SELECT NULL{', 0' * (columns - 1)}"
-
+READ_SECONDS = 20.0
+"""How long a page, a scrape or a health check waits for an answer; each statement of theirs is bounded."""
+LOCK_SECONDS = 60.0
+"""How long an operation waits: longer than servers let a statement wait for a lock (``innodb_lock_wait_timeout``:
+50 s), so that the server's error comes first, and the transaction is run again."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,6 +39,11 @@ R = TypeVar("R")
 
 class Retry(Exception):
     """What a transaction read has changed before it wrote: roll it back and run it again."""
+
+
+def last_row(columns: int) -> str:
+    """What ends a statement for ``Session.whole``."""
+    return f" UNION ALL SELECT NULL{', 0' * (columns - 1)}"
 
 
 class Session:
@@ -122,13 +127,43 @@ def apart(using: str) -> Iterator[None]:
     if not in_transaction(outer) or not dialect_of(outer).has_row_locks:
         yield
         return
-    own = outer.copy(using)
-    connections[using] = own
+    with _in_its_place(outer, outer.copy(using)):
+        yield
+
+
+@contextlib.contextmanager
+def _in_its_place(outer: BaseDatabaseWrapper, own: BaseDatabaseWrapper) -> Iterator[None]:
+    """Lets this thread use another connection for an alias, and closes it."""
+    connections[outer.alias] = own
     try:
         yield
     finally:
-        connections[using] = outer
+        connections[outer.alias] = outer
         own.close()
+
+
+@contextlib.contextmanager
+def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
+    """A connection of its own that gives up on a server that does not answer, for what web workers do.
+
+    The request's own connection has the time limits that ``OPTIONS`` gives it, usually none, and they cannot be
+    changed once it is open. Inside a ``TestCase`` this joins its transaction; on SQLite there is no server to wait for.
+
+    Args:
+        read: seconds to wait for each answer, unless ``OPTIONS`` says otherwise.
+    """
+    outer = connections[using]
+    in_testcase = outer.in_atomic_block and not in_transaction(outer)
+    if in_testcase or not client_timeouts(outer, read=read):
+        yield
+        return
+    own = outer.copy(using)
+    own.settings_dict = {**limited_settings(own, read=read), "AUTOCOMMIT": True}
+    # Who watches the project's connection sees these statements too.
+    own.queries_log, own.force_debug_cursor = outer.queries_log, outer.force_debug_cursor
+    own.execute_wrappers = outer.execute_wrappers
+    with _in_its_place(outer, own):
+        yield
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_mysqlqueue.sql.base import Dialect
+
+FailureKind = Literal[
+    "no_answer", "denied", "no_database", "too_many_connections", "read_only", "missing_table", "busy"
+]
+"""Why the database did not do what it was asked to."""
 
 
 def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str, int]:
@@ -25,6 +30,23 @@ def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str
     from django_mysqlqueue.sql import mysql
 
     return mysql.client_timeouts(read=read)
+
+
+def limited_settings(connection: BaseDatabaseWrapper, *, read: float) -> dict[str, Any]:
+    """The connection's settings with ``client_timeouts``, of which the project's own ``OPTIONS`` win."""
+    own = connection.settings_dict
+    return {**own, "OPTIONS": {**client_timeouts(connection, read=read), **own.get("OPTIONS", {})}}
+
+
+def failure_kind(connection: BaseDatabaseWrapper, error: Error) -> FailureKind | None:
+    """Why the database refused or did not answer; None: some other error (asks no server)."""
+    if connection.vendor == "mysql":
+        from django_mysqlqueue.sql import mysql
+
+        return mysql.failure_kind(error)
+    from django_mysqlqueue.sql import sqlite
+
+    return sqlite.failure_kind(error)
 
 
 def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:

@@ -34,8 +34,11 @@ class Dialect(ABC):
     max_rows: int
     """Rows that one derived table of keys may have."""
     has_row_locks: bool
-    oldest_transaction: str | None
-    """A SELECT of the age in seconds and the connection's id of the transaction that has been open longest."""
+    oldest_transaction: tuple[str, ...]
+    """SELECTs of the age in seconds and the connection's id of the transaction that has been open longest.
+
+    The next one is for when the server refuses the one before it.
+    """
 
     def placeholders(self, rows: int, row: str) -> str:
         """``row`` repeated, for a multi-row VALUES."""
@@ -97,8 +100,8 @@ class Dialect(ABC):
     def is_retryable(self, error: Error) -> bool:
         """A deadlock or a lock wait time-out: the same transaction may succeed when run again."""
 
-    def is_denied(self, error: Error) -> bool:
-        """The database's user lacks a privilege."""
+    def hides_transactions(self, error: Error) -> bool:
+        """The server cannot show its transactions, or not to this user."""
         return False
 
     @abstractmethod

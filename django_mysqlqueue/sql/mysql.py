@@ -16,11 +16,45 @@ from django_mysqlqueue.sql.base import Dialect
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from django_mysqlqueue.sql import FailureKind
+
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 NEEDS_PRIVILEGE = 1227
+TABLE_ACCESS_DENIED = 1142
+CANNOT_CONVERT = 3854
+"""MySQL fills whole rows of ``innodb_trx``, the running statements as utf8mb3: an emoji in anybody's fails all."""
 READ_ONLY = frozenset({1290, 1792, 1836})
 """What a demoted primary answers to a write: it lives on, and so does the connection."""
+
+
+FAILURES: dict[FailureKind, frozenset[int]] = {
+    # Refused by the operating system or lost on the way; shutting down; ended by the server (KILL, idle, restart).
+    "no_answer": frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1053, 1927, 4031}),
+    # Database, user, host, host after many errors, plug-in; table, column; PROCESS and the like; routine.
+    "denied": frozenset({1044, 1045, 1130, 1129, 1698, TABLE_ACCESS_DENIED, 1143, NEEDS_PRIVILEGE, 1370}),
+    "no_database": frozenset({1049}),
+    "too_many_connections": frozenset({1040, 1203, 1226}),
+    "read_only": READ_ONLY,
+    "missing_table": frozenset({1146, 1054}),  # a column that is missing is an older table
+    "busy": frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT}),
+}
+
+
+def failure_kind(error: Error) -> FailureKind | None:
+    code = error.args[0] if error.args else None
+    return next((kind for kind, codes in FAILURES.items() if code in codes), None)
+
+
+INNODB_TRANSACTIONS = (
+    "SELECT TIMESTAMPDIFF(SECOND, trx_started, NOW()), trx_mysql_thread_id FROM information_schema.innodb_trx "
+    "WHERE trx_mysql_thread_id > 0 ORDER BY trx_started LIMIT 1"
+)
+PERFORMANCE_SCHEMA = (
+    "SELECT e.timer_wait DIV 1000000000000, t.processlist_id FROM performance_schema.events_transactions_current e "
+    "JOIN performance_schema.threads t ON t.thread_id = e.thread_id "
+    "WHERE e.state = 'ACTIVE' AND t.processlist_id > 0 ORDER BY e.timer_wait DESC LIMIT 1"
+)
 
 
 _CHANGES_SESSION = re.compile(
@@ -121,11 +155,8 @@ class MySQL(Dialect):
     for_update = " FOR UPDATE"
     skip_locked = " FOR UPDATE SKIP LOCKED"
     join = "STRAIGHT_JOIN"
-    # The privilege PROCESS is needed.
-    oldest_transaction = (
-        "SELECT TIMESTAMPDIFF(SECOND, trx_started, NOW()), trx_mysql_thread_id FROM information_schema.innodb_trx "
-        "WHERE trx_mysql_thread_id > 0 ORDER BY trx_started LIMIT 1"
-    )
+    # The first needs the privilege PROCESS, the second SELECT on performance_schema; where that is off it has no row.
+    oldest_transaction = (INNODB_TRANSACTIONS, PERFORMANCE_SCHEMA)
     greatest = "GREATEST"
     max_rows = 1000
     has_row_locks = True
@@ -197,8 +228,8 @@ class MySQL(Dialect):
                 (self._packets[raw],) = cursor.fetchone()
         return self._packets[raw]
 
-    def is_denied(self, error: Error) -> bool:
-        return error.args[:1] == (NEEDS_PRIVILEGE,)
+    def hides_transactions(self, error: Error) -> bool:
+        return error.args[:1] in ((NEEDS_PRIVILEGE,), (TABLE_ACCESS_DENIED,), (CANNOT_CONVERT,))
 
 
 DIALECT = MySQL()

@@ -19,6 +19,20 @@ from django_mysqlqueue.sql.base import Dialect
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from django_mysqlqueue.sql import FailureKind
+
+FAILURES: dict[FailureKind, tuple[str, ...]] = {
+    "no_database": ("unable to open database file",),
+    "read_only": ("readonly database",),
+    "missing_table": ("no such table", "no such column"),
+    "busy": ("locked",),
+}
+
+
+def failure_kind(error: Error) -> FailureKind | None:
+    text = str(error)
+    return next((kind for kind, parts in FAILURES.items() if any(part in text for part in parts)), None)
+
 
 class SQLite(Dialect):
     name = "sqlite"
@@ -27,7 +41,7 @@ class SQLite(Dialect):
     for_update = ""
     skip_locked = ""
     join = "CROSS JOIN"
-    oldest_transaction = None
+    oldest_transaction = ()
     greatest = "MAX"
     # SQLite takes 32,766 parameters a statement since 3.32; derived rows have up to 8.
     max_rows = 1000

@@ -6,8 +6,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_mysqlqueue import conf
-from django_mysqlqueue.conf import Backoff, TopicSettings, get_settings
+from django_mysqlqueue import conf, publish
+from django_mysqlqueue.conf import Backoff, HealthSettings, TopicSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
 
@@ -25,6 +25,8 @@ def mysqlqueue(settings):
 
 # -- defaults -----------------------------------------------------------------
 
+OPTIONAL = {"METRICS_TOKEN", "REDACT", "HEALTH"}
+"""What only monitoring needs."""
 DEFAULTS = {
     "DATABASE": None,
     "POLL_INTERVAL": 0.1,
@@ -51,6 +53,7 @@ DEFAULTS = {
     "ARCHIVE_REQUIRED": False,
     "METRICS_TOKEN": None,
     "REDACT": None,
+    "HEALTH": HealthSettings(window=600, max_recent_dead_letters=10, max_failure_ratio=0.5, min_attempts=10),
     "TOPICS": {},
     "GROUPS": {},
 }
@@ -71,8 +74,9 @@ def test_the_defaults_written_out_are_sound_and_change_nothing(mysqlqueue):
 
 def test_no_other_setting_exists():
     """A setting without a default in the issue would be neither documented nor tested here."""
-    read_from_groups = {"RECORDED"}
-    assert {name.upper() for name in conf.Settings.__dataclass_fields__} - read_from_groups == set(DEFAULTS)
+    names = {name.upper() for name in conf.Settings.__dataclass_fields__}
+    assert names - {"RECORDED", "MONITORING"} | OPTIONAL == set(DEFAULTS)
+    assert {name.upper() for name in get_settings().monitoring} == OPTIONAL
 
 
 def test_a_project_without_the_setting_gets_the_defaults(settings):
@@ -103,6 +107,11 @@ def test_a_project_without_the_setting_gets_the_defaults(settings):
         ("REDACT", None, None),
         ("REDACT", str.upper, str.upper),
         ("REDACT", "shop.privacy.redact", "shop.privacy.redact"),
+        ("METRICS_TOKEN", "", None),
+        ("HEALTH", {}, HealthSettings()),
+        ("HEALTH", {"WINDOW": 60, "MIN_ATTEMPTS": 1}, HealthSettings(window=60.0, min_attempts=1)),
+        ("HEALTH", {"MAX_FAILURE_RATIO": None}, HealthSettings(max_failure_ratio=None)),
+        ("HEALTH", {"MAX_RECENT_DEAD_LETTERS": 0}, HealthSettings(max_recent_dead_letters=0)),
         ("BACKOFF", {"initial": 3}, Backoff(initial=3)),
         ("BACKOFF", {"INITIAL": 3, "Jitter": 0}, Backoff(initial=3, jitter=0)),
         ("BACKOFF", Backoff(initial=7), Backoff(initial=7)),
@@ -147,7 +156,12 @@ WRONG = [
     *(("REDACT", value) for value in ("", "redact", "shop.", ".redact", "shop privacy.redact", "shop:redact", 1, {})),
     *(("ARCHIVE_PATH", value) for value in ("", 5, b"archive")),
     *(("ARCHIVE_REQUIRED", value) for value in (None, 1, "yes")),
-    *(("METRICS_TOKEN", value) for value in ("", "short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
+    *(("METRICS_TOKEN", value) for value in ("short", "with a space in the token", "é" * 30, 5, b"x" * 30)),
+    *(("HEALTH", value) for value in (None, 5, [], "", {"WINDOW": 59}, {"WINDOW": 21_601}, {"WINDOWS": 60})),
+    *(("HEALTH", {"MAX_FAILURE_RATIO": value}) for value in (-0.1, 1.1, True, "0.5", float("nan"))),
+    *(("HEALTH", {"MAX_RECENT_DEAD_LETTERS": value}) for value in (-1, 10_000, 1.5, True)),
+    *(("HEALTH", {"MIN_ATTEMPTS": value}) for value in (0, None, "1")),
+    ("HEALTH", HealthSettings(min_attempts=0)),
     *(("BACKOFF", value) for value in (Backoff(initial=-1), Backoff(jitter=float("nan")), Backoff(factor=True))),
 ]
 
@@ -162,12 +176,30 @@ def test_value_refused(mysqlqueue, name, value):
     else:
         assert f"MYSQLQUEUE[{name!r}] = {value!r}" in found[0].message
     with pytest.raises(ImproperlyConfigured, match=re.escape(f"MYSQLQUEUE[{name!r}]")):
-        get_settings()
+        getattr(get_settings(), name.lower())
 
 
 def test_every_setting_refuses_something():
     """A new setting without a parser that says no would not be seen otherwise."""
     assert {name for name, _ in WRONG} == set(DEFAULTS) - {"TOPICS", "GROUPS"}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONAL))
+def test_a_bad_setting_of_monitoring_stops_no_publisher(mysqlqueue, db, name):
+    (problem,) = mysqlqueue({name: 5, "THREADS": 2})
+    assert (problem.id, problem.optional) == ("E003", True)
+    assert publish("t", 1)
+    assert get_settings().threads == 2
+    for _ in range(2):
+        with pytest.raises(ImproperlyConfigured, match=f"{name}.*must be"):
+            getattr(get_settings(), name.lower())
+
+
+def test_an_error_of_health_names_the_key_and_the_rule(mysqlqueue):
+    (problem,) = mysqlqueue({"HEALTH": {"MAX_FAILURE_RATIO": 50}})
+    assert problem.message.endswith("has MAX_FAILURE_RATIO = 50, which must be a number from 0 to 1.")
+    (problem,) = mysqlqueue({"HEALTH": {"MAX_FAILURE_RATE": 0.5}})
+    assert problem.message.endswith("the unknown key 'MAX_FAILURE_RATE' (Did you mean MAX_FAILURE_RATIO?).")
 
 
 @pytest.mark.parametrize("value", [None, [], "x", 1, [("THREADS", 4)]])

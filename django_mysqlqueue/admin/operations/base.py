@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
@@ -12,6 +14,7 @@ from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -22,8 +25,10 @@ from django_mysqlqueue.admin.pages.base import demand, may_search_errors, may_se
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.models import Dashboard
+from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import LOCK_SECONDS, bounded
 
 if TYPE_CHECKING:
     from django_mysqlqueue.admin.dashboard import DashboardAdmin
@@ -171,7 +176,8 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
         try:
             if confirmed and given.get("previewed") == digest:
                 return _do(dashboard, request, one, back)
-            sentences = one.preview()
+            with _errors_as_refusals(one.using), bounded(one.using):
+                sentences = one.preview()
         except QueueError as error:
             refusal = str(error)
     context = {
@@ -200,7 +206,8 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
 
 def _do(dashboard: DashboardAdmin, request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
     try:
-        done = operation.run()
+        with _errors_as_refusals(operation.using), bounded(operation.using, read=LOCK_SECONDS):
+            done = operation.run()
     except QueueError as error:
         # Part of it may have been done: the queue's own record says how much.
         _log(request, operation, f"{operation.label}: {error}")
@@ -211,6 +218,17 @@ def _do(dashboard: DashboardAdmin, request: HttpRequest, operation: AdminOperati
         if operation.removes:
             return HttpResponseRedirect(url(dashboard.admin_site.name, "changelist"))
     return HttpResponseRedirect(back)
+
+
+@contextlib.contextmanager
+def _errors_as_refusals(using: str) -> Iterator[None]:
+    """A database that refuses or does not answer is told as an operation that was refused."""
+    try:
+        yield
+    except Error as error:
+        if failures.kind_of(using, error) is None:
+            raise
+        raise QueueError(failures.explain(using, error)) from error
 
 
 def _log(request: HttpRequest, operation: AdminOperation, text: str) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.addresses import url as url
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.transactions import bounded
 
 if TYPE_CHECKING:
     from django_mysqlqueue.admin.dashboard import DashboardAdmin
@@ -97,12 +100,25 @@ class Page:
     # -- answering ------------------------------------------------------------
 
     def respond(self) -> HttpResponse:
-        """The page; 400 with the reason where the query string is wrong."""
-        status, problem = 200, ""
+        """The page, rendered; else the reason with another status.
+
+        400 where the query string is wrong, 500 for a bad setting, 503 where the database refuses or does not answer.
+        """
         try:
-            found = self.context()
+            with bounded(self.using):
+                # Rendered inside: nothing that a template reads may wait without end either.
+                return self._response(self.context()).render()
         except BadQuery as error:
-            status, problem, found = error.status, str(error), {}
+            status, problem = error.status, str(error)
+        except ImproperlyConfigured as error:
+            status, problem = 500, str(error)
+        except Error as error:
+            if failures.kind_of(self.using, error) is None:
+                raise
+            status, problem = 503, failures.explain(self.using, error)
+        return self._response({}, status, problem)
+
+    def _response(self, found: dict[str, Any], status: int = 200, problem: str = "") -> TemplateResponse:
         context = {
             **self.dashboard.admin_site.each_context(self.request),
             **found,

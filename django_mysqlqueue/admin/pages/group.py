@@ -11,9 +11,10 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.words import age, last_line, moment, redacted
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.service import browsing, overview, problems
 from django_mysqlqueue.service.browsing import Partition
-from django_mysqlqueue.service.overview import Count, QueueOverview
+from django_mysqlqueue.service.overview import Count, GroupOverview, QueueOverview
 from django_mysqlqueue.service.transactions import Session
 
 
@@ -45,7 +46,8 @@ class GroupPage(Page):
         ref = self.ref()
         if ref is None:
             raise BadQuery(_("No group is named: group and topic are needed."))
-        group = overview.one_group(self.using, ref, lease_ms=self.lease_ms)
+        thresholds = get_settings().health
+        group = overview.one_group(self.using, ref, lease_ms=self.lease_ms, window=thresholds.window)
         if group is None:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
         session = Session(self.using)
@@ -60,24 +62,25 @@ class GroupPage(Page):
                 session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS
             )
         live = {row.name for row in group.live}
-        whole = QueueOverview(now, 0, 0, overview.outbox(session, now), (group,), Count(0))
+        outbox = overview.outbox(session, now)
+        whole = QueueOverview(now, 0, 0, outbox, (group,), Count(0), window=thresholds.window)
         return {
             "group": group,
-            "problems": [one for one in problems.find(self.using, whole) if one.ref == ref],
+            "problems": [one for one in problems.find(self.using, whole, thresholds) if one.ref == ref],
             "oldest": "" if group.oldest_at is None else age(max(0, now - group.oldest_at) / 1000),
             "registered": moment(group.registered_at),
-            "rows": [self._row(partition, now, live) for partition in found],
+            "rows": [self._row(partition, group, now, live) for partition in found],
             "order": order,
             "prefix": prefix,
             "next_after": found[-1].key if order == "key" and len(found) == PAGE_ROWS else None,
             "is_first": not self.text("after"),
         }
 
-    def _row(self, partition: Partition, now: int, live: set[str]) -> Row:
+    def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> Row:
         head = partition.head
         oldest = next_at = error = ""
         if head is not None:
-            oldest = age(max(0, now - head.published_at) / 1000)
+            oldest = age(max(0, now - group.waiting_since(head)) / 1000)
             error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
             if not head.delivered_by and head.invisible_until > now:
                 next_at = age((head.invisible_until - now) / 1000)

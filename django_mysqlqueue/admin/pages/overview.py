@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.pages.base import Page, url
 from django_mysqlqueue.admin.words import age
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.service import overview, problems, rollups
 from django_mysqlqueue.service.overview import GroupOverview
 from django_mysqlqueue.service.problems import Problem
@@ -63,7 +64,8 @@ class OverviewPage(Page):
     template = "overview.html"
 
     def context(self) -> dict[str, Any]:
-        found = overview.read(self.using, lease_ms=self.lease_ms)
+        thresholds = get_settings().health
+        found = overview.read(self.using, lease_ms=self.lease_ms, window=thresholds.window)
         session = Session(self.using)
         span = self.text("span")
         span = span if span in SPANS else "hour"
@@ -72,7 +74,7 @@ class OverviewPage(Page):
         return {
             "overview": found,
             "cards": self._cards(found),
-            "problems": [self._linked(problem) for problem in problems.find(self.using, found)],
+            "problems": [self._linked(problem) for problem in problems.find(self.using, found, thresholds)],
             "rows": [self._row(group, minutes, found.now) for group in found.groups],
             "span": span,
             "spans": [("hour", _("last hour")), ("day", _("last day"))],
@@ -122,7 +124,7 @@ class OverviewPage(Page):
                 return Linked(problem, self._to("message", offset=problem.offset), _("Look at the message"))
             case "silent":
                 return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
-            case "dead_letters":
+            case "dead_letters" | "recent_dead_letters":
                 return Linked(problem, self._to("deadletters", **named), _("Look at the dead letters"))
             case "outbox" | "outbox_behind":
                 return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))

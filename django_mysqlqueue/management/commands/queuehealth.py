@@ -6,20 +6,22 @@ import json
 import sys
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
-from django.db import Error
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.service import health
 from django_mysqlqueue.service.health import Finding, Limits, Report
 from django_mysqlqueue.service.overview import Count, total
+from django_mysqlqueue.service.transactions import READ_SECONDS
 
 
 class Command(QueueCommand):
+    read_timeout = READ_SECONDS
     help = (
-        "Exits with 1 when messages stand still or a limit is passed. For alerting; not for liveness probes: "
-        "a database that hangs must not restart the subscribers."
+        "Exit with 1 if messages are stuck, handlers fail or a limit is exceeded, and print the problems. "
+        "For alerting, not for liveness probes: a database that hangs must not restart the subscribers."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -31,18 +33,49 @@ class Command(QueueCommand):
         add("--max-age", type=float, metavar="SECONDS", help="how long a message may wait for its group")
         add("--max-dead-letters", type=int, metavar="N", help="dead letters that a group may have")
         add("--min-subscribers", type=int, metavar="N", help="live subscribers that a group must have")
+        add(
+            "--max-recent-dead-letters",
+            type=int,
+            metavar="N",
+            help="dead letters that a group may have within the window "
+            "(default: HEALTH['MAX_RECENT_DEAD_LETTERS'], 10)",
+        )
+        add(
+            "--max-failure-ratio",
+            type=float,
+            metavar="R",
+            help="share of a group's attempts within the window that may fail, 0 to 1 "
+            "(default: HEALTH['MAX_FAILURE_RATIO'], 0.5)",
+        )
+        add(
+            "--min-attempts",
+            type=int,
+            metavar="N",
+            help="attempts within the window below which the ratio is not judged (default: HEALTH['MIN_ATTEMPTS'], 10)",
+        )
+        add(
+            "--window",
+            type=float,
+            metavar="SECONDS",
+            help="seconds that count as recent (default: HEALTH['WINDOW'], 600)",
+        )
         add("--format", choices=("text", "json"), default="text")
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         try:
             limits = Limits(
-                options["max_lag"], options["max_age"], options["max_dead_letters"], options["min_subscribers"]
+                options["max_lag"],
+                options["max_age"],
+                options["max_dead_letters"],
+                options["min_subscribers"],
+                recent_dead_letters=options["max_recent_dead_letters"],
+                failure_ratio=options["max_failure_ratio"],
+                min_attempts=options["min_attempts"],
+                window=options["window"],
             )
             report = health.check(using, limits, groups=options["group"], topics=options["topic"])
-        except OperationRefused as error:
+        except (OperationRefused, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
-        except Error as error:
-            raise CommandError(f"The database {using!r} does not answer: {error}") from error
         if options["format"] == "json":
             self.stdout.write(json.dumps(_as_json(using, report), indent=2))
         else:
@@ -58,10 +91,18 @@ class Command(QueueCommand):
         if report.healthy:
             lag = total(group.lag for group in report.groups)
             groups = len(report.groups)
+            age = _outbox_age(report)
             self.stdout.write(
                 f"Healthy: {groups} group{'' if groups == 1 else 's'}, lag {lag}, "
-                f"{report.state.outbox.waiting} in the outbox."
+                f"{report.state.outbox.waiting} in the outbox"
+                + ("." if age is None else f" (the oldest for {age:,.0f} s): the lag does not count them.")
             )
+
+
+def _outbox_age(report: Report) -> float | None:
+    """Seconds that the oldest message in the outbox has been due."""
+    since = report.state.outbox.waiting_since
+    return None if since is None else max(0.0, (report.state.now - since) / 1000)
 
 
 def _as_json(using: str, report: Report) -> dict[str, Any]:
@@ -81,12 +122,14 @@ def _as_json(using: str, report: Report) -> dict[str, Any]:
                 "in_flight": _count(group.in_flight),
                 "retrying": _count(group.retrying),
                 "dead_letters": _count(group.dead_letters),
+                "recent_dead_letters": _count(group.recent_dead_letters),
                 "subscribers": len(group.live),
                 "paused": group.paused,
             }
             for group in report.groups
         ],
         "outbox": _count(report.state.outbox.waiting),
+        "outbox_oldest_age": _outbox_age(report),
     }
 
 

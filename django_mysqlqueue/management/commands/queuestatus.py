@@ -10,11 +10,14 @@ from django.core.management.base import CommandParser
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.service import stats
+from django_mysqlqueue.service import problems, stats
+from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.stats import GroupStatus, QueueStatus
 
 
 class Command(QueueCommand):
+    # It counts exactly, so it walks the log, however long that is.
+    read_timeout = 600.0
     help = "Shows topics, groups, lag, what is in flight, dead letters and owners."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -31,7 +34,15 @@ class Command(QueueCommand):
     def _text(self, using: str, status: QueueStatus) -> None:
         heading = self.style.MIGRATE_HEADING
         ago = f"{(status.now - status.sequenced_at) / 1000:.1f} s ago" if status.sequenced_at else "never"
-        self.stdout.write(f"Queue on the database {using!r}: last offset {status.last_offset}, sequenced {ago}.\n")
+        waiting = sum(one.waiting for one in status.topics)
+        since = min((one.waiting_since for one in status.topics if one.waiting_since is not None), default=None)
+        outbox = ""
+        if waiting and since is not None:
+            oldest = _age(max(0, status.now - since) / 1000)
+            outbox = f", {_count(waiting, 'message')} in the outbox (the oldest for {oldest}; no lag counts them)"
+        self.stdout.write(
+            f"Queue on the database {using!r}: last offset {status.last_offset}, sequenced {ago}{outbox}.\n"
+        )
         if not status.topics and not status.groups:
             self.stdout.write("It is empty: no message, no group.")
             return
@@ -68,14 +79,16 @@ class Command(QueueCommand):
             self.stdout.write("")
             self.stdout.write(heading("Leases"))
             self._table(("group", "topic", "owner", "partitions"), owners)
-        problems = [text for one in status.groups for text in _problems(one)]
-        waiting = sum(one.waiting for one in status.topics)
+        found = [text for one in status.groups for text in _problems(one)]
+        stalled = problems.of_outbox(status.now, Count(waiting), since, status.sequenced_at)
         if waiting and not any(one.subscribers for one in status.groups):
-            problems.insert(0, f"{_count(waiting, 'message')} in the outbox, and no subscriber runs.")
-        if problems:
+            found.insert(0, f"{_count(waiting, 'message')} in the outbox, and no subscriber runs.")
+        elif stalled is not None:
+            found.insert(0, stalled.text)
+        if found:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))
-            for text in problems:
+            for text in found:
                 self.stdout.write(self.style.WARNING(f"  {text}"))
 
     def _table(self, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.utils.autoreload import get_child_arguments
 
@@ -20,7 +20,7 @@ from django_mysqlqueue.checks import server_problems
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.banner import show_banner, show_groups
-from django_mysqlqueue.management.base import database_of, require_tables
+from django_mysqlqueue.management.base import LimitedCommand, database_of, errors_in_words, require_tables
 from django_mysqlqueue.management.ports import MetricsPorts, port
 from django_mysqlqueue.runtime import memory, reload
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
@@ -41,7 +41,7 @@ def positive(text: str) -> int:
     return value
 
 
-class Command(BaseCommand):
+class Command(LimitedCommand):
     help = "Runs the handlers that @subscriber declares, until SIGTERM or SIGINT."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -88,7 +88,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
-        require_tables(using)
+        with errors_in_words(using):
+            require_tables(using)
+            self._handle(using, options)
+
+    def _handle(self, using: str, options: dict[str, Any]) -> None:
         if not connections[using].get_autocommit():
             connections[using].set_autocommit(True)
         self._verbosity = options["verbosity"]

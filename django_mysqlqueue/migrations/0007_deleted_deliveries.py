@@ -7,7 +7,7 @@ from django.db import migrations
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('django_mysqlqueue', '0004_pipeline'),
+        ('django_mysqlqueue', '0006_group_position'),
     ]
 
     operations = [
