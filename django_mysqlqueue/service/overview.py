@@ -167,6 +167,8 @@ class QueueOverview:
     """In all DLQ topics, whether or not the group that failed them is still there."""
     more_groups: bool = field(default=False)
     """There are more groups than were asked for."""
+    topics: tuple[str, ...] | None = field(default=None)
+    """Those that have a message in the log; None: they were not looked at."""
 
     @property
     def lag(self) -> Count:
@@ -213,7 +215,8 @@ def read(
         "ORDER BY topic, consumer_group LIMIT %s",
         (limit + 1,),
     )
-    letters = dead_letters(session)
+    topics = all_topics(session)
+    letters = dead_letters(session, [topic for topic in topics if names.is_dlq(topic)])
     subscribers = read_subscribers(session, lease_ms=lease_ms)
     ends = Ends(session, PARTITIONS if partitions is None else partitions)
     found = []
@@ -229,6 +232,7 @@ def read(
         tuple(found),
         total(letters.values()),
         more_groups=len(rows) > limit,
+        topics=tuple(topics),
     )
 
 
@@ -293,11 +297,9 @@ def read_subscribers(
     return found
 
 
-def dead_letters(session: Session, topics: Sequence[str] | None = None) -> dict[tuple[str, GroupRef], Count]:
+def dead_letters(session: Session, topics: Sequence[str]) -> dict[tuple[str, GroupRef], Count]:
     """Dead letters by DLQ topic and the group that failed them; each topic's count stops at ``CAP``."""
     hint = session.dialect.force_index("queue_messages_partition")
-    if topics is None:
-        topics = [topic for topic in all_topics(session) if names.is_dlq(topic)]
     found: dict[tuple[str, GroupRef], Count] = {}
     for topic in topics:
         rows = session.rows(

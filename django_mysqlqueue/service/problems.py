@@ -6,7 +6,7 @@ queries; nothing here walks the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import names
-from django_mysqlqueue.service import rollups
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.service import groupless, rollups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count, GroupOverview, QueueOverview
 from django_mysqlqueue.service.subsets import EVERYTHING
@@ -43,6 +44,7 @@ Kind = Literal[
     "still",
     "dead_letters",
     "long_transaction",
+    "groupless",
 ]
 
 
@@ -60,6 +62,8 @@ class Problem:
     offset: int | None = None
     """The message that it is about."""
     subscriber: str | None = None
+    topic: str | None = None
+    """The topic that it is about, where that has no group."""
 
 
 def find(using: str, overview: QueueOverview) -> list[Problem]:
@@ -75,6 +79,8 @@ def find(using: str, overview: QueueOverview) -> list[Problem]:
     for group in overview.groups:
         found += _of_group(group, overview.now, *handled.get(group.ref, (0, 0)))
     found += _silent(overview)
+    if overview.topics is not None:
+        found += groupless_topics(session, overview.topics, overview.now)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
 
 
@@ -173,6 +179,35 @@ def _outbox(overview: QueueOverview) -> Iterator[Problem]:
             return
         text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
         yield Problem(0, "outbox", text % values)
+
+
+def groupless_topics(session: Session, in_log: Iterable[str], now: int) -> Iterator[Problem]:
+    """Topics that nobody reads, a mistyped one perhaps: what is in them is deleted without having been handled.
+
+    Args:
+        in_log: the topics that have messages in the log.
+        now: the database's clock, epoch milliseconds.
+    """
+    for one in groupless.find(session, in_log):
+        text = ngettext(
+            "Topic %(topic)s has %(number)s message but no consumer group.",
+            "Topic %(topic)s has %(number)s messages but no consumer group.",
+            one.messages.value,
+        )
+        retention = get_settings().retention_of(one.topic, has_groups=False)
+        if retention is None:
+            fate = _("GC never deletes them.")
+        elif one.oldest_at is None:
+            fate = _("GC deletes each %(retention)s after it entered the log.")
+        else:
+            fate = _("GC deletes each %(retention)s after it entered the log, the first in %(left)s.")
+        values = {
+            "topic": repr(one.topic),
+            "number": one.messages,
+            "retention": seconds(retention or 0),
+            "left": seconds(max(0.0, (retention or 0) - _age(now, one.oldest_at))),
+        }
+        yield Problem(1, "groupless", f"{text} {fate}" % values, topic=one.topic)
 
 
 def _long_transactions(session: Session) -> Iterator[Problem]:

@@ -10,8 +10,9 @@ from django.core.management.base import CommandParser
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.service import stats
+from django_mysqlqueue.service import problems, stats
 from django_mysqlqueue.service.stats import GroupStatus, QueueStatus
+from django_mysqlqueue.service.transactions import Session
 
 
 class Command(QueueCommand):
@@ -68,14 +69,16 @@ class Command(QueueCommand):
             self.stdout.write("")
             self.stdout.write(heading("Leases"))
             self._table(("group", "topic", "owner", "partitions"), owners)
-        problems = [text for one in status.groups for text in _problems(one)]
+        found = [text for one in status.groups for text in _problems(one)]
         waiting = sum(one.waiting for one in status.topics)
         if waiting and not any(one.subscribers for one in status.groups):
-            problems.insert(0, f"{_count(waiting, 'message')} in the outbox, and no subscriber runs.")
-        if problems:
+            found.insert(0, f"{_count(waiting, 'message')} in the outbox, and no subscriber runs.")
+        topics = [one.topic for one in status.topics]
+        found += [one.text for one in problems.groupless_topics(Session(using), topics, status.now)]
+        if found:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))
-            for text in problems:
+            for text in found:
                 self.stdout.write(self.style.WARNING(f"  {text}"))
 
     def _table(self, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
