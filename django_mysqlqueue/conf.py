@@ -77,6 +77,7 @@ class Settings:
     backoff: Backoff = Backoff()
     retention: float | None = 86400.0
     orphan_retention: float | None = 7 * 86400.0
+    strict_topics: bool = False
     dlq_suffix: str = "_dlq"
     dlq_retention: float | None = None
     max_payload_bytes: int = 1_048_576
@@ -277,6 +278,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "backoff": parse_backoff,
     "retention": _or_none(_number()),
     "orphan_retention": _or_none(_number()),
+    "strict_topics": _boolean,
     "dlq_suffix": _suffix,
     "dlq_retention": _or_none(_number()),
     "max_payload_bytes": _integer(1, 2**30),

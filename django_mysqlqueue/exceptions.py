@@ -11,6 +11,10 @@ class InvalidMessage(QueueError, ValueError):
     """A message, name, key or delay breaks a rule; nothing of it was stored."""
 
 
+class UnknownTopic(InvalidMessage):
+    """``STRICT_TOPICS`` is on, and neither ``TOPICS`` nor a handler of this project names the topic."""
+
+
 class TransactionMismatch(QueueError):
     """The caller's transaction is open on another database than the queue's.
 
