@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         StaleDelivery,
         SubscriberError,
         TransactionMismatch,
+        UnknownTopic,
     )
     from django_mysqlqueue.runtime.delivery import Delivery
     from django_mysqlqueue.runtime.registry import subscriber
@@ -34,6 +35,7 @@ __all__ = [
     "StaleDelivery",
     "SubscriberError",
     "TransactionMismatch",
+    "UnknownTopic",
     "apublish",
     "apublish_many",
     "publish",
@@ -50,6 +52,7 @@ _HOMES = {
     "StaleDelivery": "django_mysqlqueue.exceptions",
     "SubscriberError": "django_mysqlqueue.exceptions",
     "TransactionMismatch": "django_mysqlqueue.exceptions",
+    "UnknownTopic": "django_mysqlqueue.exceptions",
     "apublish": "django_mysqlqueue.service.publishing",
     "apublish_many": "django_mysqlqueue.service.publishing",
     "publish": "django_mysqlqueue.service.publishing",

@@ -17,10 +17,11 @@ class DjangoMysqlqueueConfig(AppConfig):
 
     def ready(self) -> None:
         from django_mysqlqueue import checks  # noqa: F401
-        from django_mysqlqueue.service import wakeups
+        from django_mysqlqueue.service import known_topics, wakeups
         from django_mysqlqueue.sql import sqlite  # noqa: F401  # gives new connections its functions
 
         wakeups.eager = _deliver_eagerly
+        known_topics.discover = _discover_handlers
         post_migrate.connect(_register_groups, sender=self)
 
 
@@ -28,6 +29,12 @@ def _deliver_eagerly(using: str) -> None:
     from django_mysqlqueue.runtime.inline import deliver_eagerly
 
     deliver_eagerly(using)
+
+
+def _discover_handlers() -> None:
+    from django_mysqlqueue.runtime.registry import discover
+
+    discover()
 
 
 def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> None:

@@ -66,6 +66,8 @@ class TopicSettings:
     retention: float | None = None
     has_retention: bool = False
     partitions: int | None = None
+    groupless: bool = False
+    """It is meant to have no consumer group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Settings:
     max_attempts: int | None = 5
     backoff: Backoff = Backoff()
     retention: float | None = 86400.0
+    orphan_retention: float | None = 7 * 86400.0
+    strict_topics: bool = False
     dlq_suffix: str = "_dlq"
     dlq_retention: float | None = None
     max_payload_bytes: int = 1_048_576
@@ -152,14 +156,24 @@ class Settings:
     def retention_of(self, topic: str, *, has_groups: bool) -> float | None:
         """Seconds that a settled message stays in the log; None: for ever.
 
-        A dead letter that no group reads is kept unless ``DLQ_RETENTION`` is set.
+        A dead letter that no group reads is kept unless ``DLQ_RETENTION`` is set. A message of another topic
+        without a group is kept for the longer of ``RETENTION`` and ``ORPHAN_RETENTION``: the group that
+        should read it may be registered late.
         """
         special = self.topics.get(topic)
         if special is not None and special.has_retention:
             return special.retention
-        if topic.endswith(self.dlq_suffix) and not has_groups:
+        if not has_groups and topic.endswith(self.dlq_suffix):
             return self.dlq_retention
+        if not has_groups and not self.may_lack_groups(topic):
+            both = (self.retention, self.orphan_retention)
+            return None if None in both else max(seconds for seconds in both if seconds is not None)
         return self.retention
+
+    def may_lack_groups(self, topic: str) -> bool:
+        """Whether a topic without a consumer group is no mistake: it is ``GROUPLESS``, or a DLQ topic."""
+        special = self.topics.get(topic)
+        return topic.endswith(self.dlq_suffix) or (special is not None and special.groupless)
 
     def recorded_of(self, group: str) -> str:
         """Which deliveries of a group are recorded: ``"all"``, ``"failures"`` or ``"none"``."""
@@ -241,6 +255,8 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "max_attempts": HANDLER_OPTIONS["max_attempts"],
     "backoff": parse_backoff,
     "retention": _or_none(_number()),
+    "orphan_retention": _or_none(_number()),
+    "strict_topics": _boolean,
     "dlq_suffix": _suffix,
     "dlq_retention": _or_none(_number()),
     "max_payload_bytes": _integer(1, 2**30),
@@ -382,7 +398,11 @@ def _topics(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, TopicSetti
     if not isinstance(raw, Mapping):
         problems.append(Problem("E005", f"MYSQLQUEUE['TOPICS'] must be a dict, not {type(raw).__name__}.", ""))
         return
-    parsers: dict[str, Callable[[Any], Any]] = {"RETENTION": _FIELDS["retention"], "PARTITIONS": _integer(1, 100_000)}
+    parsers: dict[str, Callable[[Any], Any]] = {
+        "RETENTION": _FIELDS["retention"],
+        "PARTITIONS": _integer(1, 100_000),
+        "GROUPLESS": _boolean,
+    }
     for topic, options in raw.items():
         _check_name(f"MYSQLQUEUE['TOPICS'] has {topic!r}", topic, "E005", problems)
         parsed = _options(f"MYSQLQUEUE['TOPICS'][{topic!r}]", options, parsers, "E005", problems)
@@ -392,6 +412,7 @@ def _topics(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, TopicSetti
                 retention=parsed.get("RETENTION"),
                 has_retention="RETENTION" in parsed,
                 partitions=parsed.get("PARTITIONS"),
+                groupless=parsed.get("GROUPLESS", False),
             ),
         )
 

@@ -11,6 +11,10 @@ class InvalidMessage(QueueError, ValueError):
     """A message, name, key or delay breaks a rule. Nothing was stored; the text names the value and the rule."""
 
 
+class UnknownTopic(InvalidMessage):
+    """``STRICT_TOPICS`` is on, and neither ``TOPICS`` nor a handler of this project names the topic."""
+
+
 class TransactionMismatch(QueueError):
     """A transaction is open on another database, and none on the queue's.
 

@@ -93,6 +93,8 @@ MYSQLQUEUE = {
     "ARCHIVE_REQUIRED": env.bool("ARCHIVE_REQUIRED", default=False),
     "RECORD_DELIVERIES": env.str("RECORD_DELIVERIES", default="failures"),
     "ARCHIVE_PATH": str(OUTPUT / "archive"),
+    # A mistyped topic is an error where it is published, instead of messages that nobody handles.
+    "STRICT_TOPICS": True,
     # Short waits between attempts, so that the demo ends soon; the default begins with a second and grows to an hour.
     "BACKOFF": {"initial": 0.05, "maximum": 1.0},
 }

@@ -11,6 +11,7 @@ from django.db import connection, connections, transaction
 
 from django_mysqlqueue import models
 from django_mysqlqueue.runtime import registry
+from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.sql import dialect_of
 from tests.app.models import Effect
 
@@ -111,7 +112,10 @@ def clock(db: None) -> Iterator[Clock]:
 @pytest.fixture
 def no_handlers() -> Iterator[None]:
     """An empty registry, put back afterwards."""
-    declared = list(registry._declared)
+    declared, handled = list(registry._declared), set(known_topics._handled)
     registry._declared.clear()
+    known_topics._handled.clear()
     yield
     registry._declared[:] = declared
+    known_topics._handled.clear()
+    known_topics._handled.update(handled)

@@ -117,6 +117,15 @@ def test_the_admin_index_leads_there(client):
     assert f'href="{ROOT}"' in text
 
 
+def test_a_topic_without_a_group_leads_to_its_messages(client):
+    publish("orders.plced", {"order": 7})
+    sequence()
+    text = page(client)
+    assert "Topic 'orders.plced' has 1 message but no consumer group." in text
+    (link,) = re.findall(r'href="([^"]*topic=orders\.plced[^"]*)"', text)
+    assert client.get(link).context["rows"]
+
+
 @pytest.mark.parametrize("name", PLACES)
 def test_on_an_admin_site_of_another_name_and_place(client, name):
     if name == "group":

@@ -149,8 +149,9 @@ def test_what_stands_still_needs_no_limit(db, clock):
     assert kinds() == {("no_subscriber", "g"), ("outbox", None)}
 
 
-def test_an_outbox_that_is_being_moved_is_no_alarm(db, clock):
+def test_an_outbox_that_is_being_moved_is_no_alarm(db, clock, settings):
     """Ten thousand messages of a transaction that had lasted, and the sequencer is at them."""
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"GROUPLESS": True}}}
     publish("t", 1)
     clock.advance(100)
     assert kinds() == {("outbox", None)}

@@ -289,7 +289,7 @@ def test_plain_sql_that_a_handler_cannot_read(db, what):
     [{"topic": ""}, {"topic": "a b"}, {"topic": "t" * 120}, {"topic": "t\x00"}, {"topic": "😀"}, {"target_group": "x"}],
     ids=ascii,
 )
-def test_plain_sql_for_nobody_is_passed_over_and_collected(db, settings, columns):
+def test_plain_sql_for_nobody_is_passed_over_and_collected(db, clock, settings, columns):
     settings.MYSQLQUEUE = {"RETENTION": 0}
     insert(**columns)
     insert(payload=b'"next"')
@@ -298,6 +298,9 @@ def test_plain_sql_for_nobody_is_passed_over_and_collected(db, settings, columns
     assert got == ["next"]
     assert lag() == 0
     retention.collect(USING)
+    retention.collect(USING)
+    assert QueueMessage.objects.exists() is ("topic" in columns), "a topic without a group is kept for longer"
+    clock.advance(7 * 86_400 + 1)
     retention.collect(USING)
     assert not QueueMessage.objects.exists()
 

@@ -99,15 +99,6 @@ def test_gc_by_chunks_takes_everything_in_the_end(db, no_retention, monkeypatch)
     assert not ConsumerOffset.objects.exists()
 
 
-def test_a_topic_without_groups_is_kept_until_its_retention(db, clock, settings):
-    settings.MYSQLQUEUE = {"RETENTION": 60}
-    publish("nobody", 1)
-    sequence()
-    assert retention.collect(USING).messages == 0
-    clock.advance(61)
-    assert retention.collect(USING).messages == 1
-
-
 def test_dead_letters_without_a_handler_are_kept(db, clock, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
     publish("t", 1)

@@ -89,7 +89,7 @@ MAY_WALK = {
 MAY_SORT = {
     "sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
     "retrying._pages": "on SQLite those of one due time, 500 at a time",
-    "timetable.topics": "on SQLite the topics of the next 2,500 scheduled messages",
+    "timetable.topics": "on SQLite the topics of the next 2,500 messages of the outbox",
     "news.since": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
 }
 """Functions whose statements may sort, and what."""
@@ -100,6 +100,7 @@ CAPPED = {
     "overview._unclaimed": "messages, up to 10,000",
     "overview.outbox": "messages, up to 10,000",
     "overview.dead_letters": "dead letters, up to 10,000 of a topic",
+    "groupless._look": "messages, up to 10,000 of a topic",
 }
 """Functions that count, for people who look at the queue, and no further than that."""
 
@@ -396,13 +397,15 @@ def _operate(ref: GroupRef) -> None:
 def _glance(session: Session, ref: GroupRef) -> None:
     """Everything that people see at a glance, with a backlog."""
     publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
+    publish("unread", 1)
     sequence()
     found = overview.read(USING, lease_ms=30_000)
     assert found.lag.value > 60
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overview, "PARTITIONS", 2)  # as if there were tens of thousands
         assert not overview.read(USING, lease_ms=30_000).lag.exact
-    problems.find(USING, found, get_settings().health)
+    seen = problems.find(USING, found, get_settings().health)
+    assert "unread" in {one.topic for one in seen}
     problems._with_leases(Session(USING), ["gone", "vanished"])
     group = overview.one_group(USING, ref, lease_ms=30_000)
     assert group is not None
@@ -509,6 +512,7 @@ def fill(rows: int) -> None:
     """
     publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(500)))
     publish_many("other", (Message(number, key=f"k{number % 200}") for number in range(500)))
+    publish_many("unread", (Message(number, key=f"k{number % KEYS}") for number in range(500)))
     sequence()
     with connection.cursor() as cursor:
         _double(cursor, QueueMessage, "offset", "id", rows)

@@ -52,7 +52,7 @@ from django_mysqlqueue.sql import dialect_of
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.harness import USING, Sub, handler, lag
-from tests.queue_model import RETENTION, Life, Model, Published, Spec
+from tests.queue_model import ORPHAN_RETENTION, RETENTION, Life, Model, Published, Spec
 
 LATE = GroupRef("late", "a")
 SPECS = [
@@ -628,7 +628,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.fixture
 def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: Any) -> Any:
     """The machine's class, with what its examples share."""
-    settings.MYSQLQUEUE = {"RETENTION": RETENTION}
+    settings.MYSQLQUEUE = {"RETENTION": RETENTION, "ORPHAN_RETENTION": ORPHAN_RETENTION}
     threads = [] if engine == "sqlite" else [ThreadPoolExecutor(max_workers=1) for _ in range(4)]
     publishers = [Publisher(None), *map(Publisher, threads[1:])]
     aside = threads[0] if threads else None

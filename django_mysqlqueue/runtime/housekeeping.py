@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from django_mysqlqueue.runtime.log import orphans_deleted
 from django_mysqlqueue.service import audit, heartbeats, history, leasing, retention, rollups, watermarks
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.transactions import Session
@@ -104,5 +105,8 @@ class Housekeeping:
     def _collect(self) -> Iterator[None]:
         place: Place | None = Place()
         while place is not None:
-            place = retention.collect_step(self._poller.using, place).place
+            step = retention.collect_step(self._poller.using, place)
+            for orphans in step.orphans:
+                orphans_deleted(orphans)
+            place = step.place
             yield

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django_mysqlqueue.service.deliveries import Claimed
+    from django_mysqlqueue.service.retention import Orphans
 
 logger = logging.getLogger("django_mysqlqueue.subscriber")
 
@@ -35,6 +37,23 @@ def delivery_fields(claimed: Claimed) -> dict[str, Any]:
         "offset": claimed.offset,
         "attempt": claimed.attempt,
     }
+
+
+def orphans_deleted(orphans: Orphans) -> None:
+    """Logs what GC has deleted from a topic that no group reads."""
+    event(
+        logging.WARNING,
+        "gc.orphans_deleted",
+        topic=orphans.topic,
+        messages=orphans.messages,
+        oldest=moment(orphans.oldest_at),
+        newest=moment(orphans.newest_at),
+    )
+
+
+def moment(milliseconds: int) -> str:
+    """A time in epoch milliseconds as ISO 8601, in UTC and to the second."""
+    return datetime.datetime.fromtimestamp(milliseconds // 1000, datetime.UTC).isoformat()
 
 
 def error_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from django_mysqlqueue import names
 from django_mysqlqueue.conf import Backoff, check_handler_option, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, known_topics
 from django_mysqlqueue.service.groups import GroupRef
 
 if TYPE_CHECKING:
@@ -265,11 +266,26 @@ def _remember(declared: Declared) -> None:
     for known in same:
         _declared.remove(known)
     _declared.append(declared)
+    known_topics.declare(declared.ref.topic)
+
+
+_discovery = threading.local()
 
 
 def discover() -> None:
-    """Imports ``subscribers.py`` of every installed app, as the admin does with ``admin.py``."""
-    autodiscover_modules("subscribers")
+    """Imports ``subscribers.py`` of every installed app, as the admin does with ``admin.py``.
+
+    Within one of these imports it does nothing: a module that publishes while it is imported
+    must not have the others imported from its middle. There is no lock: Python has one for each
+    module, and sees when two threads would wait for each other.
+    """
+    if getattr(_discovery, "is_running", False):
+        return
+    _discovery.is_running = True
+    try:
+        autodiscover_modules("subscribers")
+    finally:
+        _discovery.is_running = False
 
 
 def handlers() -> dict[GroupRef, Handler]:

@@ -22,6 +22,8 @@ MOST_PARTITIONS = 1_000_000
 SECONDS = 10.0
 URGENT = 0
 """The severity of problems that make the queue unhealthy whatever the limits are."""
+LOSES_MESSAGES = ("groupless",)
+"""Kinds of problems that do so too, whatever their severity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Finding:
     ref: GroupRef | None = None
     key: str | None = None
     """The partition that the text names."""
+    topic: str | None = None
+    """The topic that it is about, where that has no group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +148,20 @@ def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: C
             f"group {', '.join(sorted(groups))}: none of them is registered for the topic {', '.join(sorted(topics))}"
         )
     wanted = {group.ref for group in chosen}
-    others = [one for one in problems.find(using, state, thresholds) if one.ref is None or one.ref in wanted]
-    findings = [*_beyond(limits, chosen, state), *(_finding(one) for one in others if one.severity == URGENT)]
-    notes = [_finding(one) for one in others if one.severity != URGENT]
+    is_whole = not groups and not topics
+    others = [
+        one
+        for one in problems.find(using, state, thresholds)
+        if (one.ref in wanted if one.ref is not None else one.topic is None or is_whole)
+    ]
+    alarming = [one for one in others if one.severity == URGENT or one.kind in LOSES_MESSAGES]
+    findings = [*_beyond(limits, chosen, state), *map(_finding, alarming)]
+    notes = [_finding(one) for one in others if one not in alarming]
     return Report(chosen, state, tuple(findings), tuple(notes))
 
 
 def _finding(problem: Problem) -> Finding:
-    return Finding(problem.kind, problem.text, problem.ref, problem.key)
+    return Finding(problem.kind, problem.text, problem.ref, problem.key, problem.topic)
 
 
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:

@@ -162,6 +162,8 @@ class QueueOverview:
     """There are more groups than were asked for."""
     window: float = field(default=WINDOW)
     """Seconds that count as recent."""
+    topics: tuple[str, ...] | None = field(default=None)
+    """Those that have a message in the log; None: they were not looked at."""
 
     @property
     def lag(self) -> Count:
@@ -215,7 +217,8 @@ def read(
         "ORDER BY topic, consumer_group LIMIT %s",
         (limit + 1,),
     )
-    letters = dead_letters(session, now - int(window * 1000))
+    topics = all_topics(session)
+    letters = dead_letters(session, now - int(window * 1000), [topic for topic in topics if names.is_dlq(topic)])
     subscribers = read_subscribers(session, lease_ms=lease_ms)
     ends = Ends(session, PARTITIONS if partitions is None else partitions)
     found = []
@@ -232,6 +235,7 @@ def read(
         total(one.all for one in letters.values()),
         more_groups=len(rows) > limit,
         window=window,
+        topics=tuple(topics),
     )
 
 
@@ -306,17 +310,13 @@ class DeadLetters(NamedTuple):
 NO_DEAD_LETTERS = DeadLetters(Count(0), Count(0))
 
 
-def dead_letters(
-    session: Session, since: int, topics: Sequence[str] | None = None
-) -> dict[tuple[str, GroupRef], DeadLetters]:
+def dead_letters(session: Session, since: int, topics: Sequence[str]) -> dict[tuple[str, GroupRef], DeadLetters]:
     """Dead letters by DLQ topic and the group that failed them; each topic's count stops at ``CAP``.
 
     Args:
         since: those that failed from then on are recent (epoch milliseconds).
     """
     hint = session.dialect.force_index("queue_messages_partition")
-    if topics is None:
-        topics = [topic for topic in all_topics(session) if names.is_dlq(topic)]
     found: dict[tuple[str, GroupRef], DeadLetters] = {}
     for topic in topics:
         rows = session.rows(

@@ -6,7 +6,7 @@ queries; nothing here walks the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +15,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import names
-from django_mysqlqueue.conf import HealthSettings
+from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.models import PartitionLease
-from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service import groupless, rollups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count, GroupOverview, QueueOverview
 from django_mysqlqueue.service.rollups import Bucket
@@ -50,6 +50,7 @@ Kind = Literal[
     "still",
     "dead_letters",
     "long_transaction",
+    "groupless",
 ]
 
 
@@ -67,6 +68,8 @@ class Problem:
     offset: int | None = None
     """The message that it is about."""
     subscriber: str | None = None
+    topic: str | None = None
+    """The topic that it is about, where that has no group."""
 
 
 @dataclass(slots=True)
@@ -109,6 +112,8 @@ def find(using: str, overview: QueueOverview, thresholds: HealthSettings) -> lis
         found += _of_group(group, overview.now, moves=group.ref in moving)
         found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
     found += _silent(session, overview)
+    if overview.topics is not None:
+        found += groupless_topics(session, overview.topics, overview.now)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
 
 
@@ -261,6 +266,35 @@ def of_outbox(now: int, waiting: Count, since: int | None, sequenced_at: int) ->
         return Problem(1, "outbox_behind", text % values)
     text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
     return Problem(0, "outbox", text % values)
+
+
+def groupless_topics(session: Session, in_log: Iterable[str], now: int) -> Iterator[Problem]:
+    """Topics that nobody reads, a mistyped one perhaps: what is in them is deleted without having been handled.
+
+    Args:
+        in_log: the topics that have messages in the log.
+        now: the database's clock, epoch milliseconds.
+    """
+    for one in groupless.find(session, in_log):
+        text = ngettext(
+            "Topic %(topic)s has %(number)s message but no consumer group.",
+            "Topic %(topic)s has %(number)s messages but no consumer group.",
+            one.messages.value,
+        )
+        retention = get_settings().retention_of(one.topic, has_groups=False)
+        if retention is None:
+            fate = _("GC never deletes them.")
+        elif one.oldest_at is None:
+            fate = _("GC deletes each %(retention)s after it entered the log.")
+        else:
+            fate = _("GC deletes each %(retention)s after it entered the log, the first in %(left)s.")
+        values = {
+            "topic": repr(one.topic),
+            "number": one.messages,
+            "retention": seconds(retention or 0),
+            "left": seconds(max(0.0, (retention or 0) - _age(now, one.oldest_at))),
+        }
+        yield Problem(1, "groupless", f"{text} {fate}" % values, topic=one.topic)
 
 
 def _long_transactions(session: Session) -> Iterator[Problem]:

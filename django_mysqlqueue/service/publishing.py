@@ -18,7 +18,7 @@ from django_mysqlqueue import names
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import tracing, wakeups
+from django_mysqlqueue.service import known_topics, tracing, wakeups
 from django_mysqlqueue.service.messages import Message, OutboxRow
 from django_mysqlqueue.service.transactions import Session, flat, in_transaction
 
@@ -52,7 +52,8 @@ def publish(
     """Publishes one message, in the open transaction of the queue's database if there is one.
 
     Args:
-        topic: 1 to 100 letters, digits, ``.``, ``_``, ``-``; not ending in the DLQ suffix.
+        topic: 1 to 100 letters, digits, ``.``, ``_``, ``-``; not ending in the DLQ suffix. With
+            ``STRICT_TOPICS`` one that ``TOPICS`` or a handler of this project names.
         payload: anything DjangoJSONEncoder can write, or bytes.
         key: messages of one key keep their order (at most 190 characters). None
             spreads messages over ``KEYLESS_PARTITIONS`` partitions by their id.
@@ -76,6 +77,7 @@ def publish(
 
     Raises:
         InvalidMessage: nothing was stored; the text names the value and the rule.
+        UnknownTopic: an ``InvalidMessage``; see ``topic``.
         TransactionMismatch: see ``on_mismatch``.
     """
     alias = queue_alias(using)
@@ -84,7 +86,7 @@ def publish(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
         )
     message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at)
-    with tracing.sending(names.check_topic(topic), alias, message) as span:
+    with tracing.sending(_checked(topic), alias, message) as span:
         row = tracing.encode_stamped(topic, message, span)
         _store(alias, iter((row,)), on_mismatch, single=True)
         span.sent(1, row.message_id)
@@ -112,10 +114,11 @@ def publish_many(
 
     Raises:
         InvalidMessage: names the first bad message by its place; none was stored.
+        UnknownTopic: see ``publish``; no message was read.
         TransactionMismatch: see ``publish``.
     """
     alias = queue_alias(using)
-    with tracing.sending(names.check_topic(topic), alias, None) as span:
+    with tracing.sending(_checked(topic), alias, None) as span:
         count = _store(alias, _encoded(topic, messages, span), on_mismatch)
         span.sent(count)
     return count
@@ -167,6 +170,13 @@ async def apublish_many(
     if isinstance(messages, AsyncIterable):
         messages = [message async for message in messages]
     return await sync_to_async(publish_many)(topic, messages, using=using, on_mismatch=on_mismatch)
+
+
+def _checked(topic: object) -> str:
+    name = names.check_topic(topic)
+    if get_settings().strict_topics:
+        known_topics.require(name)
+    return name
 
 
 def _encoded(topic: str, messages: Iterable[Any], span: tracing.Sending) -> Iterator[OutboxRow]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
@@ -34,6 +36,16 @@ class Place:
     """Last of all, group by group: whose offsets rows are looked at."""
 
 
+class Orphans(NamedTuple):
+    """Messages that were deleted from a topic without a consumer group that is not ``GROUPLESS``."""
+
+    topic: str
+    messages: int
+    oldest_at: int
+    """When the first of them took its place in the log, epoch milliseconds."""
+    newest_at: int
+
+
 @dataclass(frozen=True, slots=True)
 class Collected:
     """What one step of GC did (or would do)."""
@@ -42,16 +54,34 @@ class Collected:
     offsets_rows: int
     place: Place | None
     """Where to go on; None: the round is complete."""
+    orphans: tuple[Orphans, ...] = ()
+    """Those of the messages that no group was there for, by topic."""
 
 
-def collect(using: str, *, dry_run: bool = False) -> Collected:
-    """A full round over every topic and partition; with ``dry_run`` it only counts."""
+def collect(using: str, *, dry_run: bool = False, tell: Callable[[Orphans], object] | None = None) -> Collected:
+    """A full round over every topic and partition.
+
+    Args:
+        dry_run: only count.
+        tell: called after each step that has taken orphans, with those of the step.
+    """
     messages = rows = 0
+    orphans: dict[str, Orphans] = {}
     place: Place | None = Place()
     while place is not None:
         step = collect_step(using, place, dry_run=dry_run)
         messages, rows, place = messages + step.messages, rows + step.offsets_rows, step.place
-    return Collected(messages, rows, None)
+        for one in step.orphans:
+            if tell is not None:
+                tell(one)
+            before = orphans.get(one.topic, one._replace(messages=0))
+            orphans[one.topic] = Orphans(
+                one.topic,
+                before.messages + one.messages,
+                min(before.oldest_at, one.oldest_at),
+                max(before.newest_at, one.newest_at),
+            )
+    return Collected(messages, rows, None, tuple(orphans.values()))
 
 
 def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collected:
@@ -73,9 +103,9 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collecte
         topic, keys = found
         above, last = dict.fromkeys(keys, 0), keys[-1]
     limit = max(1, CHUNK_ROWS // len(above))
-    doomed = run(using, lambda session: _collect_chunk(session, topic, above, limit, dry_run=dry_run))
+    doomed, orphans = run(using, lambda session: _collect_chunk(session, topic, above, limit, dry_run=dry_run))
     rest = tuple((key, offsets[-1]) for key, offsets in doomed.items() if len(offsets) == limit)
-    return Collected(sum(map(len, doomed.values())), 0, Place(topic, last, rest))
+    return Collected(sum(map(len, doomed.values())), 0, Place(topic, last, rest), orphans)
 
 
 def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | None:
@@ -139,13 +169,18 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
 
 def _collect_chunk(
     session: Session, topic: str, above: dict[str, int], limit: int, *, dry_run: bool
-) -> dict[str, list[int]]:
-    """Deletes up to ``limit`` messages of each partition above the given offsets; returns which, in order."""
+) -> tuple[dict[str, list[int]], tuple[Orphans, ...]]:
+    """Deletes up to ``limit`` messages of each partition above the given offsets.
+
+    Returns:
+        Which, in order, and those of them that no group was there for. Whether the topic has groups is read
+        here, in the transaction of the deletes.
+    """
     lowest = floors(session, topic, sorted(above))
     settings = get_settings()
     retention = settings.retention_of(topic, has_groups=lowest is not None)
     if retention is None:
-        return {}
+        return {}, ()
     youngest = session.now() - int(retention * 1000)
     ceiling = archiving.archived_offset(session) if settings.archive_required else NO_FLOOR
     # At most PARTITIONS terms, well below what SQLite takes in a UNION.
@@ -156,7 +191,7 @@ def _collect_chunk(
         "ORDER BY `offset` LIMIT %s) m{number}"
     )
     doomed: dict[str, list[int]] = {}
-    latest = 0
+    times: list[int] = []
     sql = " UNION ALL ".join(one.replace("{number}", str(number)) for number in range(len(above)))
     parameters = flat(
         (topic, key, offset, ceiling if lowest is None else min(ceiling, lowest[key]), limit)
@@ -165,13 +200,16 @@ def _collect_chunk(
     for key, offset, published_at in session.rows(sql, parameters):
         if published_at <= youngest:
             doomed.setdefault(key, []).append(offset)
-            latest = max(latest, published_at)
+            times.append(published_at)
     if doomed and not dry_run:
         offsets = sorted(offset for of_key in doomed.values() for offset in of_key)
         for chunk in session.chunks(offsets):
             session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
-        _note(session, topic, offsets[-1], latest)
-    return {key: sorted(offsets) for key, offsets in doomed.items()}
+        _note(session, topic, offsets[-1], max(times))
+    orphans: tuple[Orphans, ...] = ()
+    if doomed and lowest is None and not settings.may_lack_groups(topic):
+        orphans = (Orphans(topic, len(times), min(times), max(times)),)
+    return {key: sorted(offsets) for key, offsets in doomed.items()}, orphans
 
 
 def _note(session: Session, topic: str, offset: int, published_at: int) -> None:

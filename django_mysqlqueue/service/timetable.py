@@ -16,6 +16,8 @@ OUTBOX = OutboxMessage._meta.db_table
 
 LOOKED = 2500
 """A look for one topic's goes through no more scheduled messages than that."""
+EARLIEST = -(2**62)
+"""Below every ``deliver_at``, those before 1970 that plain SQL may give included."""
 READ_BYTES = 20_001
 """A list reads no more of a payload than that."""
 
@@ -97,13 +99,17 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
     return sorted(found, key=_place)
 
 
-def topics(session: Session) -> list[tuple[str, Count]]:
-    """Topics of the next ``LOOKED`` scheduled messages, by name, with how many of those are theirs."""
+def topics(session: Session, *, scheduled_only: bool = True) -> list[tuple[str, Count]]:
+    """Topics of the next ``LOOKED`` scheduled messages, by name, with how many of those are theirs.
+
+    Args:
+        scheduled_only: False: of the next messages of the outbox, those published at once among them.
+    """
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
-        f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > 0 "
+        f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > %s "
         "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic",
-        (LOOKED + 1,),
+        (0 if scheduled_only else EARLIEST, LOOKED + 1),
     )
     exact = sum(int(number) for _, number in rows) <= LOOKED
     return sorted((topic, Count(min(int(number), LOOKED), exact)) for topic, number in rows)

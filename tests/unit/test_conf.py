@@ -42,6 +42,8 @@ DEFAULTS = {
     "MAX_ATTEMPTS": 5,
     "BACKOFF": Backoff(initial=1, factor=2, maximum=3600, jitter=0.2),
     "RETENTION": 86400,
+    "ORPHAN_RETENTION": 7 * 86400,
+    "STRICT_TOPICS": False,
     "DLQ_SUFFIX": "_dlq",
     "DLQ_RETENTION": None,
     "MAX_PAYLOAD_BYTES": 1048576,
@@ -97,6 +99,9 @@ def test_a_project_without_the_setting_gets_the_defaults(settings):
         ("MAX_ATTEMPTS", 1, 1),
         ("RETENTION", None, None),
         ("RETENTION", 0, 0.0),
+        ("ORPHAN_RETENTION", None, None),
+        ("ORPHAN_RETENTION", 60, 60.0),
+        ("STRICT_TOPICS", True, True),
         ("DLQ_RETENTION", 5, 5.0),
         ("SHUTDOWN_TIMEOUT", 0, 0.0),
         ("BATCH_SIZE", 1, 1),
@@ -128,7 +133,7 @@ def test_value_taken(mysqlqueue, name, given, value):
 
 SECONDS = ("POLL_INTERVAL", "MAX_POLL_INTERVAL", "LEASE_DURATION", "LEASE_RENEWAL_INTERVAL")
 TIMEOUTS = ("VISIBILITY_TIMEOUT", "MAX_PROCESSING_TIME")
-RETENTIONS = ("RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION")
+RETENTIONS = ("RETENTION", "ORPHAN_RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION")
 COUNTS = ("BATCH_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
 NO_NUMBER = ("1", True, [], float("nan"))
 NO_INTEGER = ("1", True, [], 1.0, float("nan"))
@@ -143,7 +148,7 @@ WRONG = [
     ("THREADS", 1001),
     ("KEYLESS_PARTITIONS", 100_001),
     ("MAX_PAYLOAD_BYTES", 2**30 + 1),
-    *(("EAGER", value) for value in (None, 1, "yes")),
+    *((name, value) for name in ("EAGER", "STRICT_TOPICS") for value in (None, 1, "yes")),
     *(("RECORD_DELIVERIES", value) for value in (None, True, "acks", "ALL")),
     ("HISTORY_RETENTION", None),
     *((name, None) for name in COUNTS if name != "MAX_ATTEMPTS"),
@@ -273,7 +278,7 @@ def test_topics(mysqlqueue):
     assert settings.topics["a"] == TopicSettings(retention=None, has_retention=True)
     assert settings.retention_of("a", has_groups=True) is None
     assert settings.retention_of("b", has_groups=True) == 10
-    assert settings.retention_of("unlisted", has_groups=False) == 10
+    assert settings.retention_of("unlisted", has_groups=True) == 10
     assert settings.partitions_of("b") == 3
     assert settings.partitions_of("a") is None
     assert settings.partitions_of("unlisted") is None
@@ -286,7 +291,7 @@ def test_topics(mysqlqueue):
         ("t_dlq", True, 10.0),
         ("kept_dlq", False, 7.0),
         ("kept_dlq", True, 7.0),
-        ("t", False, 10.0),
+        ("t", True, 10.0),
     ],
 )
 def test_retention_of_dead_letters(mysqlqueue, topic, has_groups, retention):
@@ -298,7 +303,39 @@ def test_dlq_retention_is_for_dead_letters_alone(mysqlqueue):
     assert mysqlqueue({"DLQ_RETENTION": 3, "DLQ_SUFFIX": ".dead"}) == []
     settings = get_settings()
     assert settings.retention_of("t.dead", has_groups=False) == 3
-    assert settings.retention_of("t_dlq", has_groups=False) == 86400
+    assert settings.retention_of("t_dlq", has_groups=True) == 86400
+
+
+@pytest.mark.parametrize(
+    ("value", "retention"),
+    [
+        ({}, 604800),
+        ({"RETENTION": 10}, 604800),
+        ({"RETENTION": 10, "ORPHAN_RETENTION": 20}, 20),
+        ({"RETENTION": 20, "ORPHAN_RETENTION": 10}, 20),
+        ({"RETENTION": 20, "ORPHAN_RETENTION": 0}, 20),
+        ({"RETENTION": None, "ORPHAN_RETENTION": 10}, None),
+        ({"RETENTION": 10, "ORPHAN_RETENTION": None}, None),
+        ({"TOPICS": {"t": {"RETENTION": 5}}}, 5),
+        ({"TOPICS": {"t": {"RETENTION": None}}}, None),
+        ({"TOPICS": {"t": {"GROUPLESS": True}}}, 86400),
+        ({"TOPICS": {"t": {"GROUPLESS": False}}}, 604800),
+        ({"TOPICS": {"t": {"GROUPLESS": True, "RETENTION": 5}}}, 5),
+        ({"TOPICS": {"other": {"GROUPLESS": True}}}, 604800),
+    ],
+)
+def test_retention_of_a_topic_without_groups(mysqlqueue, value, retention):
+    assert mysqlqueue(value) == []
+    assert get_settings().retention_of("t", has_groups=False) == retention
+
+
+def test_what_may_lack_groups(mysqlqueue):
+    assert mysqlqueue({"DLQ_SUFFIX": ".dead", "TOPICS": {"a": {"GROUPLESS": True}, "b": {}}}) == []
+    settings = get_settings()
+    assert [topic for topic in ("a", "b", "c", "c.dead", "c_dlq", "") if settings.may_lack_groups(topic)] == [
+        "a",
+        "c.dead",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -312,6 +349,8 @@ def test_dlq_retention_is_for_dead_letters_alone(mysqlqueue):
         ({"a": {"PARTITIONS": 0}}, "['a']['PARTITIONS'] = 0"),
         ({"a": {"PARTITIONS": None}}, "['a']['PARTITIONS'] = None"),
         ({"a": {"PARTITIONS": 100_001}}, "['a']['PARTITIONS']"),
+        ({"a": {"GROUPLESS": None}}, "['a']['GROUPLESS'] = None must be True or False"),
+        ({"a": {"GROUPLESS": 1}}, "['a']['GROUPLESS'] = 1 must be True or False"),
         ({"a": {"PARTITION": 2}}, "unknown key 'PARTITION'"),
     ],
 )

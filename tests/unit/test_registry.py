@@ -18,14 +18,15 @@ from django_mysqlqueue.runtime.registry import GroupRef, handlers
 pytestmark = pytest.mark.any_engine
 
 
-@pytest.fixture(autouse=True)
-def alone():
-    """An empty registry; what the test project declares is imported before and put back afterwards."""
+@pytest.fixture(scope="module", autouse=True)
+def discovered():
+    """What the test project declares is imported before the registry is emptied."""
     registry.discover()
-    declared = list(registry._declared)
-    registry._declared.clear()
-    yield
-    registry._declared[:] = declared
+
+
+@pytest.fixture(autouse=True)
+def alone(discovered, no_handlers):
+    """An empty registry; it is put back afterwards."""
 
 
 def handle(delivery):

@@ -128,6 +128,8 @@ class OverviewPage(Page):
                 return Linked(problem, self._to("deadletters", **named), _("Look at the dead letters"))
             case "outbox" | "outbox_behind":
                 return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
+            case "groupless":
+                return Linked(problem, self._to("messages", topic=problem.topic), _("Look at the messages"))
             case "long_transaction":
                 return Linked(problem, "", "")
             case _:

@@ -142,6 +142,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "kind": finding.kind,
         "text": finding.text,
         "group": finding.ref.group if finding.ref else None,
-        "topic": finding.ref.topic if finding.ref else None,
+        "topic": finding.ref.topic if finding.ref else finding.topic,
         "partition": finding.key,
     }

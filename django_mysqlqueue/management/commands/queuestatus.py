@@ -13,6 +13,7 @@ from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.service import problems, stats
 from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.stats import GroupStatus, QueueStatus
+from django_mysqlqueue.service.transactions import Session
 
 
 class Command(QueueCommand):
@@ -85,6 +86,8 @@ class Command(QueueCommand):
             found.insert(0, f"{_count(waiting, 'message')} in the outbox, and no subscriber runs.")
         elif stalled is not None:
             found.insert(0, stalled.text)
+        topics = [one.topic for one in status.topics]
+        found += [one.text for one in problems.groupless_topics(Session(using), topics, status.now)]
         if found:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))

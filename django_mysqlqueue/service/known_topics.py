@@ -1,0 +1,52 @@
+"""``STRICT_TOPICS``: the topics that this project names, in ``TOPICS`` or by a handler."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from django_mysqlqueue import names
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import UnknownTopic
+
+SHOWN = 10
+"""An error lists no more topics than that."""
+
+discover: Callable[[], None] | None = None
+"""Imports the modules that declare handlers; the app puts it here."""
+
+_handled: set[str] = set()
+
+
+def declare(topic: str) -> None:
+    """Notes that this project has a handler of a topic."""
+    _handled.add(topic)
+
+
+def require(topic: str) -> None:
+    """Checks a topic that is about to be published to.
+
+    Only for a topic that is not known yet the handlers are looked for. That is done again for each such topic:
+    it finds the modules imported, and what another thread is importing at that moment it waits for.
+
+    Raises:
+        UnknownTopic: neither ``TOPICS`` nor a handler of this project names it.
+    """
+    settings = get_settings()
+    if topic in settings.topics or topic in _handled:
+        return
+    if discover is not None:
+        discover()
+    if topic in _handled:
+        return
+    known = {name.casefold(): name for name in (*settings.topics, *_handled) if not names.is_dlq(name)}
+    close = difflib.get_close_matches(topic.casefold(), known, 1)
+    if close:
+        hint = f"Did you mean {known[close[0]]!r}?"
+    else:
+        listed = sorted(known.values())
+        hint = f"Known: {', '.join(listed[:SHOWN]) or 'none'}{', …' if len(listed) > SHOWN else ''}."
+    raise UnknownTopic(
+        f"topic {topic!r}: STRICT_TOPICS is on, and neither MYSQLQUEUE['TOPICS'] nor a handler of this project "
+        f"names it. {hint}"
+    )
