@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import ConsumerGroup, QueueMessage
 from django_mysqlqueue.service.transactions import Session
 
 LOG = QueueMessage._meta.db_table
@@ -20,6 +21,14 @@ def all_topics(session: Session) -> list[str]:
         if row is None:
             return found
         found.append(row[0])
+
+
+def exists(session: Session, topic: str) -> bool:
+    """Whether the log has a message of a topic, a group is registered for it, or ``TOPICS`` names it."""
+    if topic in get_settings().topics or ConsumerGroup.objects.using(session.using).filter(topic=topic).exists():
+        return True
+    hint = session.dialect.force_index("queue_messages_partition")
+    return session.row(f"SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT 1", (topic,)) is not None
 
 
 class Ends:
