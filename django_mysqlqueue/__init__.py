@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.runtime.registry import subscriber
     from django_mysqlqueue.service.messages import Message
     from django_mysqlqueue.service.publishing import apublish, apublish_many, publish, publish_many
+    from django_mysqlqueue.service.scheduling import acancel, areschedule, cancel, reschedule
 
 __version__ = "0.2.0"
 
@@ -36,10 +37,14 @@ __all__ = [
     "SubscriberError",
     "TransactionMismatch",
     "UnknownTopic",
+    "acancel",
     "apublish",
     "apublish_many",
+    "areschedule",
+    "cancel",
     "publish",
     "publish_many",
+    "reschedule",
     "subscriber",
 ]
 
@@ -53,10 +58,14 @@ _HOMES = {
     "SubscriberError": "django_mysqlqueue.exceptions",
     "TransactionMismatch": "django_mysqlqueue.exceptions",
     "UnknownTopic": "django_mysqlqueue.exceptions",
+    "acancel": "django_mysqlqueue.service.scheduling",
     "apublish": "django_mysqlqueue.service.publishing",
     "apublish_many": "django_mysqlqueue.service.publishing",
+    "areschedule": "django_mysqlqueue.service.scheduling",
+    "cancel": "django_mysqlqueue.service.scheduling",
     "publish": "django_mysqlqueue.service.publishing",
     "publish_many": "django_mysqlqueue.service.publishing",
+    "reschedule": "django_mysqlqueue.service.scheduling",
     "subscriber": "django_mysqlqueue.runtime.registry",
 }
 

@@ -134,7 +134,9 @@ class OutboxMessage(OutboxKey, MessageColumns):
         db_table = "queue_outbox"
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
-        indexes = [models.Index(fields=["deliver_at", "outbox_id"], name="queue_outbox_due")]
+        # The id is there to be found among what is scheduled. An index of its own would cost every message that is
+        # published at once, too: an entry more, of which bulk publishing becomes a tenth slower.
+        indexes = [models.Index(fields=["deliver_at", "outbox_id", "message_id"], name="queue_outbox_due")]
 
     def __str__(self) -> str:
         return f"{self.topic} {self.message_id}"

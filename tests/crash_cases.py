@@ -27,6 +27,7 @@ from django_mysqlqueue.service import (
 from django_mysqlqueue.service.claiming import Want
 from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.messages import EPOCH
 from tests.app.models import Effect
 from tests.crash_audit import Picture
 from tests.crash_worlds import (
@@ -83,6 +84,8 @@ class Case:
     """It forgets what the group has done."""
     lives: bool
     """It is about what a process that lives on remembers: a killed one only sends what other cases send."""
+    cancels: tuple[str, ...]
+    """Messages that it deletes before they are in the log."""
     check: Callable[[World, Picture], None] | None
 
 
@@ -103,6 +106,7 @@ def case(
     rerun: bool = False,
     forgets: bool = False,
     lives: bool = False,
+    cancels: tuple[str, ...] = (),
     check: Callable[[World, Picture], None] | None = None,
 ) -> Callable[[Callable[[World], object]], Callable[[World], object]]:
     """Adds a case. ``again``: the operation itself, unless another is given, or None."""
@@ -111,7 +115,20 @@ def case(
         then = operation if again is SAME else again
         assert name not in CASES
         CASES[name] = Case(
-            name, setup, operation, then, commits, dead, (*dead, *fails), unsure, atomic, rerun, forgets, lives, check
+            name,
+            setup,
+            operation,
+            then,
+            commits,
+            dead,
+            (*dead, *fails),
+            unsure,
+            atomic,
+            rerun,
+            forgets,
+            lives,
+            cancels,
+            check,
         )
         return operation
 
@@ -176,6 +193,41 @@ def _(world: World) -> None:
 @case("bring what is scheduled nearer", scheduled)
 def _(world: World) -> None:
     scheduling.advance(ALIAS, 601_000)
+
+
+def planned() -> World:
+    """Two scheduled messages."""
+    world = sequenced()
+    publish_many(TOPIC, messages("a6", "b4", delay=600))
+    return world
+
+
+def is_gone(world: World, picture: Picture) -> None:
+    assert picture.messages["a6"] == 1 - picture.tables["effects"].count("no a6")
+
+
+@case("cancel with a row", planned, again=None, unsure=True, cancels=("a6",), check=is_gone)
+def _(world: World) -> None:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="no a6")
+        assert scheduling.cancel("a6", topic=TOPIC, using=ALIAS) == 1
+
+
+@case("cancel alone", planned, cancels=("a6",))
+def _(world: World) -> None:
+    scheduling.cancel("a6", topic=TOPIC, using=ALIAS)
+
+
+@case("reschedule with a row", planned, again=None, unsure=True)
+def _(world: World) -> None:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="soon a6")
+        assert scheduling.reschedule("a6", topic=TOPIC, delay=0, using=ALIAS) == 1
+
+
+@case("reschedule alone", planned)
+def _(world: World) -> None:
+    scheduling.reschedule("a6", topic=TOPIC, deliver_at=EPOCH, using=ALIAS)
 
 
 # groups, heartbeats, leases

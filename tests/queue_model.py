@@ -197,6 +197,7 @@ class Model:
         """Everything that was ever in the log."""
         self.sequenced: set[int] = set()
         self.identities: set[tuple[str, str, str]] = set()
+        self.cancelled: set[int] = set()
         self.lives: dict[GroupRef, Life] = {}
         self.old_tokens: set[int] = set()
         """Of groups that have been dropped since."""
@@ -210,6 +211,17 @@ class Model:
     def commit(self, messages: list[Published]) -> None:
         for one in messages:
             self.committed[one.number] = Published(**{**one.__dict__, "committed": self.step})
+
+    def scheduled(self, topic: str, id: str) -> list[Published]:
+        """What is committed, bears the id and has not come due."""
+        return [
+            one
+            for number, one in self.committed.items()
+            if (one.topic, one.id) == (topic, id) and one.due > self.now and number not in self.cancelled
+        ]
+
+    def cancel(self, messages: list[Published]) -> None:
+        self.cancelled |= {one.number for one in messages}
 
     def registered(self, ref: GroupRef) -> None:
         """The group exists from now on (it may have existed before)."""
@@ -357,7 +369,8 @@ class Model:
         waiting = {row.number for row in now.outbox if not row.failed_group}
         assert waiting <= self.committed.keys(), f"1: rolled back and yet there: {waiting - self.committed.keys()}"
         assert not waiting & self.sequenced, "in the log and in the outbox"
-        for number in self.committed.keys() - waiting - self.sequenced:
+        assert not self.cancelled & (waiting | self.sequenced), "21: cancelled and yet there"
+        for number in self.committed.keys() - waiting - self.sequenced - self.cancelled:
             one = self.committed[number]
             assert one.identity in self.identities, f"1: lost between outbox and log: {one}"
 

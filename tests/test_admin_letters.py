@@ -721,7 +721,7 @@ def test_what_came_due_meanwhile_is_said(client):
     first, second = schedule(2)
     OutboxMessage.objects.filter(pk=first).update(deliver_at=1)
     assert confirm(client, "cancel", row=[str(first), str(second)]) == [
-        "Cancelled: 1 message; not scheduled any more: 1."
+        "Cancelled: 1 message; due, or being changed by another transaction: 1."
     ]
     for name in (scheduled_operations.Cancel.name, scheduled_operations.DeliverNow.name):
         text = ask(client, name, row=[str(first)])

@@ -183,6 +183,8 @@ def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: P
 OUTLIVED = (
     "publish with a row",
     "publish and once more with the same id",
+    "cancel with a row",
+    "reschedule with a row",
     "sequence",
     "acquire by theft",
     "claim",
@@ -200,6 +202,8 @@ ARRIVES = (*OUTLIVED, "a turn that writes and claims, ordered", "a turn that dea
 """Of which the COMMIT arrives late."""
 INHERITED = (
     "publish with a row",
+    "cancel with a row",
+    "reschedule with a row",
     "sequence",
     "claim and flush",
     "claim, shared",
@@ -207,7 +211,13 @@ INHERITED = (
     "an atomic handler, ordered",
 )
 """Where others meet the locks of a host that is gone."""
-IN_NOBODYS_WAY = ("publish with a row", "publish and once more with the same id", "sequence")
+IN_NOBODYS_WAY = (
+    "publish with a row",
+    "publish and once more with the same id",
+    "cancel with a row",
+    "reschedule with a row",
+    "sequence",
+)
 """A long transaction delays only its own messages; who does not get the mutex goes on."""
 LINGERING = [(name, mode) for mode, names in ((STAYS, OUTLIVED), (LATE, ARRIVES), (GONE, INHERITED)) for name in names]
 
@@ -284,7 +294,7 @@ def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
             assert lost <= 0 or (group == "g" and name in one.fails), f"{name} has lost an attempt"
     for group, name in later.settled - earlier.settled:
         assert name not in one.dead or group != "g" or later.letters[group, name], f"{name} is neither live nor dead"
-    deleted = earlier.messages.keys() - later.messages.keys()
+    deleted = earlier.messages.keys() - later.messages.keys() - set(one.cancels)
     assert all((group, name) in earlier.settled for name in deleted for group in ("g", "other"))
     if one.name != "collect":
         assert theirs(earlier) == theirs(later), "it has touched another group"

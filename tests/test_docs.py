@@ -101,7 +101,7 @@ def test_what_is_imported_from_the_package_exists():
 def test_arguments_of_the_api_exist():
     known = {
         name: set(inspect.signature(getattr(django_mysqlqueue, name)).parameters)
-        for name in ("publish", "publish_many", "subscriber", "Message", "Backoff")
+        for name in ("publish", "publish_many", "cancel", "reschedule", "subscriber", "Message", "Backoff")
     }
     methods = {
         name: set(inspect.signature(method).parameters)

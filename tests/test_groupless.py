@@ -10,6 +10,7 @@ import pytest
 from django.core.management import call_command
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.service import groupless, groups, health, overview, problems, retention, timetable
 from django_mysqlqueue.service.groups import GroupRef
@@ -188,7 +189,7 @@ def command(name: str, *arguments: str) -> str:
 
 def found() -> list[Problem]:
     read = overview.read(USING, lease_ms=30_000)
-    return [one for one in problems.find(USING, read) if one.kind == "groupless"]
+    return [one for one in problems.find(USING, read, get_settings().health) if one.kind == "groupless"]
 
 
 def texts() -> list[str]:

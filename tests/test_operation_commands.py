@@ -8,8 +8,9 @@ import re
 
 import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
+from django.db import transaction
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, cancel, publish, publish_many
 from django_mysqlqueue.models import (
     CollectedTopic,
     ConsumerGroup,
@@ -19,10 +20,10 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
-from django_mysqlqueue.service import groups, rescheduling, seeking, topics
+from django_mysqlqueue.service import groups, seeking, topics
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
-from tests.harness import USING, Sub, handler, lag, sequence
+from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder, fail
 from tests.test_operations import dead_letters, log, offsets_of
 
@@ -84,9 +85,8 @@ def scene(name):
         Sub(handler()).step()
         return ["g", "t", "a"]
     if name in ("queuecancel", "queuescheduled"):
-        publish("t", 1, delay=1000)
-        (one,) = rescheduling.scheduled(USING)
-        return [str(one.outbox_id)] + (["--now"] if name == "queuescheduled" else [])
+        publish("t", 1, id="tea", delay=1000)
+        return ["t", "tea"] + (["--now"] if name == "queuescheduled" else [])
     dead_letters(2)
     return ["t"] + (["--reason", "test"] if name == "queuediscard" else [])
 
@@ -408,21 +408,84 @@ def test_a_redrive_of_some(db):
 def test_scheduled_messages_are_listed(db):
     assert run("queuescheduled") == "Nothing is scheduled.\n"
     publish("t", 1, delay=1000, id="tea")
-    publish("u", 1, delay=2000)
-    assert re.search(r"\d+  20\d\d-.*  t  tea\n", run("queuescheduled", "--topic", "t"))
+    publish("u", 1, delay=2000, id="cup")
+    assert re.fullmatch(r"20\d\d-.*  t  tea\n", run("queuescheduled", "t"))
     found = json.loads(run("queuescheduled", "--format", "json"))["scheduled"]
-    assert [one["topic"] for one in found] == ["t", "u"]
-    with pytest.raises(CommandError, match="Say which"):
-        run("queuescheduled", "--now")
+    assert [(one["topic"], one["id"]) for one in found] == [("t", "tea"), ("u", "cup")]
+    with pytest.raises(CommandError, match="Name the messages"):
+        run("queuescheduled", "t", "--now")
+    with pytest.raises(CommandError, match="--key"):
+        run("queuescheduled", "t", "--key", "a")
     with pytest.raises(CommandError, match="--limit -5: must be at least 1"):
         run("queuescheduled", "--limit", "-5")
-    ids = [str(one["outbox_id"]) for one in found]
-    with pytest.raises(CommandError, match="Say when"):
-        run("queuescheduled", *ids)
-    with pytest.raises(CommandError, match="Say when"):
-        run("queuescheduled", *ids, "--now", "--at", "2030-01-01T00:00")
-    assert "2 changed." in run("queuescheduled", *ids, "--at", "2100-01-01T00:00", "--noinput")
-    assert "1 cancelled; 1 were not scheduled any more." in run("queuecancel", ids[0], "999999", "--noinput")
+    for when in ([], ["--now", "--at", "2030-01-01T00:00"]):
+        with pytest.raises(CommandError, match="Say when"):
+            run("queuescheduled", "t", "tea", *when)
+
+
+def test_scheduled_messages_are_changed_by_their_published_ids(db):
+    for key in "ab":
+        publish("t", key, key=key, id="tea", delay=1000)
+    publish("t", 1, id="cup", delay=1000)
+    publish("u", 1, id="tea", delay=1000)
+    assert "1 changed." in run("queuescheduled", "t", "tea", "--key", "a", "--at", "2100-01-01T00:00", "--noinput")
+    assert "2 changed." in run("queuescheduled", "t", "tea", "--at", "2100-01-02T00:00", "--noinput")
+    assert "1 cancelled." in run("queuecancel", "t", "tea", "--key", "b", "--noinput")
+    assert "1 changed." in run("queuescheduled", "t", "cup", "--now", "--noinput")
+    left = OutboxMessage.objects.order_by("pk").values_list("topic", "partition_key", "deliver_at")
+    assert [(topic, at == 1) for topic, _, at in left] == [("t", False), ("t", True), ("u", False)]
+    operations = Operation.objects.order_by("id").values_list("action", "topic", "changed")
+    assert list(operations) == [
+        ("reschedule", "t", 1),
+        ("reschedule", "t", 2),
+        ("cancel", "t", 1),
+        ("deliver now", "t", 1),
+    ]
+
+
+@pytest.mark.parametrize("name", ["queuecancel", "queuescheduled"])
+def test_a_scheduled_message_that_is_not_there_is_an_error(db, name):
+    more = ["--now"] if name == "queuescheduled" else []
+    publish("t", 1, id="tea", delay=1000)
+    publish("t", 1, id="at once")
+    sequence()
+    before = everything()
+    for arguments, error in (
+        (["nope", "tea"], "There is no topic 'nope'"),
+        (["t", "cup"], r"Nothing was changed. Not scheduled for the topic 't': 'cup'"),
+        (["t", "at once", "--dry-run"], "Not scheduled for the topic 't': 'at once'"),
+        (["t", "tea", "--key", "a"], "Not scheduled for the topic 't': 'tea'"),
+    ):
+        with pytest.raises(CommandError, match=error):
+            run(name, *arguments, *more, "--noinput")
+    assert everything() == before
+    out = io.StringIO()
+    with pytest.raises(CommandError, match=r"Not scheduled for the topic 't': 'cup'"):
+        call_command(name, "t", "cup", "tea", *more, "--noinput", "--format", "json", stdout=out)
+    found = json.loads(out.getvalue())
+    assert (found["changed"], found["not_scheduled"]) == (1, ["cup"])
+    with pytest.raises(CommandError, match=r"Nothing was changed. Not scheduled for the topic 't': 'tea'"):
+        run(name, "t", "tea", *more, "--noinput")
+
+
+def test_a_list_of_an_unknown_topic_is_an_error(db, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"planned": {"PARTITIONS": 2}}}
+    with pytest.raises(CommandError, match="There is no topic 'nope'"):
+        run("queuescheduled", "nope")
+    publish("used", 1)
+    sequence()
+    groups.register(USING, GroupRef("g", "read"), mode="ordered", start="earliest")
+    for topic in ("planned", "used", "read"):
+        assert run("queuescheduled", topic) == "Nothing is scheduled.\n"
+
+
+@pytest.mark.servers_only
+def test_a_command_that_another_transaction_keeps_from_its_message_fails(db):
+    publish("t", 1, id="tea", delay=1000)
+    with transaction.atomic():
+        assert cancel("tea", topic="t") == 1
+        with pytest.raises(CommandError, match="another transaction is changing them"):
+            in_thread(lambda: run("queuecancel", "t", "tea", "--noinput"))
 
 
 def test_release_wants_to_know_what(db, clock):

@@ -181,6 +181,11 @@ def _() -> None:
     rescheduling.deliver_now(ALIAS, ids(), by=ME)
 
 
+@act("reschedule", planned)
+def _() -> None:
+    rescheduling.move(ALIAS, ids(), 4 * 10**12, by=ME)
+
+
 @act("release", claimed)
 def _() -> None:
     leasing.revoke(ALIAS, G, ["a", "b"], by=ME)

@@ -672,19 +672,6 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
     ]
 
 
-@pytest.mark.servers_only
-def test_a_message_that_the_sequencer_is_moving_cannot_be_cancelled(db, monkeypatch):
-    publish("t", 1, delay=1000)
-    sequence()  # makes the mutex
-    (one,) = rescheduling.scheduled(USING)
-    monkeypatch.setattr(rescheduling, "MUTEX_ATTEMPTS", 3)
-    with transaction.atomic():
-        connection.cursor().execute("SELECT id FROM queue_sequencer FOR UPDATE")
-        with pytest.raises(OperationRefused, match="sequencer"):
-            in_thread(lambda: rescheduling.cancel(USING, [one.outbox_id], by=ME))
-    assert OutboxMessage.objects.count() == 1
-
-
 # -- leases, subscribers ------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
 from django_mysqlqueue.service import browsing, groups, overview, problems, redriving, sequencing, stats, topics
 from django_mysqlqueue.service.groups import GroupRef
@@ -245,7 +245,7 @@ def test_a_message_that_fails_again_and_again_holds_up_others_in_ordered_mode_al
     sub.flush()
     clock.advance(120)
     sub.heart.beat()
-    (problem,) = (one for one in problems.find(USING, read()) if one.kind == "stuck")
+    (problem,) = (one for one in problems.find(USING, read(), get_settings().health) if one.kind == "stuck")
     number = problem.offset
     assert problem.text == (
         f"The partition 'a' of g/t waits behind message {number}, which has failed once and is 2 min old."

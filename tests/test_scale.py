@@ -45,6 +45,7 @@ from django_mysqlqueue.service import (
     retention,
     retrying,
     rollups,
+    scheduling,
     seeking,
     sequencing,
     settling,
@@ -79,6 +80,7 @@ MAY_WALK = {
     "browsing.shares": "counts the leases, of partitions that have work, for people who look at the queue",
     "archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC where that waits for it",
     "retention._next_group": "lists the groups, once in a round of GC",
+    "scheduling.find": "reads the ids of all that is scheduled, once for each cancel",
     "heartbeats.remove": "reads all subscribers of a day, by an operator",
     "heartbeats.names": "reads all subscribers of a day, by an operator",
     "topics.known": "lists the groups and the collected topics, by an operator",
@@ -382,6 +384,10 @@ def _operate(ref: GroupRef) -> None:
     assert timetable.page(session, topic="t", limit=2).after
     assert timetable.page(session, limit=2).after
     assert timetable.still_waiting(session, ids) == len(timetable.contents(session, ids)) == len(ids)
+    assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1
+    assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
+    del ids[4]
+    assert "nope" not in topics.known(session)
     assert rescheduling.cancel(USING, ids[:1], by="test") == 1
     assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, by="test") == 1
     assert rescheduling.deliver_now(USING, ids[2:], by="test") == len(ids) - 2

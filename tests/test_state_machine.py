@@ -38,7 +38,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.runtime import handling
@@ -240,6 +240,9 @@ class Publisher:
             self._do(lambda message=message, topic=one.topic: publish_many(topic, [message]))
             self.messages.append(one)
 
+    def cancel(self, topic: str, id: str) -> int:
+        return int(self._do(lambda: cancel(id, topic=topic)))
+
     def end(self, *, commit: bool) -> list[Published]:
         """Returns what was committed."""
         error = None if commit else RuntimeError("roll back")
@@ -348,6 +351,23 @@ class Machine(RuleBasedStateMachine):
         publisher.begin()
         publisher.publish([self.message(t, key, repeat=repeat, delay=delay) for t, key, repeat, delay in messages])
         self.model.commit(publisher.end(commit=commit))
+
+    @precondition(lambda self: any(one.due > self.clock.now for one in self.model.committed.values()))
+    @rule(which=st.integers(0, 3), commit=st.sampled_from([True, True, False]))
+    def cancel_a_message(self, which: int, commit: bool) -> None:
+        """By its id, in a transaction that may roll back."""
+        self.begin()
+        waiting = [one for one in self.model.committed.values() if one.due > self.clock.now]
+        if not waiting:
+            return  # the step has taken its time
+        one = waiting[which % len(waiting)]
+        expected = self.model.scheduled(one.topic, one.id)
+        publisher = self.publishers[0]
+        publisher.begin()
+        assert publisher.cancel(one.topic, one.id) == len(expected)
+        publisher.end(commit=commit)
+        if commit:
+            self.model.cancel(expected)
 
     @precondition(lambda self: len(self.publishers) > 1)
     @rule(which=st.integers(1, 3), messages=MESSAGES)

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.models import OutboxMessage, PartitionLease
 from django_mysqlqueue.service import claiming, heartbeats, leasing, retention, sequencing, settling
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.sql import dialect_of
@@ -102,6 +102,22 @@ def test_sequencing_is_a_bounded_number_of_statements(db):
     sequence()
     publish_many("t", range(900))
     assert len(statements(lambda: sequencing.sequence(USING))) <= 6
+
+
+def test_scheduled_messages_cost_a_pass_one_statement_and_only_where_some_are_due(db):
+    def cost():
+        publish("t", 1)
+        return statements(lambda: sequencing.sequence(USING))
+
+    sequence()
+    at_once = cost()
+    assert not [sql for sql in at_once if "s.deliver_at" in sql]
+    publish("t", 1, delay=1000)
+    assert len(cost()) == len(at_once)
+    OutboxMessage.objects.update(deliver_at=1)
+    found = statements(lambda: sequencing.sequence(USING))
+    assert len(found) == len(at_once) + 1
+    assert len([sql for sql in found if "s.deliver_at" in sql]) == 1
 
 
 # -- EXPLAIN ------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue import Delivery, Message, publish, publish_many, subscriber
+from django_mysqlqueue import Delivery, Message, cancel, publish, publish_many, reschedule, subscriber
 from django_mysqlqueue.testing import deliver_all, delivery, published
 
 intervals: dict[str, int] = {"initial": 1}
@@ -38,6 +38,8 @@ def two(delivery: Delivery, more: int) -> None: ...
 def use() -> None:
     message_id: str = publish("t", {"n": 1}, key="k", on_mismatch="on_commit")
     count: int = publish_many("t", [Message(1), {"n": 2}])
+    changed: int = cancel(message_id, topic="t", key="k") + reschedule(message_id, topic="t", delay=count)
+    print(changed)
     one(delivery({"n": 1}, key="k", id=message_id, attempt=count))
     size: int = many([delivery()])
     print(published("t")[0].payload, deliver_all(advance=3600)[size].outcome)

@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('django_mysqlqueue', '0004_pipeline'),
+        ('django_mysqlqueue', '0005_outbox_ids'),
     ]
 
     operations = [

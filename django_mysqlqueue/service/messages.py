@@ -74,7 +74,7 @@ def encode(topic: str, message: Message) -> OutboxRow:
     metadata = _metadata(message.metadata)
     payload = _payload(message.payload, metadata)
     partition_key = _partition(topic, message.key, message_id, metadata)
-    delay_ms, deliver_at = _schedule(message)
+    delay_ms, deliver_at = schedule(message.delay, message.deliver_at)
     return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at)
 
 
@@ -176,14 +176,19 @@ def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str,
     return names.hashed_partition(key, partitions)
 
 
-def _schedule(message: Message) -> tuple[int | None, int]:
-    if message.delay is not None and message.deliver_at is not None:
+def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
+    """``delay`` in milliseconds, or None and ``deliver_at`` in epoch milliseconds (0 if neither was given).
+
+    Raises:
+        InvalidMessage: naming the value and the rule that it breaks.
+    """
+    if delay is not None and deliver_at is not None:
         raise InvalidMessage("delay and deliver_at were both given: one of them says when")
-    if message.delay is not None:
-        return duration_ms("delay", message.delay, longest=100 * 366 * 86400.0), 0
-    if message.deliver_at is None:
+    if delay is not None:
+        return duration_ms("delay", delay, longest=100 * 366 * 86400.0), 0
+    if deliver_at is None:
         return None, 0
-    moment = message.deliver_at
+    moment = deliver_at
     if not isinstance(moment, datetime.datetime):
         raise InvalidMessage(f"deliver_at {moment!r}: must be a datetime")
     if timezone.is_naive(moment):

@@ -24,7 +24,7 @@ class Look:
     due: bool
     """Something in the outbox is."""
     next_deliver_at: int | None
-    """When the earliest scheduled row comes due, epoch milliseconds; None: nothing is scheduled."""
+    """When the next scheduled row comes due, epoch milliseconds, above ``now``; None: none will."""
     free_leases: bool
     """Partitions with work that nobody has taken."""
 
@@ -40,7 +40,11 @@ class News:
 
 
 def look(session: Session, ordered: Sequence[GroupRef] = ()) -> Look:
-    """One query: is anything due, when will the next scheduled message be, and is a lease of these groups free?"""
+    """One query: is anything due, when will the next scheduled message be, and is a lease of these groups free?
+
+    A scheduled row that is due and stays (its cancel has not committed) is not the next one: subscribers would
+    poll for it without a pause.
+    """
     now_ms = session.dialect.now_ms
     free = "0"
     if ordered:
@@ -51,7 +55,8 @@ def look(session: Session, ordered: Sequence[GroupRef] = ()) -> Look:
         )
     row = session.row(
         f"SELECT {now_ms}, (SELECT MIN(deliver_at) FROM {OUTBOX}), "
-        f"(SELECT MIN(deliver_at) FROM {OUTBOX} WHERE deliver_at > 0), {free}",
+        f"(SELECT deliver_at FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+        f"WHERE deliver_at > {now_ms} ORDER BY deliver_at LIMIT 1), {free}",
         flat(ordered),
     )
     assert row is not None  # noqa: S101  # a SELECT without FROM has one row

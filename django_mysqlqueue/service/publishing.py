@@ -193,7 +193,7 @@ def _encoded(topic: str, messages: Iterable[Any], span: tracing.Sending) -> Iter
 def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, single: bool = False) -> int:
     if on_mismatch not in ("error", "commit_now", "on_commit"):
         raise InvalidMessage(f"on_mismatch={on_mismatch!r}: must be 'error', 'commit_now' or 'on_commit'")
-    other = None if on_mismatch == "commit_now" else _transaction_elsewhere(alias)
+    other = None if on_mismatch == "commit_now" else transaction_elsewhere(alias)
     if other is None:
         return _insert(alias, rows, single=single)
     if on_mismatch == "error":
@@ -212,7 +212,7 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
     return len(kept)
 
 
-def _transaction_elsewhere(alias: str) -> str | None:
+def transaction_elsewhere(alias: str) -> str | None:
     """Another database with an open transaction while the queue's has none."""
     queue = connections[alias]
     if in_transaction(queue):
@@ -227,7 +227,7 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
     session = Session(alias)
     if single:
         _insert_chunk(session, list(rows))
-        _wake_on_commit(session)
+        wake_on_commit(session)
         return 1
     # Escaping doubles a byte at worst, so half of max_allowed_packet always fits.
     limit = min(CHUNK_BYTES, session.dialect.max_statement_bytes(session.connection) // 2)
@@ -237,7 +237,7 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
         # One statement is all or nothing by itself.
         if first:
             _insert_chunk(session, first)
-            _wake_on_commit(session)
+            wake_on_commit(session)
         return len(first)
     published = 0
     if not session.connection.in_atomic_block and not session.connection.get_autocommit():
@@ -247,11 +247,11 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
         for chunk in chain((first,), (chunk for chunk, _ in chunks)):
             _insert_chunk(session, chunk)
             published += len(chunk)
-    _wake_on_commit(session)
+    wake_on_commit(session)
     return published
 
 
-def _wake_on_commit(session: Session) -> None:
+def wake_on_commit(session: Session) -> None:
     """Wakes subscribers of this process when the message is there for them to see."""
     if get_settings().eager and wakeups.eager is not None:
         _deliver_on_commit(session)

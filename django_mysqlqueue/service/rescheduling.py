@@ -1,26 +1,17 @@
-"""Scheduled messages: looking at them, cancelling, moving, delivering now.
-
-A scheduled message waits in the outbox. Whoever changes it takes the
-sequencer's mutex first: the sequencer is not moving it at that moment.
-"""
+"""What operators do with scheduled messages: list, cancel, move, deliver now; recorded in the audit log."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import audit
-from django_mysqlqueue.service.sequencing import take_mutex
-from django_mysqlqueue.service.transactions import Session, apart, flat, run
+from django_mysqlqueue.service import audit, scheduling
+from django_mysqlqueue.service.transactions import Session, apart, run
 
 OUTBOX = OutboxMessage._meta.db_table
 CHUNK = 500
-MUTEX_PAUSE = 0.02
-MUTEX_ATTEMPTS = 500
-"""The sequencer holds the mutex for milliseconds; under load it takes it again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,66 +50,61 @@ def scheduled(
     return [Scheduled(*row) for row in rows]
 
 
-def cancel(using: str, ids: Sequence[int], *, by: str, reason: str = "") -> int:
-    """Deletes scheduled messages that have not come due; returns how many there were."""
-    return _each(using, "cancel", ids, None, by=by, detail=reason)
+def cancel(using: str, ids: Sequence[int], *, by: str, topic: str = "", reason: str = "") -> int:
+    """Deletes scheduled messages that have not come due; returns how many there were.
+
+    What another transaction has locked (it is being sequenced, cancelled or
+    moved) is left alone and not counted. Done in steps: each commits by itself.
+
+    Args:
+        ids: primary keys of the outbox.
+        topic: for the audit log, where all of them are of one.
+    """
+
+    def delete(session: Session, chunk: Sequence[int]) -> int:
+        return scheduling.remove(session, chunk, wait=False)
+
+    return _each(using, "cancel", ids, delete, by=by, topic=topic, detail=reason)
 
 
-def deliver_now(using: str, ids: Sequence[int], *, by: str) -> int:
-    """Lets scheduled messages come due at once; returns how many there were."""
-    return _each(using, "deliver now", ids, 1, by=by, detail="")
+def deliver_now(using: str, ids: Sequence[int], *, by: str, topic: str = "") -> int:
+    """Lets scheduled messages come due at once; otherwise as ``cancel``."""
+
+    def bring(session: Session, chunk: Sequence[int]) -> int:
+        return scheduling.move(session, chunk, None, 1, wait=False)
+
+    return _each(using, "deliver now", ids, bring, by=by, topic=topic, detail="")
 
 
-def move(using: str, ids: Sequence[int], deliver_at: int, *, by: str) -> int:
-    """Gives scheduled messages another time (epoch milliseconds); returns how many there were."""
-    return _each(using, "reschedule", ids, max(1, deliver_at), by=by, detail=f"to {max(1, deliver_at)}")
+def move(using: str, ids: Sequence[int], deliver_at: int, *, by: str, topic: str = "") -> int:
+    """Gives scheduled messages another time (epoch milliseconds); otherwise as ``cancel``."""
+    at = max(1, deliver_at)
+
+    def put(session: Session, chunk: Sequence[int]) -> int:
+        return scheduling.move(session, chunk, None, at, wait=False)
+
+    return _each(using, "reschedule", ids, put, by=by, topic=topic, detail=f"to {at}")
 
 
-def _each(using: str, action: str, ids: Sequence[int], deliver_at: int | None, *, by: str, detail: str) -> int:
-    with apart(using):
-        return sum(
-            _with_mutex(using, action, chunk, deliver_at, by=by, detail=detail)
-            for chunk in (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
-        )
-
-
-def _with_mutex(using: str, action: str, ids: Sequence[int], deliver_at: int | None, *, by: str, detail: str) -> int:
-    def write(session: Session) -> int | None:
-        if not take_mutex(session):
-            return None
-        changed = _change(session, sorted(set(ids)), deliver_at)
+def _each(
+    using: str,
+    action: str,
+    ids: Sequence[int],
+    change: Callable[[Session, Sequence[int]], int],
+    *,
+    by: str,
+    topic: str,
+    detail: str,
+) -> int:
+    def write(session: Session, chunk: Sequence[int]) -> int:
+        changed = change(session, chunk)
         if changed:
-            audit.once(session, action, changed, by=by, detail=detail)
+            audit.once(session, action, changed, by=by, topic=topic, detail=detail)
         return changed
 
-    for _ in range(MUTEX_ATTEMPTS):
-        changed = run(using, write)
-        if changed is not None:
-            return changed
-        time.sleep(MUTEX_PAUSE)
-    raise OperationRefused("The sequencer has not let go of its mutex for 10 seconds; nothing was changed.")
-
-
-def _change(session: Session, ids: Sequence[int], deliver_at: int | None) -> int:
-    changed = 0
-    on = "s.outbox_id = v.i"
-    for chunk in session.chunks(ids):
-        still = [
-            found
-            for (found,) in session.rows(
-                f"SELECT s.outbox_id FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join} {OUTBOX} s "
-                f"ON {on} AND s.deliver_at > {session.dialect.now_ms}{session.dialect.for_update}",
-                chunk,
-            )
-        ]
-        if not still:
-            continue
-        if deliver_at is None:
-            changed += session.execute(session.dialect.delete_joined(OUTBOX, ("i",), len(still), on), still)
-        else:
-            session.execute(
-                session.dialect.update_joined(OUTBOX, ("i", "at"), len(still), on, {"deliver_at": "v.at"}),
-                flat((found, deliver_at) for found in still),
-            )
-            changed += len(still)
-    return changed
+    distinct = sorted(set(ids))
+    total = 0
+    with apart(using):
+        for start in range(0, len(distinct), CHUNK):
+            total += run(using, partial(write, chunk=distinct[start : start + CHUNK]))
+    return total

@@ -108,6 +108,10 @@ class Dialect(ABC):
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
         """What makes the next transaction READ COMMITTED where the connection's default is another."""
 
+    def locks_reads(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether plain reads lock what they read inside this connection's transactions (SERIALIZABLE)."""
+        return False
+
     @abstractmethod
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
         """Statements after which a frozen client's locks are freed by the server (seconds)."""

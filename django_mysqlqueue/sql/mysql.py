@@ -212,6 +212,9 @@ class MySQL(Dialect):
             return None
         return "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
+    def locks_reads(self, connection: BaseDatabaseWrapper) -> bool:
+        return bool(connection.isolation_level == "serializable")  # type: ignore[attr-defined]
+
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
         yield (
             f"SET SESSION wait_timeout = {math.ceil(idle)}, net_read_timeout = {math.ceil(network)}, "

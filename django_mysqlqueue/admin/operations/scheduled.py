@@ -37,10 +37,12 @@ class ScheduledOperation(AdminOperation):
         return messages(number)
 
     def said(self, done: int) -> str:
-        """How many were changed; and how many came due before."""
+        """How many were changed; and how many were due, or locked by another transaction."""
         gone = len(set(self.values["row"])) - done
         text = messages(done)
-        return _("%(done)s; not scheduled any more: %(gone)s") % {"done": text, "gone": gone} if gone else text
+        if not gone:
+            return text
+        return _("%(done)s; due, or being changed by another transaction: %(gone)s") % {"done": text, "gone": gone}
 
 
 class CancelForm(ScheduledForm):

@@ -6,26 +6,28 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_mysqlqueue.management.operations import OperationCommand, Plan, counted, who
+from django_mysqlqueue.management.commands.queuescheduled import LEFT_ALONE, ScheduledCommand, left_alone
+from django_mysqlqueue.management.operations import Plan, counted, who
 from django_mysqlqueue.service import rescheduling
 
 
-class Command(OperationCommand):
-    help = "Cancels scheduled messages by the ids that manage.py queuescheduled lists."
+class Command(ScheduledCommand):
+    help = "Cancel scheduled messages: delete them before they come due, so that no consumer group receives them."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("id", nargs="+", type=int, help="outbox ids")
-        parser.add_argument("--reason", default="", help="for the record")
+        parser.add_argument("topic", help="topic that the messages were published to")
+        parser.add_argument("id", nargs="+", help="ids that publish() returned")
+        parser.add_argument("--reason", default="", help="reason, for the audit log")
 
     def plan(self, using: str, options: dict[str, Any]) -> Plan:
-        ids = options["id"]
+        rows = self.chosen(using, options)
 
         def cancel(progress: object) -> int:
-            return rescheduling.cancel(using, ids, by=who(), reason=options["reason"])
+            return rescheduling.cancel(using, rows, by=who(), topic=options["topic"], reason=options["reason"])
 
-        return Plan("cancel", [f"{counted(len(ids), 'scheduled message')} will be deleted."], len(ids), cancel)
+        summary = [f"{counted(len(rows), 'scheduled message')} will be deleted."]
+        return Plan("cancel", summary, len(rows), cancel, {"not_scheduled": self.missing}, nothing=LEFT_ALONE)
 
     def done(self, plan: Plan, changed: int) -> str:
-        gone = plan.total - changed
-        return f"{changed} cancelled" + (f"; {gone} were not scheduled any more." if gone else ".")
+        return f"{changed} cancelled.{left_alone(plan, changed)}"
