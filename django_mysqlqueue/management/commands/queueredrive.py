@@ -79,7 +79,7 @@ def _check_group(using: str, dlq_topic: str, group: str) -> None:
     if groups.find(using, GroupRef(group, topic)) or redriving.count(using, Letters(dlq_topic, group=group), most=1):
         return
     known = {ref.group for ref in groups.registered_refs(using) if ref.topic == topic}
-    known |= {ref.group for _, ref in overview.dead_letters(Session(using), [dlq_topic])}
+    known |= {ref.group for _, ref in overview.dead_letters(Session(using), 0, [dlq_topic])}
     raise CommandError(
         f"There is no group {group!r} of {topic!r}, and {dlq_topic} has no dead letters of a former one. "
         f"Groups: {did_you_mean(group, sorted(known))}"
