@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -28,6 +28,7 @@ logger = logging.getLogger("django_mysqlqueue.subscriber")
 HandlerFunction = Callable[..., Any]
 One = TypeVar("One", bound="Callable[[Delivery], Any]")
 Many = TypeVar("Many", bound="Callable[[list[Delivery]], Any]")
+Exceptions = type[Exception] | Sequence[type[Exception]]
 
 
 class _Unset:
@@ -84,6 +85,10 @@ class Handler:
     """How many deliveries one call gets at most."""
     is_async: bool = False
     """It was declared with ``async def``."""
+    reject_on: tuple[type[Exception], ...] = ()
+    """See ``failures.is_rejected``."""
+    retry_on: tuple[type[Exception], ...] | None = None
+    """None: whatever ``reject_on`` does not name."""
 
     @property
     def shared(self) -> bool:
@@ -115,6 +120,8 @@ def subscriber(
     visibility_timeout: float = ...,
     max_processing_time: float = ...,
     backoff: Backoff | Mapping[str, float] = ...,
+    reject_on: Exceptions = ...,
+    retry_on: Exceptions = ...,
     batch: Literal[False] = ...,
 ) -> Callable[[One], One]: ...
 
@@ -132,6 +139,8 @@ def subscriber(
     visibility_timeout: float = ...,
     max_processing_time: float = ...,
     backoff: Backoff | Mapping[str, float] = ...,
+    reject_on: Exceptions = ...,
+    retry_on: Exceptions = ...,
     batch: Literal[True],
     batch_size: int = ...,
 ) -> Callable[[Many], Many]: ...
@@ -149,6 +158,8 @@ def subscriber(
     visibility_timeout: float = UNSET,
     max_processing_time: float = UNSET,
     backoff: Backoff | Mapping[str, float] = UNSET,
+    reject_on: Exceptions = UNSET,
+    retry_on: Exceptions = UNSET,
     batch: bool = False,
     batch_size: int = UNSET,
 ) -> Callable[[Any], Any]:
@@ -175,6 +186,12 @@ def subscriber(
         max_processing_time: seconds after which a handler counts as hung and its
             process shuts down.
         backoff: a ``Backoff`` or a dict of its fields.
+        reject_on: exception classes, or one. A message whose handler raises one of
+            them is dead-lettered at once, with the traceback as the reason.
+        retry_on: exception classes, or one: only these are retried; any other
+            exception dead-letters the message at once. ``reject_on`` is checked
+            first. Database errors that say nothing about the message (a lost
+            connection, a deadlock) are always retried.
         batch: call the function with a list of deliveries, of one or more
             partitions, in offset order within each; with ``atomic`` they share a
             transaction. What a method says of a delivery counts for that one; a
@@ -198,6 +215,8 @@ def subscriber(
         "max_processing_time": max_processing_time,
         "backoff": backoff,
         "batch_size": batch_size,
+        "reject_on": reject_on,
+        "retry_on": retry_on,
     }
 
     def declare(function: HandlerFunction) -> HandlerFunction:

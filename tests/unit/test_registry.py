@@ -1,5 +1,6 @@
 """@subscriber: what it refuses, how handlers are found and resolved."""
 
+import asyncio
 import functools
 import importlib
 import inspect
@@ -8,9 +9,10 @@ import textwrap
 import types
 
 import pytest
+from django.db import InterfaceError, OperationalError
 from django.test import override_settings
 
-from django_mysqlqueue import SubscriberError, subscriber
+from django_mysqlqueue import StaleDelivery, SubscriberError, subscriber
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.registry import GroupRef, handlers
@@ -65,6 +67,8 @@ def test_signature_is_the_published_one():
         "visibility_timeout",
         "max_processing_time",
         "backoff",
+        "reject_on",
+        "retry_on",
         "batch",
         "batch_size",
     ]
@@ -319,6 +323,18 @@ def test_only_callables(thing):
         ({"backoff": None}, "must be a Backoff or a dict"),
         ({"backoff": {"initial": -1}}, "initial -1"),
         ({"backoff": {"first": 1}}, "unknown key 'first'"),
+        ({"reject_on": ()}, "reject_on=(): must name at least one exception class"),
+        ({"retry_on": []}, "retry_on=[]: must name at least one exception class"),
+        ({"reject_on": "ValueError"}, "reject_on='ValueError': must be a subclass of Exception"),
+        ({"reject_on": ValueError("no")}, "must be a subclass of Exception"),
+        ({"retry_on": (ValueError, None)}, "must be a subclass of Exception"),
+        ({"retry_on": None}, "retry_on=None: must be a subclass of Exception"),
+        ({"retry_on": SystemExit}, "must be a subclass of Exception"),
+        ({"reject_on": asyncio.CancelledError}, "must be a subclass of Exception"),
+        ({"reject_on": ExceptionGroup}, "must name the exceptions inside groups"),
+        ({"reject_on": OperationalError}, "must not name OperationalError, which is always retried"),
+        ({"reject_on": (ValueError, InterfaceError)}, "must not name InterfaceError, which is always retried"),
+        ({"reject_on": StaleDelivery}, "must not name StaleDelivery, which is always retried"),
     ],
     ids=lambda value: repr(value)[:40],
 )
