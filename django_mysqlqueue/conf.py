@@ -270,6 +270,7 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "max_attempts": _or_none(_integer(1)),
     "visibility_timeout": _number(exclusive=True, maximum=LONGEST_DELAY),
     "max_processing_time": _number(exclusive=True, maximum=LONGEST_DELAY),
+    "timeout": _or_none(_number(exclusive=True, maximum=LONGEST_DELAY)),
     "backoff": parse_backoff,
     "batch_size": _integer(1, 10_000),
 }

@@ -18,7 +18,7 @@ def many(deliveries: list[Delivery]) -> int:
     return len(deliveries)
 
 
-@subscriber("t", group="async")
+@subscriber("t", group="async", timeout=5)
 async def waits(delivery: Delivery) -> None:
     delivery.ack()
 

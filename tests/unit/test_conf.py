@@ -324,6 +324,7 @@ def test_groups(mysqlqueue):
         ({"g": {"VISIBILITY_TIMEOUT": 0}}, "must be above 0"),
         ({"g": {"MAX_PROCESSING_TIME": None}}, "must be a number"),
         ({"g": {"BACKOFF": {"jitter": 2}}}, "jitter 2 must be"),
+        ({"g": {"TIMEOUT": 0}}, "must be above 0"),
         ({"g": {"REJECT_ON": ValueError}}, "can only be given to @subscriber"),
         ({"g": {"RETRY_ON": ("ValueError",)}}, "can only be given to @subscriber"),
         ({"g": {"BATCH": True}}, "unknown key 'BATCH'"),
