@@ -18,6 +18,7 @@ from tests.test_operations import dead_letters, log, offsets_of
 
 COMMANDS = (
     "queuecancel",
+    "queuedeadletter",
     "queuediscard",
     "queuepause",
     "queueredrive",
@@ -59,14 +60,16 @@ def answer(monkeypatch):
 
 def scene(name):
     """Something for each command to do: its arguments, and what tells that it was done."""
-    if name in ("queuepause", "queueresume", "queueseek", "queueretry"):
+    if name in ("queuepause", "queueresume", "queueseek", "queueretry", "queuedeadletter"):
         offsets = log(2, "ab")
-        action = (lambda delivery: delivery.nack(delay=3600)) if name == "queueretry" else None
+        waits = name in ("queueretry", "queuedeadletter")
+        action = (lambda delivery: delivery.nack(delay=3600)) if waits else None
         sub = Sub(handler(function=Recorder(action)))
         sub.settle()
         if name == "queueresume":
             call_command("queuepause", "g", "t", "--noinput", stdout=io.StringIO())
-        arguments = ["g", "t"] + (["earliest"] if name == "queueseek" else [])
+        more = {"queueseek": ["earliest"], "queuedeadletter": [str(offset) for offset in offsets]}
+        arguments = ["g", "t", *more.get(name, [])]
         assert len(offsets) == 2
         return arguments
     if name == "queuerelease":
@@ -139,10 +142,21 @@ def test_json_for_programs(db, name):
     assert isinstance(found["changed"], int)
 
 
+GIVEN = (
+    "queuecancel",
+    "queuedeadletter",
+    "queuepause",
+    "queuerelease",
+    "queueresume",
+    "queuescheduled",
+    "queueseek",
+)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_to_do_is_no_question(db, name, answer):
     """A second time: it neither asks nor fails."""
-    if name in ("queueseek", "queuerelease", "queuecancel", "queuescheduled", "queuepause", "queueresume"):
+    if name in GIVEN:
         pytest.skip("asks for what it is given, whatever there is")
     arguments = scene(name)
     run(name, *arguments, "--noinput")
@@ -151,10 +165,12 @@ def test_nothing_to_do_is_no_question(db, name, answer):
     assert asked == []
 
 
-@pytest.mark.parametrize("name", ["queuepause", "queueresume", "queueseek", "queueretry", "queuerelease"])
+@pytest.mark.parametrize(
+    "name", ["queuepause", "queueresume", "queueseek", "queueretry", "queuerelease", "queuedeadletter"]
+)
 def test_an_unknown_group_names_those_that_there_are(db, name):
     scene("queuepause")
-    more = {"queueseek": ["latest"], "queuerelease": ["a"]}.get(name, [])
+    more = {"queueseek": ["latest"], "queuerelease": ["a"], "queuedeadletter": ["1"]}.get(name, [])
     with pytest.raises(CommandError, match=r"no group 'x' of 't'\. Registered: g of t"):
         run(name, "x", "t", *more, "--noinput")
 
@@ -165,6 +181,28 @@ def test_pause_and_resume_twice(db):
     assert "was paused already" in run("queuepause", "g", "t", "--noinput")
     assert "it goes on." in run("queueresume", "g", "t", "--noinput")
     assert "was not paused" in run("queueresume", "g", "t", "--noinput")
+
+
+def test_dead_letter_says_what_it_is_about_and_does_all_or_nothing(db):
+    _, _, first, second = scene("queuedeadletter")
+    said = run("queuedeadletter", "g", "t", first, "--reason", "a test order", "--noinput")
+    assert said == (
+        "1 message of the group g/t will be dead-lettered to t_dlq:\n"
+        f"  message {first}: 1 failed attempt\n"
+        "Done: 1 dead-lettered.\n"
+    )
+    assert Operation.objects.get().detail == f"message {first} (a test order)"
+    before = everything()
+    for options in (["--noinput"], ["--dry-run"], ["--noinput", "--format", "json"]):
+        with pytest.raises(CommandError, match=f"message {first} is settled already") as refused:
+            run("queuedeadletter", "g", "t", second, first, *options)
+        assert refused.value.returncode == 1
+    with pytest.raises(CommandError, match="message 999999999 is not in the log of 't'"):
+        run("queuedeadletter", "g", "t", "999999999", "--noinput")
+    with pytest.raises(CommandError, match="invalid int value: 'first'"):
+        run("queuedeadletter", "g", "t", "first", "--noinput")
+    assert everything() == before
+    assert lag() == 1
 
 
 def test_seek_shows_what_it_replays_and_skips(db):
