@@ -126,6 +126,8 @@ class Life:
     died: dict[int, int] = field(default_factory=dict)
     """The attempt that was on record when its process died inside the handler."""
     tokens: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
+    """What an operator has dead-lettered."""
 
 
 @dataclass
@@ -415,6 +417,7 @@ class Model:
                 life.settled.add(offset)
                 assert self._may_settle(life, offset), f"1: {ref}[{offset}] was settled, but nobody had handled it"
             assert settled or offset not in life.letters, f"6: {ref}[{offset}] is live and in the DLQ"
+            assert offset in life.letters or offset not in life.given_up, f"6: {ref}[{offset}] has no dead letter"
 
     def _may_settle(self, life: Life, offset: int) -> bool:
         """Its present holder has acked it, or it is in the DLQ."""
@@ -443,7 +446,8 @@ class Model:
             failed = any(
                 one.kind == "reject" or (one.kind == "nack" and one.attempt >= life.spec.max_attempts) for one in said
             )
-            assert used_up or failed, f"{about}: it had not used up its attempts: {row}, {said}"
+            given_up = offset in life.given_up
+            assert used_up or failed or given_up, f"{about}: it had not used up its attempts: {row}, {said}"
 
     def _check_effects(self, life: Life, now: Tables) -> None:
         if not life.spec.atomic:
