@@ -700,6 +700,25 @@ def test_the_late_word_of_a_frozen_handler(machine, group, action):
     )
 
 
+@pytest.mark.parametrize("group", range(6))
+def test_a_message_that_waits_is_given_up(machine, group):
+    """What was claimed beside it is handled as ever."""
+    ref = SPECS[group].ref
+    played = play(
+        machine,
+        ("declare", {"messages": [(ref.topic, "x", 0, 0)] * 3, "first": 1 << group, "second": 1 << group}),
+        ("all_work", {"rounds": 1, "script": ["nack later"] * 3}),
+        ("let", {"who": 0, "what": "flush", "script": []}),
+        ("let", {"who": 1, "what": "flush", "script": []}),
+        ("operate", {"what": "give up", "which": group, "start": "earliest"}),
+        ("all_work", {"rounds": 2, "script": []}),
+    )
+    life = played.model.lives[ref]
+    assert len(life.given_up) == 1
+    assert life.given_up == life.letters.keys()
+    assert len(life.settled) == 3
+
+
 @pytest.mark.parametrize("action", ["ack", "nack", "reject", "raise", "ack inside"])
 @pytest.mark.parametrize("group", range(6))
 def test_the_late_word_of_a_handler_whose_message_was_given_up(machine, group, action):
