@@ -276,7 +276,7 @@ class Model:
         later = [offset for offset, key in life.started.items() if key == claimed.key and offset > claimed.offset]
         assert not later, f"11: started for the first time after {later}: {about}"
         before = [offset for offset, key in life.expected.items() if key == claimed.key and offset < claimed.offset]
-        missed = [offset for offset in before if offset not in life.started]
+        missed = [offset for offset in before if offset not in life.started and offset not in life.given_up]
         assert not missed, f"11: {missed} were not started before it: {about}"
 
     def _check_strict_order(self, claimed: Claimed, ended: set[tuple[GroupRef, int, int]], about: str) -> None:
