@@ -17,6 +17,9 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import InterfaceError, OperationalError
+
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 
 from django_mysqlqueue.values import Invalid as _Invalid
 from django_mysqlqueue.values import alias as _alias
@@ -227,6 +230,30 @@ def parse_backoff(value: Any) -> Backoff:
     return Backoff(**given)
 
 
+NEVER_REJECTED: tuple[type[Exception], ...] = (OperationalError, InterfaceError, CommitOutcomeUnknown, StaleDelivery)
+"""A lost connection, a deadlock, a lock wait timeout, a stale delivery: they say nothing about the message."""
+
+
+def _exceptions(value: Any) -> tuple[type[Exception], ...]:
+    found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not found:
+        raise _Invalid("must name at least one exception class")
+    for one in found:
+        if not isinstance(one, type) or not issubclass(one, Exception):
+            raise _Invalid("must be a subclass of Exception or a tuple of them")
+        if issubclass(one, BaseExceptionGroup):
+            raise _Invalid("must name the exceptions inside groups: a group counts as what is in it")
+    return found
+
+
+def _rejected_exceptions(value: Any) -> tuple[type[Exception], ...]:
+    found = _exceptions(value)
+    for one in found:
+        if issubclass(one, NEVER_REJECTED):
+            raise _Invalid(f"must not name {one.__name__}, which is always retried: it says nothing about the message")
+    return found
+
+
 HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "mode": _choice("ordered", "shared"),
     "atomic": _boolean,
@@ -235,10 +262,16 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "max_attempts": _or_none(_integer(1)),
     "visibility_timeout": _number(exclusive=True, maximum=LONGEST_DELAY),
     "max_processing_time": _number(exclusive=True, maximum=LONGEST_DELAY),
+    "timeout": _or_none(_number(exclusive=True, maximum=LONGEST_DELAY)),
     "backoff": parse_backoff,
     "batch_size": _integer(1, 10_000),
 }
 """What ``@subscriber`` takes and ``GROUPS`` may override."""
+CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "reject_on": _rejected_exceptions,
+    "retry_on": _exceptions,
+}
+"""What only ``@subscriber`` takes."""
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "database": _or_none(_alias),
@@ -310,10 +343,11 @@ def check_handler_option(name: str, value: Any) -> Any:
     Raises:
         ValueError: naming the option, the value and the rule.
     """
-    if name not in HANDLER_OPTIONS:
+    parse = HANDLER_OPTIONS.get(name) or CODE_OPTIONS.get(name)
+    if parse is None:
         raise ValueError(f"{name} is not a handler option")
     try:
-        return HANDLER_OPTIONS[name](value)
+        return parse(value)
     except _Invalid as error:
         raise ValueError(f"{name}={value!r}: {error}") from None
 
@@ -423,10 +457,15 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
         return
     parsers = {name.upper(): parse for name, parse in HANDLER_OPTIONS.items()}
     parsers[RECORD.upper()] = _FIELDS[RECORD]
+    parsers |= {name.upper(): _only_in_code for name in CODE_OPTIONS}
     for group, options in raw.items():
         _check_name(f"MYSQLQUEUE['GROUPS'] has {group!r}", group, "E006", problems)
         parsed = _options(f"MYSQLQUEUE['GROUPS'][{group!r}]", options, parsers, "E006", problems)
         yield str(group), {name.lower(): value for name, value in parsed.items()}
+
+
+def _only_in_code(value: Any) -> Any:
+    raise _Invalid("can only be given to @subscriber: exception classes belong to the handler's code")
 
 
 def _check_name(what: str, name: Any, problem_id: str, problems: list[Problem]) -> None:

@@ -104,6 +104,7 @@ def delivery(
     id: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     attempt: int = 1,
+    max_attempts: int | None = None,
     offset: int = 1,
 ) -> Delivery:
     """Make a delivery to call a handler with, to test the handler by itself. Nothing is stored.
@@ -135,7 +136,7 @@ def delivery(
         atomic=False,
         start="earliest",
         on_failure="skip",
-        max_attempts=None,
+        max_attempts=max_attempts,
         visibility_timeout=60.0,
         max_processing_time=600.0,
         backoff=Backoff(),

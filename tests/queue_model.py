@@ -128,6 +128,8 @@ class Life:
     died: dict[int, int] = field(default_factory=dict)
     """The attempt that was on record when its process died inside the handler."""
     tokens: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
+    """What an operator has dead-lettered."""
 
 
 @dataclass
@@ -288,7 +290,7 @@ class Model:
         later = [offset for offset, key in life.started.items() if key == claimed.key and offset > claimed.offset]
         assert not later, f"11: started for the first time after {later}: {about}"
         before = [offset for offset, key in life.expected.items() if key == claimed.key and offset < claimed.offset]
-        missed = [offset for offset in before if offset not in life.started]
+        missed = [offset for offset in before if offset not in life.started and offset not in life.given_up]
         assert not missed, f"11: {missed} were not started before it: {about}"
 
     def _check_strict_order(self, claimed: Claimed, ended: set[tuple[GroupRef, int, int]], about: str) -> None:
@@ -432,6 +434,7 @@ class Model:
                 life.settled.add(offset)
                 assert self._may_settle(life, offset), f"1: {ref}[{offset}] was settled, but nobody had handled it"
             assert settled or offset not in life.letters, f"6: {ref}[{offset}] is live and in the DLQ"
+            assert offset in life.letters or offset not in life.given_up, f"6: {ref}[{offset}] has no dead letter"
 
     def _may_settle(self, life: Life, offset: int) -> bool:
         """Its present holder has acked it, or it is in the DLQ."""
@@ -460,7 +463,8 @@ class Model:
             failed = any(
                 one.kind == "reject" or (one.kind == "nack" and one.attempt >= life.spec.max_attempts) for one in said
             )
-            assert used_up or failed, f"{about}: it had not used up its attempts: {row}, {said}"
+            given_up = offset in life.given_up
+            assert used_up or failed or given_up, f"{about}: it had not used up its attempts: {row}, {said}"
 
     def _check_effects(self, life: Life, now: Tables) -> None:
         if not life.spec.atomic:

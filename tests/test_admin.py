@@ -477,6 +477,47 @@ def test_retry_what_waits_and_what_is_selected(client):
     assert not DeliveryState.objects.exclude(retry_count=0).exists()
 
 
+def test_dead_letter_what_waits(client):
+    sub = Sub(handler("t", "g", fail, max_attempts=9, backoff=WAITS))
+    offsets = log(8)
+    sub.settle()
+    asked = client.post(f"{ROOT}do/dead-letter/", {"group": "g", "topic": "t", "asked": "yes", "row": offsets[:7]})
+    text = unescape(asked.content.decode())
+    assert f"Message {offsets[0]} of g/t is dead-lettered. Attempts that failed: 1." in text
+    assert f"Message {offsets[5]} of" not in text
+    assert "The same for 2 messages more." in text
+    assert "Its dead letter is in t_dlq and can be redriven." in text
+    told = confirm(client, "dead-letter", group="g", topic="t", row=offsets[0], reason="a test order")
+    assert told == ["Dead-lettered: 1 message."]
+    sequence()
+    letter = QueueMessage.objects.get(topic="t_dlq")
+    assert letter.original_offset == offsets[0]
+    assert letter.last_error.endswith("Dead-lettered by ada0: a test order")
+    assert Operation.objects.get().detail == f"message {offsets[0]} (a test order)"
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.change_message) == ("g/t", "Dead-lettered: 1 message.")
+    again = client.post(f"{ROOT}do/dead-letter/", {"group": "g", "topic": "t", "asked": "yes", "row": offsets[:2]})
+    text = unescape(again.content.decode())
+    assert f"message {offsets[0]} is settled already" in text
+    assert 'name="confirmed"' not in text
+
+
+def test_what_is_claimed_between_preview_and_confirmation_stays(client):
+    sub = Sub(handler("t", "g", fail, max_attempts=9))
+    (offset,) = log(1)
+    sub.step()
+    sub.work(1)
+    sub.flush()
+    asked = client.post(f"{ROOT}do/dead-letter/", {"group": "g", "topic": "t", "asked": "yes", "row": offset})
+    sent = {**hidden(asked.content.decode()), "confirmed": "yes"}
+    sub.step(times=2)
+    done = client.post(f"{ROOT}do/dead-letter/", sent, follow=True)
+    (told,) = [str(message) for message in done.context["messages"]]
+    assert f"message {offset} is held by the live subscriber '{sub.name}'" in told
+    assert not QueueMessage.objects.filter(topic="t_dlq").exists()
+    assert not Operation.objects.exists()
+
+
 def test_release_and_forget(client):
     sub = Sub(handler("t", "g"))
     log(2)

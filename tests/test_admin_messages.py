@@ -348,6 +348,51 @@ def test_retry_now_is_offered_where_it_waits_and_to_who_may(client, make_client)
     assert "do/" not in page(make_client("view_dashboard", "see_payloads"), "message", offset=offset)
 
 
+def offered(client, offset):
+    """The addresses under which the message's page offers to dead-letter it."""
+    text = client.get(f"{ROOT}message/", {"offset": offset}).content.decode()
+    return [unescape(one) for one in re.findall(r'href="([^"]*do/dead-letter/[^"]*)"', text)]
+
+
+@both_modes
+def test_dead_letter_now_is_offered_where_nobody_alive_holds_it(client, make_client, settings, mode):
+    settings.MYSQLQUEUE = ALL
+    sub = Sub(handler(function=fail, mode=mode, backoff=WAITS), handler("t", "h"))
+    offset, other = log(2, "a")
+    assert offered(client, offset) == []  # not claimed
+    sub.step()
+    assert offered(client, offset) == []  # a live subscriber holds it
+    SubscriberHeartbeat.objects.update(heartbeat_at=1)
+    assert len(offered(client, offset)) == 2  # for both groups: it is lost
+    text = unescape(client.get(f"{ROOT}inflight/").content.decode())
+    assert len(re.findall(rf"do/dead-letter/\?group=[gh]&topic=t&row=({offset}|{other})&", text)) == 4
+    sub.heart.beat()
+    assert "do/dead-letter/" not in page(client, "inflight")
+    sub.settle()
+    (address,) = offered(client, offset)  # it waits for group g; h has acked it
+    asked = client.get(address)
+    assert f"Message {offset} of g/t is dead-lettered. Attempts that failed: 1." in asked.content.decode()
+    assert offered(make_client("view_dashboard", "see_payloads"), offset) == []
+    told = confirm(client, "dead-letter", group="g", topic="t", row=offset, reason="a test order")
+    assert told == ["Dead-lettered: 1 message."]
+    assert offered(client, offset) == []
+    sequence()
+    tag, told, _ = life(client, offset)
+    assert tag == "dead-lettered"
+    assert told[-1] == "ada0 dead-lettered it. Attempts that had failed: 1."
+
+
+def test_in_a_dlq_topic_it_is_not_offered(client):
+    sub = Sub(handler(function=fail, max_attempts=1), handler("t_dlq", "alarm", fail, backoff=WAITS))
+    log(1, "a")
+    sub.settle()
+    sub.settle()
+    (letter,) = QueueMessage.objects.filter(topic="t_dlq").values_list("offset", flat=True)
+    tag, _, _ = life(client, letter, "alarm")
+    assert tag == "waits"
+    assert offered(client, letter) == []
+
+
 def test_standings_of_groups_that_have_nothing_to_do_with_it(client):
     letters = dead_letters(1, keys="a")
     groups.register(USING, GroupRef("late", "t"), mode="ordered", start="latest")

@@ -34,7 +34,7 @@ from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, redacted
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import browsing, letters, lives, logbook, overview, problems, stats
 from django_mysqlqueue.service.groups import GroupRef
-from tests.harness import Sub, handler
+from tests.harness import Sub, handler, sequence
 
 pytestmark = pytest.mark.any_engine
 
@@ -188,6 +188,33 @@ def test_the_logging_settings_make_json_of_events(tmp_path):
     assert (line["event"], line["level"], line["group"]) == ("delivery.dead_lettered", "ERROR", "g")
 
 
+def _commands_on_failures() -> list[list[str]]:
+    return [
+        shlex.split(line)[2:]
+        for _, block in blocks(DOCS / "howto" / "failures.md", "sh")
+        for line in block.splitlines()
+        if "manage.py" in line
+    ]
+
+
+@pytest.mark.parametrize("way", ["command", "python"])
+def test_a_message_is_given_up_as_the_page_says(db, way):
+    publish("orders", 1)
+    sequence()
+    QueueMessage.objects.update(offset=4711)
+    Sub(handler("orders", "billing", lambda delivery: delivery.nack(3600, "no such order"))).settle()
+    if way == "command":
+        (command,) = [one for one in _commands_on_failures() if one[0] == "queuedeadletter"]
+        call_command(*command, "--noinput", stdout=io.StringIO())
+    else:
+        exec(_block("howto/failures.md", "import dead_letter_now"), {})  # noqa: S102
+    sequence()
+    letter = QueueMessage.objects.get(topic="orders_dlq")
+    assert letter.original_offset == 4711
+    assert letter.last_error.startswith("no such order\nDead-lettered by ")
+    assert letter.last_error.endswith(": order was deleted")
+
+
 def test_a_dead_letter_is_given_back_as_the_page_says(db):
     def fail(delivery):
         raise ValueError("broken")
@@ -196,12 +223,7 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
     sub = Sub(handler("orders", "billing", fail, max_attempts=1), handler("orders", "mail"))
     sub.settle()
     sub.leave()
-    commands = [
-        shlex.split(line)[2:]
-        for _, block in blocks(DOCS / "howto" / "failures.md", "sh")
-        for line in block.splitlines()
-        if "manage.py" in line
-    ]
+    commands = [one for one in _commands_on_failures() if one[0] != "queuedeadletter"]
     assert [name for name, *_ in commands[:3]] == ["queueredrive", "queueredrive", "queuediscard"]
     for command in commands[:2]:
         call_command(*command, "--noinput", stdout=io.StringIO())

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from concurrent.futures import ThreadPoolExecutor, wait
+from unittest import mock
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import (
     claiming,
+    dead_lettering,
     groups,
     heartbeats,
     leasing,
@@ -20,6 +26,7 @@ from django_mysqlqueue.service import (
     watermarks,
 )
 from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.dead_lettering import dead_letter_now
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from tests.harness import USING, in_thread, sequence
@@ -47,6 +54,29 @@ def impatiently(function):
         return function()
 
     return in_thread(run)
+
+
+class Thread:
+    """A function on a thread, and so on a connection, of its own, which may wait."""
+
+    def __init__(self, function):
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._future = self._pool.submit(self._run, function)
+
+    def _run(self, function):
+        try:
+            return function()
+        finally:
+            connections.close_all()
+
+    def is_over(self, *, within):
+        return not wait([self._future], within).not_done
+
+    def result(self):
+        try:
+            return self._future.result(30)
+        finally:
+            self._pool.shutdown()
 
 
 def claim(token=1, look_at=1, outcomes=()):
@@ -95,11 +125,68 @@ def test_undoing_a_claim_waits_until_it_is_over(owned, monkeypatch):
     assert not settling.record_start(USING, delivery)  # the token is gone
 
 
+def waiting():
+    """The first message of the partition waits for another attempt; its offset."""
+    (delivery,) = claim()
+    settling.flush(USING, G, [Outcome(delivery, Kind.NACK, 0, "no")], max_attempts=5, shared=False)
+    return delivery.offset
+
+
+def redelivery(offset, token=2):
+    return claiming.claim(USING, CLAIMANT, [Want("k", due=(offset,))], token=token)
+
+
+def test_a_claim_under_way_keeps_its_message_from_being_dead_lettered(owned):
+    """The operation waits for it, and then finds the message held."""
+    offset = waiting()
+    with transaction.atomic():
+        (delivery,) = redelivery(offset).deliveries
+        giving_up = Thread(lambda: dead_letter_now(USING, G, [offset], by="ada"))
+        assert not giving_up.is_over(within=0.5)
+    with pytest.raises(OperationRefused, match="is held by the live subscriber 'owner'"):
+        giving_up.result()
+    assert settling.record_start(USING, delivery)  # it is still the claim's
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_message_that_is_being_dead_lettered_is_not_claimed(owned, end):
+    offset = waiting()
+    with transaction.atomic():
+        assert giving_up_here(offset) == 1
+        claiming_it = Thread(lambda: redelivery(offset))
+        assert not claiming_it.is_over(within=0.5)
+        transaction.set_rollback(end == "rollback")
+    found = claiming_it.result()
+    assert [one.offset for one in found.deliveries] == ([offset] if end == "rollback" else [])
+    assert OutboxMessage.objects.filter(failed_group="g").count() == (end == "commit")
+
+
+def giving_up_here(offset):
+    """In the transaction that is open, which a request's own connection would not join."""
+    with mock.patch.object(dead_lettering, "apart", contextlib.nullcontext):
+        return dead_letter_now(USING, G, [offset], by="ada")
+
+
+def test_dead_lettering_locks_in_the_one_order(owned):
+    offset = waiting()
+    with CaptureQueriesContext(connection) as captured:
+        dead_letter_now(USING, G, [offset], by="ada")
+    assert locked_tables(captured) == ["queue_consumer_groups", "queue_offsets", "queue_delivery_state"]
+    is_locking = [bool(re.search("FOR UPDATE|INSERT INTO `?queue_outbox", q["sql"])) for q in captured]
+    last = max(place for place, one in enumerate(is_locking) if one)
+    assert "INSERT INTO queue_outbox" in captured[last]["sql"]
+
+
+def locked_tables(captured):
+    """The tables of the locking reads, in the order in which they were first locked."""
+    locking = [q["sql"] for q in captured if re.search("FOR UPDATE|SHARE MODE", q["sql"])]
+    return list(dict.fromkeys(re.search(r"(?:FROM|JOIN) `?(queue_\w+)", sql)[1] for sql in locking))
+
+
 def test_a_claim_locks_in_the_one_order(owned):
     first = claim(token=1)
     with CaptureQueriesContext(connection) as captured:
         claim(token=2, outcomes=[Outcome(first[0], Kind.NACK, 1000, "no")])
-    locking = [q["sql"] for q in captured if re.search("FOR UPDATE|SHARE MODE", q["sql"])]
-    tables = list(dict.fromkeys(re.search(r"(?:FROM|JOIN) (queue_\w+)", sql)[1] for sql in locking))
     order = ["queue_consumer_groups", "queue_partition_leases", "queue_offsets", "queue_delivery_state"]
-    assert tables == order
+    assert locked_tables(captured) == order

@@ -29,6 +29,7 @@ from tests.test_operations import dead_letters, log, offsets_of
 
 COMMANDS = (
     "queuecancel",
+    "queuedeadletter",
     "queuediscard",
     "queuepause",
     "queueredrive",
@@ -70,14 +71,16 @@ def answer(monkeypatch):
 
 def scene(name):
     """Something for each command to do: its arguments, and what tells that it was done."""
-    if name in ("queuepause", "queueresume", "queueseek", "queueretry"):
+    if name in ("queuepause", "queueresume", "queueseek", "queueretry", "queuedeadletter"):
         offsets = log(2, "ab")
-        action = (lambda delivery: delivery.nack(delay=3600)) if name == "queueretry" else None
+        waits = name in ("queueretry", "queuedeadletter")
+        action = (lambda delivery: delivery.nack(delay=3600)) if waits else None
         sub = Sub(handler(function=Recorder(action)))
         sub.settle()
         if name == "queueresume":
             call_command("queuepause", "g", "t", "--noinput", stdout=io.StringIO())
-        arguments = ["g", "t"] + (["earliest"] if name == "queueseek" else [])
+        more = {"queueseek": ["earliest"], "queuedeadletter": [str(offset) for offset in offsets]}
+        arguments = ["g", "t", *more.get(name, [])]
         assert len(offsets) == 2
         return arguments
     if name == "queuerelease":
@@ -181,10 +184,12 @@ def test_a_command_that_changes_nothing_says_so_and_exits_with_1(db, name, answe
     assert everything() == before, "nor is it on record"
 
 
-@pytest.mark.parametrize("name", ["queuepause", "queueresume", "queueseek", "queueretry", "queuerelease"])
+@pytest.mark.parametrize(
+    "name", ["queuepause", "queueresume", "queueseek", "queueretry", "queuerelease", "queuedeadletter"]
+)
 def test_an_unknown_group_names_those_that_there_are(db, name):
     scene("queuepause")
-    more = {"queueseek": ["latest"], "queuerelease": ["a"]}.get(name, [])
+    more = {"queueseek": ["latest"], "queuerelease": ["a"], "queuedeadletter": ["1"]}.get(name, [])
     with pytest.raises(CommandError, match=r"no group 'x' of 't'\. Registered: g of t"):
         run(name, "x", "t", *more, "--noinput")
 
@@ -318,6 +323,28 @@ def test_pause_and_resume_twice(db):
     assert "is paused already" in run("queuepause", "g", "t", "--dry-run")
     assert "it goes on." in run("queueresume", "g", "t", "--noinput")
     assert "is not paused" in run("queueresume", "g", "t", "--dry-run")
+
+
+def test_dead_letter_says_what_it_is_about_and_does_all_or_nothing(db):
+    _, _, first, second = scene("queuedeadletter")
+    said = run("queuedeadletter", "g", "t", first, "--reason", "a test order", "--noinput")
+    assert said == (
+        "1 message of the group g/t will be dead-lettered to t_dlq:\n"
+        f"  message {first}: 1 failed attempt\n"
+        "Done: 1 dead-lettered.\n"
+    )
+    assert Operation.objects.get().detail == f"message {first} (a test order)"
+    before = everything()
+    for options in (["--noinput"], ["--dry-run"], ["--noinput", "--format", "json"]):
+        with pytest.raises(CommandError, match=f"message {first} is settled already") as refused:
+            run("queuedeadletter", "g", "t", second, first, *options)
+        assert refused.value.returncode == 1
+    with pytest.raises(CommandError, match="message 999999999 is not in the log of 't'"):
+        run("queuedeadletter", "g", "t", "999999999", "--noinput")
+    with pytest.raises(CommandError, match="invalid int value: 'first'"):
+        run("queuedeadletter", "g", "t", "first", "--noinput")
+    assert everything() == before
+    assert lag() == 1
 
 
 def test_seek_shows_what_it_replays_and_skips(db):

@@ -25,6 +25,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.service import (
     audit,
+    dead_lettering,
     groups,
     heartbeats,
     history,
@@ -169,6 +170,20 @@ def _() -> None:
 @act("retry", backing_off)
 def _() -> None:
     retrying.retry_now(ALIAS, G, by=ME, reset_attempts=True)
+
+
+@act("dead-letter now", backing_off)
+def _() -> None:
+    waiting = DeliveryState.objects.using(ALIAS).filter(consumer_group="g", delivered_by="", acked=False)
+    if offsets := list(waiting.values_list("message_offset", flat=True)):
+        dead_lettering.dead_letter_now(ALIAS, G, offsets, by=ME, reason="test")
+
+
+@act("dead-letter what a lost subscriber held", orphaned)
+def _() -> None:
+    held = DeliveryState.objects.using(ALIAS).filter(delivered_by="vanished", partition_key="a", acked=False)
+    if offsets := list(held.values_list("message_offset", flat=True)):
+        dead_lettering.dead_letter_now(ALIAS, G, offsets, by=ME)
 
 
 @act("cancel", planned)

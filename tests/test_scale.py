@@ -30,6 +30,7 @@ from django_mysqlqueue.service import (
     bodies,
     browsing,
     claiming,
+    dead_lettering,
     groups,
     heartbeats,
     history,
@@ -351,6 +352,8 @@ def _operate(ref: GroupRef) -> None:
     offset = waiting.values_list("message_offset", flat=True)[0]
     rows = retrying.at(USING, ref, [offset])
     assert retrying.retry_now(USING, ref, by="test", rows=rows) == 1
+    assert len(dead_lettering.find(USING, ref, [offset])) == 1
+    assert dead_lettering.dead_letter_now(USING, ref, [offset], by="test") == 1
     assert retrying.retry_now(USING, ref, by="test", reset_attempts=True) >= 19
     assert {"t", "t_dlq"} <= set(topics.known(session))
     assert held.name in heartbeats.names(session)

@@ -39,12 +39,13 @@ from hypothesis.stateful import (
 )
 
 from django_mysqlqueue import Message, cancel, publish_many
-from django_mysqlqueue.exceptions import StaleDelivery
+from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.runtime import handling
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.lanes import Batch, Held
 from django_mysqlqueue.service import groups, overview, retention, sequencing, stats
+from django_mysqlqueue.service.dead_lettering import dead_letter_now
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
@@ -68,6 +69,7 @@ KEYS = "xy"
 LEASE, RENEWAL, VISIBILITY = 30.0, 10.0, 20.0
 EPOCH = 1_800_000_000_000
 ACTIONS = ("ack", "nack", "raise", "nack later", "snooze", "snooze later", "reject", "ack inside")
+RARE = ("late", "late", "pause", "resume", "resume", "drop", "register", "collect", "clock", "give up", "give up")
 LATER = 8
 """Seconds that a put-off delivery waits."""
 
@@ -554,7 +556,7 @@ class Machine(RuleBasedStateMachine):
         self.model.now = self.clock.now
 
     @rule(
-        what=st.sampled_from(["late", "late", "pause", "resume", "resume", "drop", "register", "collect", "clock"]),
+        what=st.sampled_from(RARE),
         which=st.integers(0, len(SPECS) - 1),
         start=st.sampled_from(["earliest", "latest"]),
     )
@@ -573,11 +575,28 @@ class Machine(RuleBasedStateMachine):
                 process.outdated.add(ref)
         elif what == "register" and ref != LATE:
             self.register(ref, start)
+        elif what == "give up" and ref in self.model.lives:
+            self.give_up(ref)
         elif what == "collect":
             self.model.may_collect = True
             retention.collect(USING)
         elif what == "clock":
             self.clock.hours_off = which - 3
+
+    def give_up(self, ref: GroupRef) -> None:
+        """An operator dead-letters the first message that is not in the hands of a live subscriber."""
+        life = self.model.lives[ref]
+        alive = {process.name for process in self.processes if process.heart.good()}
+        unsettled = DeliveryState.objects.filter(consumer_group=ref.group, topic=ref.topic, acked=False)
+        for offset, holder in unsettled.order_by("message_offset").values_list("message_offset", "delivered_by"):
+            try:
+                dead_letter_now(USING, ref, [offset], by="operator")
+            except OperationRefused as error:
+                assert f"is held by the live subscriber {holder!r}" in str(error)  # noqa: PT017
+                continue
+            assert holder not in alive, f"{ref}[{offset}] was given up while {holder} held it"
+            life.given_up.add(offset)
+            return
 
     # -- what must hold -------------------------------------------------------
 
@@ -673,13 +692,14 @@ def test_the_queue_agrees_with_its_model(machine):
     )
 
 
-def play(machine: type[Machine], *steps: tuple[str, dict[str, Any]]) -> None:
+def play(machine: type[Machine], *steps: tuple[str, dict[str, Any]]) -> Machine:
     """The rules in a given order, with the comparison after each, and the end."""
     state = machine()
     for name, arguments in steps:
         getattr(state, name)(**arguments)
         state.agrees_with_the_model()
     state.teardown()
+    return state
 
 
 @pytest.mark.parametrize("action", ["ack", "nack", "reject", "raise", "ack inside"])
@@ -698,6 +718,48 @@ def test_the_late_word_of_a_frozen_handler(machine, group, action):
         ("step", {"who": 0, "tick": True}),
         ("finish_one", {"who": 0, "which": 0, "script": ["ack"]}),
     )
+
+
+@pytest.mark.parametrize("group", range(6))
+def test_a_message_that_waits_is_given_up(machine, group):
+    """What was claimed beside it is handled as ever."""
+    ref = SPECS[group].ref
+    played = play(
+        machine,
+        ("declare", {"messages": [(ref.topic, "x", 0, 0)] * 3, "first": 1 << group, "second": 1 << group}),
+        ("all_work", {"rounds": 1, "script": ["nack later"] * 3}),
+        ("let", {"who": 0, "what": "flush", "script": []}),
+        ("let", {"who": 1, "what": "flush", "script": []}),
+        ("operate", {"what": "give up", "which": group, "start": "earliest"}),
+        ("all_work", {"rounds": 2, "script": []}),
+    )
+    life = played.model.lives[ref]
+    assert len(life.given_up) == 1
+    assert life.given_up == life.letters.keys()
+    assert len(life.settled) == 3
+
+
+@pytest.mark.parametrize("action", ["ack", "nack", "reject", "raise", "ack inside"])
+@pytest.mark.parametrize("group", range(6))
+def test_the_late_word_of_a_handler_whose_message_was_given_up(machine, group, action):
+    """It was frozen until its subscriber counted as lost, and thaws after an operator has dead-lettered its message."""
+    topic = SPECS[group].ref.topic
+    played = play(
+        machine,
+        ("declare", {"messages": [(topic, "x", 0, 0)] * 2, "first": 1 << group, "second": 1 << group}),
+        ("step", {"who": 0, "tick": True}),
+        ("step", {"who": 1, "tick": True}),
+        ("freeze", {"who": 0, "busy": 1, "overtaken": False}),
+        ("freeze", {"who": 0, "busy": 1, "overtaken": False}),
+        ("pass_time", {"seconds": LEASE + 1, "beats": True}),
+        ("operate", {"what": "give up", "which": group, "start": "earliest"}),
+        ("thaw", {"who": 0, "first": "handler", "script": [action]}),
+        ("let", {"who": 0, "what": "flush", "script": []}),
+        ("thaw", {"who": 0, "first": "handler", "script": [action]}),
+        ("let", {"who": 1, "what": "flush", "script": []}),
+        ("step", {"who": 0, "tick": True}),
+    )
+    assert played.model.lives[SPECS[group].ref].given_up
 
 
 @pytest.mark.parametrize("group", range(6))

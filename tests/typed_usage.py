@@ -18,9 +18,19 @@ def many(deliveries: list[Delivery]) -> int:
     return len(deliveries)
 
 
-@subscriber("t", group="async")
+@subscriber("t", group="async", timeout=5)
 async def waits(delivery: Delivery) -> None:
     delivery.ack()
+
+
+@subscriber("t", group="rules", reject_on=KeyError, retry_on=(OSError, TimeoutError))
+def rules(delivery: Delivery) -> None:
+    limit: int | None = delivery.max_attempts
+    print(limit, delivery.is_last_attempt)
+
+
+@subscriber("t", group="wrong class", reject_on=SystemExit)  # type: ignore[arg-type]
+def wrong_class(delivery: Delivery) -> None: ...
 
 
 @subscriber("t", group="wrong", batch=True)  # type: ignore[type-var]

@@ -11,7 +11,7 @@ from django.db import connections
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import LONGEST_DELAY
 from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.service import settling
+from django_mysqlqueue.service import dead_letters, settling
 from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
@@ -75,6 +75,23 @@ class Delivery:
         return decode(self.body, self._metadata)
 
     @property
+    def max_attempts(self) -> int | None:
+        """Failed attempts until the message is dead-lettered, ``MYSQLQUEUE["GROUPS"]`` included; None: no limit.
+
+        A message of a DLQ topic has no limit, whatever the handler's options say.
+        """
+        return None if names.is_dlq(self.topic) else self._handler.max_attempts
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """Whether the message is dead-lettered if this attempt fails (a raise or a nack, not a snooze).
+
+        It says nothing of an attempt that is not counted: if the process is lost,
+        the message may be redelivered with the same ``attempt``.
+        """
+        return dead_letters.is_used_up(self.topic, self.attempt, self._handler.max_attempts)
+
+    @property
     def key(self) -> str | None:
         """The publisher's key, also where it was hashed to a partition; None if there was none."""
         return publisher_key(self._claimed.key, self._metadata)
@@ -119,9 +136,7 @@ class Delivery:
 
     def reject(self, reason: str) -> None:
         """Failed for good: to the DLQ at once. (A message of a DLQ topic is nacked instead.)"""
-        # There is no DLQ of a DLQ.
-        kind = Kind.NACK if names.is_dlq(self.topic) else Kind.REJECT
-        self._verdict = Outcome(self._claimed, kind, self._backoff_ms(), str(reason))
+        self._verdict = self._rejected(str(reason))
 
     def extend(self, seconds: float | datetime.timedelta) -> None:
         """Makes sure of the delivery before something slow; in shared mode for so many seconds.
@@ -140,3 +155,8 @@ class Delivery:
 
     def _failed(self, error: str) -> Outcome:
         return Outcome(self._claimed, Kind.NACK, self._backoff_ms(), error)
+
+    def _rejected(self, error: str) -> Outcome:
+        # There is no DLQ of a DLQ.
+        kind = Kind.NACK if names.is_dlq(self.topic) else Kind.REJECT
+        return Outcome(self._claimed, kind, self._backoff_ms(), error)

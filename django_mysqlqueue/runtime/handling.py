@@ -15,7 +15,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
-from django_mysqlqueue.runtime import forks, sessions, watching
+from django_mysqlqueue.runtime import forks, rejections, sessions, watching
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
@@ -99,6 +99,9 @@ def _attempt(
             errors.append(error)
         event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error), exc_info=True)
         text = traceback.format_exc()
+        # Whose fault it was in a batch of many nobody knows: they come again, each alone.
+        if len(deliveries) == 1 and rejections.is_rejected(handler, error):
+            return [deliveries[0]._rejected(text)]
         return [delivery._failed(text) for delivery in deliveries]
 
 

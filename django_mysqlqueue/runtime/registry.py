@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -18,6 +18,7 @@ from django_mysqlqueue import names
 from django_mysqlqueue.conf import Backoff, check_handler_option, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.runtime.timeouts import limited
 from django_mysqlqueue.service import groups, known_topics
 from django_mysqlqueue.service.groups import GroupRef
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("django_mysqlqueue.subscriber")
 HandlerFunction = Callable[..., Any]
 One = TypeVar("One", bound="Callable[[Delivery], Any]")
 Many = TypeVar("Many", bound="Callable[[list[Delivery]], Any]")
+Exceptions = type[Exception] | Sequence[type[Exception]]
 
 
 class _Unset:
@@ -85,6 +87,12 @@ class Handler:
     """How many deliveries one call gets at most."""
     is_async: bool = False
     """It was declared with ``async def``."""
+    reject_on: tuple[type[Exception], ...] = ()
+    """See ``rejections.is_rejected``."""
+    retry_on: tuple[type[Exception], ...] | None = None
+    """None: whatever ``reject_on`` does not name."""
+    timeout: float | None = None
+    """Async handlers: when a call is cancelled."""
 
     @property
     def shared(self) -> bool:
@@ -115,7 +123,10 @@ def subscriber(
     max_attempts: int | None = ...,
     visibility_timeout: float = ...,
     max_processing_time: float = ...,
+    timeout: float | None = ...,
     backoff: Backoff | Mapping[str, float] = ...,
+    reject_on: Exceptions = ...,
+    retry_on: Exceptions = ...,
     batch: Literal[False] = ...,
 ) -> Callable[[One], One]: ...
 
@@ -132,7 +143,10 @@ def subscriber(
     max_attempts: int | None = ...,
     visibility_timeout: float = ...,
     max_processing_time: float = ...,
+    timeout: float | None = ...,
     backoff: Backoff | Mapping[str, float] = ...,
+    reject_on: Exceptions = ...,
+    retry_on: Exceptions = ...,
     batch: Literal[True],
     batch_size: int = ...,
 ) -> Callable[[Many], Many]: ...
@@ -149,7 +163,10 @@ def subscriber(
     max_attempts: int | None = UNSET,
     visibility_timeout: float = UNSET,
     max_processing_time: float = UNSET,
+    timeout: float | None = UNSET,
     backoff: Backoff | Mapping[str, float] = UNSET,
+    reject_on: Exceptions = UNSET,
+    retry_on: Exceptions = UNSET,
     batch: bool = False,
     batch_size: int = UNSET,
 ) -> Callable[[Any], Any]:
@@ -175,7 +192,16 @@ def subscriber(
             deliveries are handed out again.
         max_processing_time: seconds after which a handler counts as hung and its
             process shuts down.
+        timeout: async handlers: seconds after which a call is cancelled and has
+            failed with TimeoutError; below ``max_processing_time``. None: no such
+            limit. A sync handler runs in a thread, which cannot be ended.
         backoff: a ``Backoff`` or a dict of its fields.
+        reject_on: exception classes, or one. A message whose handler raises one of
+            them is dead-lettered at once, with the traceback as the reason.
+        retry_on: exception classes, or one: only these are retried; any other
+            exception dead-letters the message at once. ``reject_on`` is checked
+            first. Database errors that say nothing about the message (a lost
+            connection, a deadlock) are always retried.
         batch: call the function with a list of deliveries, of one or more
             partitions, in offset order within each; with ``atomic`` they share a
             transaction. What a method says of a delivery counts for that one; a
@@ -197,8 +223,11 @@ def subscriber(
         "max_attempts": max_attempts,
         "visibility_timeout": visibility_timeout,
         "max_processing_time": max_processing_time,
+        "timeout": timeout,
         "backoff": backoff,
         "batch_size": batch_size,
+        "reject_on": reject_on,
+        "retry_on": retry_on,
     }
 
     def declare(function: HandlerFunction) -> HandlerFunction:
@@ -211,7 +240,7 @@ def subscriber(
             ref = GroupRef(names.check_name("group", group), names.check_subscribed_topic(topic))
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error
-        _check_function(where, function, atomic=options["atomic"])
+        _check_function(where, function, options)
         _check_options(where, options)
         _remember(Declared(ref, function, batch, options))
         return function
@@ -219,7 +248,7 @@ def subscriber(
     return declare
 
 
-def _check_function(where: str, function: HandlerFunction, *, atomic: bool) -> None:
+def _check_function(where: str, function: HandlerFunction, options: dict[str, Any]) -> None:
     if not callable(function):
         raise SubscriberError(f"{where}: is not callable")
     if inspect.isclass(function):
@@ -230,8 +259,16 @@ def _check_function(where: str, function: HandlerFunction, *, atomic: bool) -> N
     call = _called(function)
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise SubscriberError(f"{where}: is a generator function, whose body would never run")
-    if atomic and inspect.iscoroutinefunction(call):
+    is_async = inspect.iscoroutinefunction(call)
+    if options["atomic"] and is_async:
         raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
+    timeout = options.get("timeout")
+    if timeout is not None and not is_async:
+        raise SubscriberError(
+            f"{where}: timeout={timeout:g} is for async handlers: a sync handler runs in a thread, which cannot be "
+            "ended. Declare it with async def, set a time limit on what it calls (timeout= of an HTTP client, "
+            "read_timeout of a database), or set max_processing_time, after which its whole process leaves"
+        )
 
 
 def _check_options(where: str, options: dict[str, Any]) -> None:
@@ -239,6 +276,12 @@ def _check_options(where: str, options: dict[str, Any]) -> None:
         raise SubscriberError(
             f"{where}: on_failure='block' keeps the order of a partition, and mode='shared' has none; "
             "use mode='ordered'"
+        )
+    timeout, longest = options.get("timeout"), options.get("max_processing_time")
+    if timeout is not None and longest is not None and timeout >= longest:
+        raise SubscriberError(
+            f"{where}: timeout={timeout:g} must be below max_processing_time={longest:g}, after which its whole "
+            "process leaves"
         )
 
 
@@ -317,11 +360,13 @@ def _resolve(declared: Declared) -> Handler:
         **settings.groups.get(declared.ref.group, {}),
     }
     options["batch_size"] = options.get("batch_size", DEFAULT_BATCH_SIZE) if declared.batch else 1
-    _check_function(declared.where, declared.function, atomic=options["atomic"])
+    _check_function(declared.where, declared.function, options)
     _check_options(declared.where, options)
     function = declared.function
     is_async = inspect.iscoroutinefunction(_called(function))
     if is_async:
+        if options.get("timeout") is not None:
+            function = limited(function, options["timeout"], declared.where)
         function = async_to_sync(function)  # on the process's loop where there is one: see executor.Loop
     return Handler(
         ref=declared.ref,

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
 
-from django_mysqlqueue import names
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service import dead_letters, groups, history, leasing, settling, watermarks
 from django_mysqlqueue.service.dead_letters import Letter
@@ -276,7 +275,7 @@ def _redeliver(
         suspect = bool(delivered_by)
         size = sizes.get(offset, 0)
         claimed = Claimed(ref, key, offset, token, retries + 1, suspect, size, now, claimant.subscriber)
-        if suspect and _used_up(claimant, retries):
+        if suspect and dead_letters.is_used_up(ref.topic, retries, claimant.max_attempts):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
             text_of_all = f"{error}\n{text}" if error else text
             letters.append(Letter(key, offset, retries, text_of_all, delivered_at, by=delivered_by))
@@ -293,12 +292,6 @@ def _redeliver(
         dead_letters.dead_letter(session, ref, letters)
     _renew_rows(session, claimant, taken, now)
     return taken
-
-
-def _used_up(claimant: Claimant, retries: int) -> bool:
-    return (
-        claimant.max_attempts is not None and retries >= claimant.max_attempts and not names.is_dlq(claimant.ref.topic)
-    )
 
 
 def _lock_due(

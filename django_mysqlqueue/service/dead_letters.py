@@ -32,6 +32,11 @@ class Letter(NamedTuple):
     """The subscriber of the last attempt."""
 
 
+def is_used_up(topic: str, failed: int, max_attempts: int | None) -> bool:
+    """Whether so many failed attempts make a dead letter of a message; in a DLQ topic never: it has no DLQ."""
+    return max_attempts is not None and failed >= max_attempts and not names.is_dlq(topic)
+
+
 def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> None:
     """Settles deliveries for this group and puts copies into the outbox for the DLQ topic.
 

@@ -158,8 +158,25 @@ def lock(session: Session, ref: GroupRef) -> Locked:
     group = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
     rows = list(group.select_for_update().values_list("paused", "start_offset", "after_seek"))
     if not rows:
-        raise OperationRefused(f"There is no group {ref.group!r} of {ref.topic!r}.")
+        raise OperationRefused(no_group_text(ref))
     return Locked(*rows[0])
+
+
+def no_group_text(ref: GroupRef) -> str:
+    """What is said of a group that is not registered."""
+    return f"There is no group {ref.group!r} of {ref.topic!r}."
+
+
+def refuse_during_seek(ref: GroupRef, found: Locked) -> None:
+    """Keeps other operations from what a seek has only half done.
+
+    Raises:
+        OperationRefused: a seek of the group has begun and not ended.
+    """
+    if found.after_seek:
+        raise OperationRefused(
+            f"A seek of the group {ref.group!r} of {ref.topic!r} has begun and not ended: run it again first."
+        )
 
 
 def change(session: Session, ref: GroupRef, *, revise: bool = False, **columns: object) -> None:
@@ -195,10 +212,7 @@ def resume(using: str, ref: GroupRef, *, by: str) -> bool:
 def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, detail: str = "") -> bool:
     def write(session: Session) -> bool:
         found = lock(session, ref)
-        if found.after_seek:
-            raise OperationRefused(
-                f"A seek of the group {ref.group!r} of {ref.topic!r} has begun and not ended: run it again first."
-            )
+        refuse_during_seek(ref, found)
         if found.paused is paused:
             return False
         change(session, ref, paused=paused)

@@ -376,12 +376,10 @@ def _record(session: Session, ref: GroupRef, events: Sequence[history.Event]) ->
 
 
 def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool:
-    if names.is_dlq(ref.topic):
-        # A DLQ handler's own failures do not dead-letter again: they back off for ever.
-        return False
     if outcome.kind is Kind.REJECT:
-        return True
-    return outcome.kind is Kind.NACK and max_attempts is not None and outcome.delivery.attempt >= max_attempts
+        # A DLQ handler's own failures do not dead-letter again: they back off for ever.
+        return not names.is_dlq(ref.topic)
+    return outcome.kind is Kind.NACK and dead_letters.is_used_up(ref.topic, outcome.delivery.attempt, max_attempts)
 
 
 def _lock_rows(

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Request, Route, expect
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.models import OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.groups import GroupRef
 from tests.browser.conftest import Desk, Open
@@ -69,6 +69,11 @@ def queries(sub: Sub) -> list[str]:
     }
     found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
     found += [f"do/{name}/?group={LONG}&topic=orders" for name in ("pause", "resume", "seek", "retry", "drop")]
+    retrying = DeliveryState.objects.filter(acked=False, delivered_by="").values_list(
+        "consumer_group", "topic", "message_offset"
+    )
+    group, topic, number = retrying.order_by("pk")[0]
+    found += [f"do/dead-letter/?group={group}&topic={topic}&row={number}"]
     found += [f"do/{name}/?topic=orders_dlq&row={dead}" for name in ("redrive-selected", "discard-selected")]
     waiting = OutboxMessage.objects.get().outbox_id
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]

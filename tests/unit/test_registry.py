@@ -1,5 +1,6 @@
 """@subscriber: what it refuses, how handlers are found and resolved."""
 
+import asyncio
 import functools
 import importlib
 import inspect
@@ -8,9 +9,10 @@ import textwrap
 import types
 
 import pytest
+from django.db import InterfaceError, OperationalError
 from django.test import override_settings
 
-from django_mysqlqueue import SubscriberError, subscriber
+from django_mysqlqueue import StaleDelivery, SubscriberError, subscriber
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.registry import GroupRef, handlers
@@ -65,7 +67,10 @@ def test_signature_is_the_published_one():
         "max_attempts",
         "visibility_timeout",
         "max_processing_time",
+        "timeout",
         "backoff",
+        "reject_on",
+        "retry_on",
         "batch",
         "batch_size",
     ]
@@ -262,6 +267,51 @@ def test_async_handlers_cannot_be_made_atomic_by_the_setting(settings):
         handlers()
 
 
+@pytest.mark.parametrize("function", [coroutine_function, AsyncCallable(), functools.partial(coroutine_function)])
+def test_a_timeout_of_an_async_handler(function, settings):
+    subscriber("t", group="g", timeout=5)(function)
+    assert only().timeout == 5.0
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"TIMEOUT": None}}}
+    assert only().timeout is None
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"TIMEOUT": 0.5}}}
+    assert only().timeout == 0.5
+
+
+@pytest.mark.parametrize(("timeout", "longest"), [(5, 5), (6, 5), (600, None)])
+def test_a_timeout_must_be_below_max_processing_time(timeout, longest):
+    """At equal times the process would leave in the same moment."""
+    options = {} if longest is None else {"max_processing_time": longest}
+    said = f"timeout={timeout} must be below max_processing_time={longest or 600}"
+
+    def declare():
+        subscriber("t", group="g", timeout=timeout, **options)(coroutine_function)
+        handlers()
+
+    with pytest.raises(SubscriberError, match=said):
+        declare()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"TIMEOUT": 700}, "timeout=700 must be below max_processing_time=600"),
+        ({"MAX_PROCESSING_TIME": 3}, "timeout=4 must be below max_processing_time=3"),
+    ],
+)
+def test_a_timeout_that_the_setting_puts_above_max_processing_time(settings, given, said):
+    subscriber("t", group="g", timeout=4)(coroutine_function)
+    settings.MYSQLQUEUE = {"GROUPS": {"g": given}}
+    with pytest.raises(SubscriberError, match=said):
+        handlers()
+
+
+def test_the_setting_cannot_give_a_sync_handler_a_timeout(settings):
+    subscriber("t", group="g")(handle)
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"TIMEOUT": 5}}}
+    with pytest.raises(SubscriberError, match="handle: timeout=5 is for async handlers"):
+        handlers()
+
+
 def test_batch_size():
     subscriber("t", group="g", batch=True)(handle)
     subscriber("t", group="h", batch=True, batch_size=7)(handle)
@@ -320,6 +370,21 @@ def test_only_callables(thing):
         ({"backoff": None}, "must be a Backoff or a dict"),
         ({"backoff": {"initial": -1}}, "initial -1"),
         ({"backoff": {"first": 1}}, "unknown key 'first'"),
+        ({"timeout": 0}, "timeout=0: must be above 0"),
+        ({"timeout": "5"}, "timeout='5': must be a number of seconds"),
+        ({"timeout": 5}, "timeout=5 is for async handlers: a sync handler runs in a thread, which cannot be ended"),
+        ({"reject_on": ()}, "reject_on=(): must name at least one exception class"),
+        ({"retry_on": []}, "retry_on=[]: must name at least one exception class"),
+        ({"reject_on": "ValueError"}, "reject_on='ValueError': must be a subclass of Exception"),
+        ({"reject_on": ValueError("no")}, "must be a subclass of Exception"),
+        ({"retry_on": (ValueError, None)}, "must be a subclass of Exception"),
+        ({"retry_on": None}, "retry_on=None: must be a subclass of Exception"),
+        ({"retry_on": SystemExit}, "must be a subclass of Exception"),
+        ({"reject_on": asyncio.CancelledError}, "must be a subclass of Exception"),
+        ({"reject_on": ExceptionGroup}, "must name the exceptions inside groups"),
+        ({"reject_on": OperationalError}, "must not name OperationalError, which is always retried"),
+        ({"reject_on": (ValueError, InterfaceError)}, "must not name InterfaceError, which is always retried"),
+        ({"reject_on": StaleDelivery}, "must not name StaleDelivery, which is always retried"),
     ],
     ids=lambda value: repr(value)[:40],
 )

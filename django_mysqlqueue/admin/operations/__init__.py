@@ -19,6 +19,7 @@ OPERATIONS = {
         groups.Seek,
         groups.Retry,
         groups.RetrySelected,
+        groups.DeadLetter,
         groups.Drop,
         workers.ReleaseLeases,
         workers.ForgetSubscriber,

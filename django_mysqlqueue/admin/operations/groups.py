@@ -8,14 +8,17 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, RowsField, TimeField
+from django_mysqlqueue import names
+from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, RowsField, TimeField
 from django_mysqlqueue.admin.words import messages
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import groups, retention, retrying, seeking
+from django_mysqlqueue.service import dead_lettering, groups, retention, retrying, seeking
 from django_mysqlqueue.service.seeking import Place
 from django_mysqlqueue.service.transactions import Session
 
 COUNTED = seeking.COUNTED
+SAID = 5
+"""Of so many selected messages a preview says what it does to each."""
 
 
 def counted(number: int) -> str:
@@ -180,6 +183,37 @@ class RetrySelected(AdminOperation):
             reset_attempts=self.values["reset_attempts"],
         )
         return _("Due at once: %(count)s.") % {"count": messages(done)}
+
+
+class DeadLetterForm(ReasonForm):
+    row = IdsField()
+
+
+class DeadLetter(AdminOperation):
+    name = "dead-letter"
+    label = gettext_lazy("Dead-letter now")
+    form = DeadLetterForm
+
+    def preview(self) -> list[str]:
+        found = dead_lettering.find(self.using, self.ref, self.values["row"])
+        said = [
+            _("Message %(offset)s of %(ref)s is dead-lettered. Attempts that failed: %(failed)s.")
+            % {"offset": one.offset, "ref": self.ref, "failed": one.failed}
+            for one in found[:SAID]
+        ]
+        if len(found) > SAID:
+            said.append(_("The same for %(count)s more.") % {"count": messages(len(found) - SAID)})
+        return [
+            *said,
+            _("It gets no further attempt. Its dead letter is in %(topic)s and can be redriven.")
+            % {"topic": names.dlq_topic(self.ref.topic)},
+        ]
+
+    def run(self) -> str:
+        done = dead_lettering.dead_letter_now(
+            self.using, self.ref, self.values["row"], by=self.by, reason=self.values["reason"]
+        )
+        return _("Dead-lettered: %(count)s.") % {"count": messages(done)}
 
 
 class Drop(AdminOperation):

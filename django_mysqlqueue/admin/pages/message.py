@@ -66,6 +66,8 @@ class Life:
     """What cannot be known."""
     retry: str = ""
     """The row that an operation would make due, where it waits."""
+    may_give_up: bool = False
+    """An operator may dead-letter it: nobody who is alive holds it."""
 
 
 class MessagePage(Page):
@@ -223,7 +225,9 @@ class MessagePage(Page):
         retry = ""
         if state.standing == "waits" and state.until > self._now and found is not None:
             retry = json.dumps([found.entry.key, offset])
-        return Life(state.ref, tag, css, steps, self._unknown(state, ended), retry)
+        held = state.standing == "in_flight" and state.held_by in live
+        may_give_up = state.standing in ("waits", "in_flight") and not held and not names.is_dlq(state.ref.topic)
+        return Life(state.ref, tag, css, steps, self._unknown(state, ended), retry, may_give_up)
 
     def _steps(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
         """A recorded delivery: handed out, and how it ended."""
@@ -253,7 +257,10 @@ class MessagePage(Page):
             case Outcome.LOST:
                 yield Step(_("%(by)s vanished with it: it comes again.") % values, at, "mq-life-bad")
             case Outcome.DEAD_LETTERED:
-                text = _("Given up after attempt %(attempt)s: a dead letter was made of it.") % values
+                text = _("Given up after attempt %(attempt)s: a dead letter was made of it.")
+                if not event.delivered_at:  # not the end of an attempt: an operator's doing
+                    text = _("%(by)s dead-lettered it. Attempts that had failed: %(attempt)s.")
+                text %= values
                 letter = self._made.get(event.event_id)
                 link = "" if letter is None else self._letter(letter)
                 yield Step(

@@ -10,6 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue import names
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.words import age, moment
 from django_mysqlqueue.service import browsing, overview
@@ -30,6 +31,8 @@ class Held:
     since: str
     until: str
     live: bool
+    may_give_up: bool
+    """An operator may dead-letter it: its subscriber is lost."""
 
 
 class InFlightPage(Page):
@@ -72,6 +75,7 @@ class InFlightPage(Page):
             age(max(0, now - delivery.since) / 1000),
             until,
             delivery.subscriber in live,
+            delivery.subscriber not in live and not names.is_dlq(delivery.ref.topic),
         )
 
 
