@@ -20,7 +20,6 @@ from django.core.signals import setting_changed
 from django.db import InterfaceError, OperationalError
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
-
 from django_mysqlqueue.values import Invalid as _Invalid
 from django_mysqlqueue.values import alias as _alias
 from django_mysqlqueue.values import archive_path as _archive_path

@@ -307,6 +307,7 @@ def test_arguments_come_in_one_order():
             order[name] = [one.dest for one in parser._actions if not one.option_strings]
     on_groups = {
         "queuepause", "queueresume", "queueseek", "queueretry", "queuerelease", "queuedropgroup", "queuegroupmode",
+        "queuedeadletter",
     }  # fmt: skip
     for name, arguments in order.items():
         if name in on_groups:
