@@ -17,19 +17,19 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db import InterfaceError, OperationalError
 
-from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 from django_mysqlqueue.values import Invalid as _Invalid
 from django_mysqlqueue.values import alias as _alias
 from django_mysqlqueue.values import archive_path as _archive_path
 from django_mysqlqueue.values import boolean as _boolean
 from django_mysqlqueue.values import choice as _choice
+from django_mysqlqueue.values import exceptions as _exceptions
 from django_mysqlqueue.values import function as _function
 from django_mysqlqueue.values import integer as _integer
 from django_mysqlqueue.values import number as _number
 from django_mysqlqueue.values import or_none as _or_none
 from django_mysqlqueue.values import ratio as _ratio
+from django_mysqlqueue.values import rejected_exceptions as _rejected_exceptions
 from django_mysqlqueue.values import suffix as _suffix
 from django_mysqlqueue.values import token as _token
 
@@ -227,30 +227,6 @@ def parse_backoff(value: Any) -> Backoff:
         except _Invalid as error:
             raise _Invalid(f"{name} {item!r} {error}") from None
     return Backoff(**given)
-
-
-NEVER_REJECTED: tuple[type[Exception], ...] = (OperationalError, InterfaceError, CommitOutcomeUnknown, StaleDelivery)
-"""A lost connection, a deadlock, a lock wait timeout, a stale delivery: they say nothing about the message."""
-
-
-def _exceptions(value: Any) -> tuple[type[Exception], ...]:
-    found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if not found:
-        raise _Invalid("must name at least one exception class")
-    for one in found:
-        if not isinstance(one, type) or not issubclass(one, Exception):
-            raise _Invalid("must be a subclass of Exception or a tuple of them")
-        if issubclass(one, BaseExceptionGroup):
-            raise _Invalid("must name the exceptions inside groups: a group counts as what is in it")
-    return found
-
-
-def _rejected_exceptions(value: Any) -> tuple[type[Exception], ...]:
-    found = _exceptions(value)
-    for one in found:
-        if issubclass(one, NEVER_REJECTED):
-            raise _Invalid(f"must not name {one.__name__}, which is always retried: it says nothing about the message")
-    return found
 
 
 HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {

@@ -8,6 +8,9 @@ from os import PathLike, fspath
 from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
+from django.db import InterfaceError, OperationalError
+
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 
 
 class Invalid(Exception):
@@ -113,3 +116,29 @@ def token(value: Any) -> str | None:
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]{20,}", value):
         raise Invalid("must be at least 20 printable ASCII characters without a space")
     return value
+
+
+NEVER_REJECTED: tuple[type[Exception], ...] = (OperationalError, InterfaceError, CommitOutcomeUnknown, StaleDelivery)
+"""A lost connection, a deadlock, a lock wait timeout, a stale delivery: they say nothing about the message."""
+
+
+def exceptions(value: Any) -> tuple[type[Exception], ...]:
+    """Exception classes, or a single one."""
+    found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not found:
+        raise Invalid("must name at least one exception class")
+    for one in found:
+        if not isinstance(one, type) or not issubclass(one, Exception):
+            raise Invalid("must be a subclass of Exception or a tuple of them")
+        if issubclass(one, BaseExceptionGroup):
+            raise Invalid("must name the exceptions inside groups: a group counts as what is in it")
+    return found
+
+
+def rejected_exceptions(value: Any) -> tuple[type[Exception], ...]:
+    """Exception classes that may dead-letter a message."""
+    found = exceptions(value)
+    for one in found:
+        if issubclass(one, NEVER_REJECTED):
+            raise Invalid(f"must not name {one.__name__}, which is always retried: it says nothing about the message")
+    return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_mysqlqueue.conf import NEVER_REJECTED
 from django_mysqlqueue.runtime.registry import Handler
+from django_mysqlqueue.values import NEVER_REJECTED
 
 
 def is_rejected(handler: Handler, error: BaseException) -> bool:
