@@ -82,7 +82,7 @@ def test_a_group_that_is_registered_late_reads_what_is_there(clock, settings):
     assert retention.collect(USING).messages == 3
 
 
-def test_a_topic_whose_last_group_was_dropped_has_no_group(clock, settings, caplog):
+def test_a_topic_whose_last_group_was_dropped_has_no_group(clock, settings):
     settings.MYSQLQUEUE = {"RETENTION": 60}
     send()
     register()

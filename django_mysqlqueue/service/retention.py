@@ -37,7 +37,7 @@ class Place:
 
 
 class Orphans(NamedTuple):
-    """Messages that were deleted from a topic without a consumer group that is not ``GROUPLESS``."""
+    """Messages that GC took (or would take) from a topic without a consumer group that is not ``GROUPLESS``."""
 
     topic: str
     messages: int
@@ -55,7 +55,7 @@ class Collected:
     place: Place | None
     """Where to go on; None: the round is complete."""
     orphans: tuple[Orphans, ...] = ()
-    """Those of the messages that no group was there for, by topic."""
+    """Those of the messages whose topic had no group, by topic."""
 
 
 def collect(using: str, *, dry_run: bool = False, tell: Callable[[Orphans], object] | None = None) -> Collected:
@@ -173,8 +173,8 @@ def _collect_chunk(
     """Deletes up to ``limit`` messages of each partition above the given offsets.
 
     Returns:
-        Which, in order, and those of them that no group was there for. Whether the topic has groups is read
-        here, in the transaction of the deletes.
+        Which, in order, and what to say of them if the topic has no group. Whether it has one is read here, in the
+        transaction of the deletes.
     """
     lowest = floors(session, topic, sorted(above))
     settings = get_settings()
