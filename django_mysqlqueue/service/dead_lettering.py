@@ -76,6 +76,8 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
     Raises:
         OperationRefused: there is no such group, a seek of it did not finish, its topic is a
             DLQ topic, or one of the messages does not qualify; the text says which and why.
+        CommitOutcomeUnknown: the connection broke during COMMIT. Run it again: messages that
+            were dead-lettered are then refused as settled.
     """
 
     def give_up(session: Session) -> int:
