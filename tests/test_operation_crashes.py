@@ -198,7 +198,9 @@ def _() -> None:
 
 @act("reschedule", planned)
 def _() -> None:
-    rescheduling.move(ALIAS, ids(), 4 * 10**12, by=ME)
+    later = 4 * 10**12
+    rows = OutboxMessage.objects.using(ALIAS).filter(pk__in=ids()).exclude(deliver_at=later)
+    rescheduling.move(ALIAS, list(rows.values_list("pk", flat=True)), later, by=ME)
 
 
 @act("release", claimed)

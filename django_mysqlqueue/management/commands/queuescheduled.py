@@ -45,7 +45,8 @@ class ScheduledCommand(OperationCommand):
         if not found:
             check_topics(using, [topic])
             raise CommandError(f"Nothing was changed. {_not_scheduled(topic, ids)}")
-        self.missing = [one for one in ids if one not in {each.message_id for each in found}]
+        there = {one.message_id for one in found}
+        self.missing = [one for one in ids if one not in there]
         return [one.outbox_id for one in found]
 
 
