@@ -9,6 +9,7 @@ from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service.publishing import queue_alias
 
 APP = ConsumerGroup._meta.app_label
@@ -69,11 +70,12 @@ class QueueCommand(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
-        require_tables(using)
-        # A project with autocommit off would never commit what the queue's operations write.
-        if not connections[using].get_autocommit() and not connections[using].in_atomic_block:
-            connections[using].set_autocommit(True)
-        self.run_on(using, options)
+        with sessions.sound(using):
+            require_tables(using)
+            # A project with autocommit off would never commit what the queue's operations write.
+            if not connections[using].get_autocommit() and not connections[using].in_atomic_block:
+                connections[using].set_autocommit(True)
+            self.run_on(using, options)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         raise NotImplementedError

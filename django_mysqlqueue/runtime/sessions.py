@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +44,14 @@ class Timeouts:
 
 
 def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
-    """Gives every connection that this thread opens to ``using`` these time-outs, and autocommit.
+    """Gives every connection that this thread opens to ``using`` these time-outs, and the session that the queue needs.
 
-    Options of the project's own win. With AUTOCOMMIT off nothing that the
-    queue does would ever be committed. With ``watch`` statements that change a
+    Options of the project's own win over the time-outs. With AUTOCOMMIT off nothing
+    that the queue does would ever be committed. With ``watch`` statements that change a
     session are noted for ``tidy``, on connections to any database.
     """
     forks.guard()
-    _role.using, _role.timeouts = using, timeouts
+    _take(using, timeouts)
     if watch:  # a handler's thread
         _role.changed = set()
         # Behind the receivers of the project, which may set up its sessions.
@@ -65,6 +66,39 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     }
     if not watch:
         _begin_in_one_statement(connection)
+
+
+def _take(using: str | None, timeouts: Timeouts | None) -> None:
+    _role.using, _role.timeouts = using, timeouts
+    # Behind the receivers of the project, which may set up its sessions.
+    connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
+
+
+@contextlib.contextmanager
+def sound(using: str) -> Iterator[None]:
+    """For a command: this thread's connections to ``using`` have the session that the queue needs.
+
+    One that is open already is set right if it is not, and closed at the end: it
+    is the project's, which may run the command from a process of its own. Inside
+    somebody's transaction (a ``TestCase``) nothing is changed.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        yield
+        return
+    outer = getattr(_role, "using", None), getattr(_role, "timeouts", None)
+    _take(using, outer[1] if outer[0] == using else None)
+    try:
+        mended = connection.connection is not None and bool(dialect_of(connection).session_faults(connection))
+        if mended:
+            _execute_set_up(connection)
+        try:
+            yield
+        finally:
+            if mended:
+                drop(connection)
+    finally:
+        _role.using, _role.timeouts = outer
 
 
 def _begin_in_one_statement(connection: Any) -> None:
@@ -88,16 +122,22 @@ def _begin_in_one_statement(connection: Any) -> None:
 def _set_up(*, connection: Any, **kwargs: Any) -> None:
     if getattr(_role, "using", None) != connection.alias:
         return
-    timeouts: Timeouts = _role.timeouts
     _role.opened_at = time.monotonic()
-    with connection.cursor() as cursor:
-        for statement in dialect_of(connection).session_timeouts(
-            idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network
-        ):
+    _execute_set_up(connection)
+
+
+def _execute_set_up(connection: Any) -> None:
+    timeouts: Timeouts | None = _role.timeouts
+    dialect = dialect_of(connection)
+    more = (
+        {}
+        if timeouts is None
+        else dialect.session_timeouts(idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network)
+    )
+    statement = dialect.set_session(more)
+    if statement is not None:
+        with connection.cursor() as cursor:
             cursor.execute(statement)
-
-
-connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
 
 def _watch(*, connection: Any, **kwargs: Any) -> None:

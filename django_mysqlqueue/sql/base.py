@@ -9,10 +9,12 @@ after the tail; the join cannot.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from django.db import Error
+
+from django_mysqlqueue.rules import SessionVariable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -36,6 +38,8 @@ class Dialect(ABC):
     has_row_locks: bool
     oldest_transaction: str | None
     """A SELECT of the age in seconds and the connection's id of the transaction that has been open longest."""
+    session: tuple[SessionVariable, ...] = ()
+    """How every session of the queue must be set."""
 
     def placeholders(self, rows: int, row: str) -> str:
         """``row`` repeated, for a multi-row VALUES."""
@@ -106,8 +110,37 @@ class Dialect(ABC):
         """What makes the next transaction READ COMMITTED where the connection's default is another."""
 
     @abstractmethod
-    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
-        """Statements after which a frozen client's locks are freed by the server (seconds)."""
+    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
+        """Session variables with which the server frees a frozen client's locks (seconds)."""
+
+    def set_session(self, more: Mapping[str, str]) -> str | None:
+        """The statement that sets the variables of ``session``, and more; None: there is nothing to set."""
+        values = {variable.name: variable.value for variable in self.session} | dict(more)
+        if not values:
+            return None
+        return "SET SESSION " + ", ".join(f"{name} = {value}" for name, value in values.items())
+
+    def session_faults(self, connection: BaseDatabaseWrapper) -> list[tuple[SessionVariable, str]]:
+        """The variables of ``session`` that this connection has at another value, and that value.
+
+        Autocommit only counts where Django believes that it is on.
+        """
+        wanted = [one for one in self.session if one.name != "autocommit" or connection.get_autocommit()]
+        if not wanted:
+            return []
+        with connection.cursor() as cursor:
+            # One row: under sql_select_limit even SHOW VARIABLES leaves some out.
+            cursor.execute(f"SELECT {', '.join(f'{one.wrong}, @@SESSION.{one.name}' for one in wanted)}")
+            row = cursor.fetchone()
+        return [(one, str(row[2 * place + 1])) for place, one in enumerate(wanted) if row[2 * place]]
+
+    def if_autocommit(self, value: str) -> str:
+        """``value``, or an error (``is_uncommitted``) in a session that would not commit the statement by itself."""
+        return value
+
+    def is_uncommitted(self, error: Error) -> bool:
+        """The error of ``if_autocommit``."""
+        return False
 
     @abstractmethod
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from django.db import Error, OperationalError
 
-from django_mysqlqueue.rules import NOW_MS_MYSQL
+from django_mysqlqueue.rules import NOW_MS_MYSQL, SESSION_MYSQL
 from django_mysqlqueue.sql.base import Dialect
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 NEEDS_PRIVILEGE = 1227
+OUT_OF_RANGE = 1690
 CHANGED_SINCE_SNAPSHOT = 1020
 """MariaDB with innodb_snapshot_isolation."""
 READ_ONLY = frozenset({1290, 1792, 1836})
@@ -67,6 +68,7 @@ class MySQL(Dialect):
     greatest = "GREATEST"
     max_rows = 1000
     has_row_locks = True
+    session = SESSION_MYSQL
 
     def __init__(self) -> None:
         self._packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -119,11 +121,21 @@ class MySQL(Dialect):
             return None
         return "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
-    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
-        yield (
-            f"SET SESSION wait_timeout = {math.ceil(idle)}, net_read_timeout = {math.ceil(network)}, "
-            f"net_write_timeout = {math.ceil(network)}, innodb_lock_wait_timeout = {math.ceil(lock_wait)}"
-        )
+    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
+        return {
+            "wait_timeout": f"{math.ceil(idle)}",
+            "net_read_timeout": f"{math.ceil(network)}",
+            "net_write_timeout": f"{math.ceil(network)}",
+            "innodb_lock_wait_timeout": f"{math.ceil(lock_wait)}",
+        }
+
+    def if_autocommit(self, value: str) -> str:
+        # The driver cannot tell: MySQL's status flag says "autocommit" in a session that has it off from the global
+        # value. The overflow is an error in every sql_mode; NULL would be, too, but not in a multi-row INSERT.
+        return f"IF(@@autocommit, {value}, ~0 + 1)"
+
+    def is_uncommitted(self, error: Error) -> bool:
+        return error.args[:1] == (OUT_OF_RANGE,)
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
         # Asked once for each server connection: publishing must not pay for it.

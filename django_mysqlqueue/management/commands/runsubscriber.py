@@ -22,7 +22,7 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.banner import show_banner, show_groups
 from django_mysqlqueue.management.base import database_of, require_tables
 from django_mysqlqueue.management.ports import MetricsPorts, port
-from django_mysqlqueue.runtime import memory, reload
+from django_mysqlqueue.runtime import memory, reload, sessions
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.interrupts import STOP_SIGNALS
 from django_mysqlqueue.runtime.lifeline import Lifeline
@@ -88,6 +88,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
+        with sessions.sound(using):
+            self._handle(using, options)
+
+    def _handle(self, using: str, options: dict[str, Any]) -> None:
         require_tables(using)
         if not connections[using].get_autocommit():
             connections[using].set_autocommit(True)
