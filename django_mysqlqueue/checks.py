@@ -30,7 +30,7 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.runtime import registry
+from django_mysqlqueue.runtime import registry, sessions
 from django_mysqlqueue.sql import dialect_of
 
 MODELS = (
@@ -221,7 +221,8 @@ def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> 
     alias = _alias()
     if alias is None or alias not in (databases or ()):
         return []
-    return [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
+    with sessions.sound(alias):  # a setting that E017 names must not hide what this looks for
+        return [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
 
 
 @checks.register(checks.Tags.database)

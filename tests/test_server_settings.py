@@ -36,7 +36,7 @@ from tests.harness import USING
 from tests.test_processes import ROOT, SHORT, Worker, wait_for
 from tools import servers
 
-pytestmark = [pytest.mark.processes, pytest.mark.servers_only]
+pytestmark = [pytest.mark.processes, pytest.mark.servers_only, pytest.mark.timeout(300)]
 
 PUBLISHERS = ("a", "b")
 UNITS = 60
@@ -171,10 +171,14 @@ def set_to(server, setting, using):
     before = {}
     try:
         with connections[using].cursor() as cursor:
-            for given, value in setting.globals.items():
-                name, value = STATEMENT_TIME[server.engine] if given == "statement time" else (given, value)
+            wanted = dict(
+                STATEMENT_TIME[server.engine] if name == "statement time" else (name, value)
+                for name, value in setting.globals.items()
+            )
+            for name in wanted:  # all first: some set others
                 cursor.execute(f"SELECT @@GLOBAL.{name}")
                 (before[name],) = cursor.fetchone()
+            for name, value in wanted.items():
                 cursor.execute(f"SET GLOBAL {name} = {value}")
         yield
     finally:

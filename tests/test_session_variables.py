@@ -260,6 +260,28 @@ def test_the_check_names_each_variable_its_effect_and_the_remedy(bad, own_sessio
 
 
 @pytest.mark.servers_only
+def test_the_check_of_the_server_sees_all_whatever_the_session_returns(db, own_session, monkeypatch):
+    """With one row of each SELECT it knew one of its variables and one of its tables; without large joins none."""
+    execute("ALTER TABLE queue_sequencer ENGINE=MyISAM")
+    try:
+        execute("SET sql_select_limit = 1, max_join_size = 1, sql_big_selects = 0")
+        (error,) = checks.check_database(databases=[USING])
+    finally:
+        execute("ALTER TABLE queue_sequencer ENGINE=InnoDB")
+    assert error.id == "django_mysqlqueue.E011"
+    assert "queue_sequencer" in error.msg
+    monkeypatch.setitem(
+        connection.settings_dict,
+        "OPTIONS",
+        {**connection.settings_dict["OPTIONS"], "init_command": "SET sql_select_limit = 1"},
+    )
+    connection.close()
+    assert checks.check_database(databases=[USING]) == []
+    # It has mended a connection, and has left none behind that is.
+    assert [error.id for error in checks.check_sessions(databases=[USING])] == ["django_mysqlqueue.E017"]
+
+
+@pytest.mark.servers_only
 def test_the_check_speaks_of_the_queues_database_only(bad, own_session):
     execute(bad[0])
     assert checks.check_sessions(databases=["other"]) == []

@@ -78,9 +78,10 @@ def _take(using: str | None, timeouts: Timeouts | None) -> None:
 def sound(using: str) -> Iterator[None]:
     """For a command: this thread's connections to ``using`` have the session that the queue needs.
 
-    One that is open already is set right if it is not, and closed at the end: it
-    is the project's, which may run the command from a process of its own. Inside
-    somebody's transaction (a ``TestCase``) nothing is changed.
+    One that is open already is set right if it is not. What was set right or opened
+    here is closed at the end: the project, which may run the command from a process
+    of its own, gets back what it had. Inside somebody's transaction (a
+    ``TestCase``) nothing is changed.
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -89,13 +90,14 @@ def sound(using: str) -> Iterator[None]:
     outer = getattr(_role, "using", None), getattr(_role, "timeouts", None)
     _take(using, outer[1] if outer[0] == using else None)
     try:
-        mended = connection.connection is not None and bool(dialect_of(connection).session_faults(connection))
-        if mended:
+        before = connection.connection
+        if before is not None and dialect_of(connection).session_faults(connection):
             _execute_set_up(connection)
+            before = None
         try:
             yield
         finally:
-            if mended:
+            if connection.connection is not before:
                 drop(connection)
     finally:
         _role.using, _role.timeouts = outer
