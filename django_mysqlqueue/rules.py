@@ -43,15 +43,15 @@ NOW_MS_SQLITE = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGE
 
 
 class SessionVariable(NamedTuple):
-    """A server variable that every session of the queue needs at one value."""
+    """A server variable, and the value that every session of the queue needs."""
 
     name: str
     value: str
-    """SQL: what to set it to."""
+    """SQL expression to set it to."""
     wrong: str
-    """SQL: the condition that this session has another value."""
+    """SQL condition: the session has another value."""
     effect: str
-    """What goes wrong then, for people."""
+    """The consequence of another value, for messages."""
 
 
 SESSION_MYSQL = (
@@ -93,7 +93,7 @@ SESSION_MYSQL = (
         "an empty string is stored as NULL, which the queue's columns refuse (error 1048)",
     ),
 )
-"""Of MySQL and MariaDB; the mode is MariaDB's alone. None of them is harmless to lose, and none needs a privilege."""
+"""For MySQL and MariaDB. Only MariaDB has the mode EMPTY_STRING_IS_NULL. Setting them needs no privilege."""
 
 
 def check_name(kind: str, name: object) -> str:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 import pytest
-from django.core.management import call_command
 from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
@@ -33,6 +32,7 @@ from tests import accounts, load
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.harness import USING
+from tests.private import database_of, private_server
 from tests.test_processes import ROOT, SHORT, Worker, wait_for
 from tools import servers
 
@@ -111,53 +111,30 @@ SETTINGS = [
 # -- the private server -------------------------------------------------------
 
 
-def add_database(server, charset):
-    """A database with the project's tables; returns the alias under which this process looks at it."""
-    alias = name = f"settings_{charset}"
-    server.execute(
-        f"CREATE DATABASE {name} CHARACTER SET {charset}; CREATE DATABASE {name}_queue CHARACTER SET {charset}"
-    )
-    database = {
-        "ENGINE": "django.db.backends.mysql",
-        "NAME": name,
-        "USER": "root",
-        "OPTIONS": {"unix_socket": str(server.socket), "charset": "utf8mb4"},
-    }
-    connections.settings[alias] = connections.configure_settings({"default": database})["default"]
-    call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
-    return alias
-
-
 @pytest.fixture(scope="module")
 def server(_database):
     """A private server of the engine under test."""
-    engine = dialect_of(connection).name
-    if os.environ.get(f"TEST_{engine.upper()}_URL"):
-        pytest.skip(f"TEST_{engine.upper()}_URL names a server of somebody else's: its settings are its own")
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(servers.running(engine))
-        except servers.NotAvailable as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no private {engine} server: {error}")
+    with private_server(dialect_of(connection).name) as server:
         server.execute("CREATE USER app@localhost; GRANT ALL ON `settings%`.* TO app@localhost")
-        server.aliases = {}
         yield server
-        for alias in server.aliases.values():
-            connections[alias].close()
-            del connections[alias]
-            del connections.settings[alias]
 
 
-def alias_of(server, charset="utf8mb4"):
-    """This process's own connection there is open before anything is set: its session is sound."""
-    if charset not in server.aliases:
-        server.aliases[charset] = add_database(server, charset)
-    using = server.aliases[charset]
-    for model in (*QUEUE_MODELS, Effect):
-        model.objects.using(using).all().delete()
-    return using
+@pytest.fixture(scope="module")
+def databases(server):
+    """Gives the alias of an empty database of a character set; it is open before anything is set, so it stays sound."""
+    aliases = {}
+    with contextlib.ExitStack() as stack:
+
+        def alias_of(charset):
+            if charset not in aliases:
+                name = f"settings_{charset}"
+                server.execute(f"CREATE DATABASE {name}_queue CHARACTER SET {charset}")
+                aliases[charset] = stack.enter_context(database_of(server, name, name, charset=charset))
+            for model in (*QUEUE_MODELS, Effect):
+                model.objects.using(aliases[charset]).all().delete()
+            return aliases[charset]
+
+        yield alias_of
 
 
 @contextlib.contextmanager
@@ -355,8 +332,8 @@ def assert_texts(using):
 @pytest.mark.parametrize(
     "setting", [pytest.param(one, id=str(one), marks=[] if one.quick else [pytest.mark.slow]) for one in SETTINGS]
 )
-def test_the_load_under_a_setting(db, server, setting, tmp_path, capsys):
-    using = alias_of(server, setting.charset)
+def test_the_load_under_a_setting(db, server, databases, setting, tmp_path, capsys):
+    using = databases(setting.charset)
     if server.engine not in setting.exists_on:
         with pytest.raises(OperationalError, match="can't be set to the value"), set_to(server, setting, using):
             pass

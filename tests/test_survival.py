@@ -16,7 +16,6 @@ import time
 from urllib.parse import quote
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import publish
@@ -28,6 +27,7 @@ from django_mysqlqueue.sql import dialect_of
 from tests import accounts
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
+from tests.private import database_of, private_server
 from tests.proxy import Proxy
 from tests.test_processes import ROOT, Worker, wait_for
 from tools import servers
@@ -45,32 +45,12 @@ READ_TIMEOUT = 3
 @pytest.fixture(scope="module")
 def server(_database):
     """A private server of the engine under test, with the tables and an account that read_only stops."""
-    engine = dialect_of(connection).name
-    if os.environ.get(f"TEST_{engine.upper()}_URL"):
-        pytest.skip(f"TEST_{engine.upper()}_URL names a server of somebody else's: it cannot be killed")
     with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(servers.running(engine))
-        except servers.NotAvailable as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no private {engine} server: {error}")
-        server.execute(f"CREATE DATABASE {servers.DATABASE}_queue CHARACTER SET utf8mb4")
+        server = stack.enter_context(private_server(dialect_of(connection).name))
         server.execute(f"CREATE USER app@localhost; GRANT ALL ON `{servers.DATABASE}%`.* TO app@localhost")
-        for alias, name in ((PRIVATE, servers.DATABASE), (f"{PRIVATE}_queue", f"{servers.DATABASE}_queue")):
-            database = {
-                "ENGINE": "django.db.backends.mysql",
-                "NAME": name,
-                "USER": "root",
-                "OPTIONS": {"unix_socket": str(server.socket), "charset": "utf8mb4"},
-            }
-            connections.settings[alias] = connections.configure_settings({"default": database})["default"]
-            call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
+        for suffix in ("", "_queue"):
+            stack.enter_context(database_of(server, f"{PRIVATE}{suffix}", f"{servers.DATABASE}{suffix}"))
         yield server
-        for alias in (PRIVATE, f"{PRIVATE}_queue"):
-            connections[alias].close()
-            del connections[alias]
-            del connections.settings[alias]
 
 
 class Scene:

@@ -44,7 +44,7 @@ class Timeouts:
 
 
 def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
-    """Gives every connection that this thread opens to ``using`` these time-outs, and the session that the queue needs.
+    """Set these time-outs, and the variables that the queue needs, on each connection of this thread to ``using``.
 
     Options of the project's own win over the time-outs. With AUTOCOMMIT off nothing
     that the queue does would ever be committed. With ``watch`` statements that change a
@@ -76,12 +76,12 @@ def _take(using: str | None, timeouts: Timeouts | None) -> None:
 
 @contextlib.contextmanager
 def sound(using: str) -> Iterator[None]:
-    """For a command: this thread's connections to ``using`` have the session that the queue needs.
+    """Set the session variables that the queue needs on this thread's connections to ``using``, for a command.
 
-    One that is open already is set right if it is not. What was set right or opened
-    here is closed at the end: the project, which may run the command from a process
-    of its own, gets back what it had. Inside somebody's transaction (a
-    ``TestCase``) nothing is changed.
+    A connection that is open already is set only where it has to be. At the end
+    one that was set or opened here is closed: the project may run the command
+    from a process of its own, and its next statement finds the variables of the
+    project. Inside a transaction (a ``TestCase``) nothing is changed.
     """
     connection = connections[using]
     if connection.in_atomic_block:

@@ -39,7 +39,7 @@ class Dialect(ABC):
     oldest_transaction: str | None
     """A SELECT of the age in seconds and the connection's id of the transaction that has been open longest."""
     session: tuple[SessionVariable, ...] = ()
-    """How every session of the queue must be set."""
+    """Variables that every session of the queue needs at one value."""
 
     def placeholders(self, rows: int, row: str) -> str:
         """``row`` repeated, for a multi-row VALUES."""
@@ -114,7 +114,7 @@ class Dialect(ABC):
         """Session variables with which the server frees a frozen client's locks (seconds)."""
 
     def set_session(self, more: Mapping[str, str]) -> str | None:
-        """The statement that sets the variables of ``session``, and more; None: there is nothing to set."""
+        """The statement that sets the variables of ``session``, and more; None if there are none."""
         values = {variable.name: variable.value for variable in self.session} | dict(more)
         if not values:
             return None
