@@ -255,6 +255,10 @@ def run_load(cell):
     mended = remedy(checking, cell.refused)
     again = cell.manage("check", "--database", USING, init_command=mended) if mended else None
     publishers = [cell.start("-m", "tests.load", name, str(UNITS), init_command=mended or None) for name in PUBLISHERS]
+    if "autocommit" in cell.refused:
+        without, _ = cell.start("-m", "tests.load", "c", "1").communicate(timeout=60)
+        assert "would never be committed. Nothing was stored." in without
+        assert not Effect.objects.using(using).filter(name__contains="|c").exists()
     for publisher in publishers:
         ended(publisher)
     if again is not None:

@@ -6,6 +6,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import checks, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
@@ -199,6 +200,43 @@ def test_a_publish_that_nobody_would_commit_is_refused(db, own_session, number):
         publish_many("t", range(number)) if number > 1 else publish("t", 1)
     execute("COMMIT")
     assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.servers_only
+def test_the_first_publish_of_a_connection_asks_for_autocommit(db, own_session):
+    """Those behind it ask nothing, until something has changed or there is another connection."""
+
+    def asks(*messages):
+        with CaptureQueriesContext(connection) as captured:
+            publish_many("t", messages)
+        return "@@autocommit" in captured.captured_queries[-1]["sql"]
+
+    connection.close()
+    assert [asks(1), asks(2), asks(3, 4)] == [True, False, False]
+    connection.close()
+    connection.ensure_connection()
+    with transaction.atomic():
+        publish("t", 5)  # says nothing of it
+    assert [asks(6), asks(7)] == [True, False]
+    lose_autocommit()
+    with pytest.raises(ImproperlyConfigured):
+        publish("t", 8)
+    execute("SET autocommit = 1")
+    assert not asks(9)
+    assert OutboxMessage.objects.count() == 8
+
+
+@pytest.mark.servers_only
+def test_a_publish_asks_the_connection_that_a_health_check_has_opened(db, own_session):
+    """CONN_HEALTH_CHECKS: the connection that was there is replaced by the statement itself."""
+    publish("t", 1)
+    connection.health_check_enabled, connection.health_check_done = True, False  # as at the beginning of a request
+    identity = connection.connection.thread_id()
+    in_thread(lambda: execute(f"KILL CONNECTION {identity}"))
+    with CaptureQueriesContext(connection) as captured:
+        publish("t", 2)
+    assert connection.connection.thread_id() != identity
+    assert "@@autocommit" in captured.captured_queries[-1]["sql"]
 
 
 @pytest.mark.servers_only

@@ -307,7 +307,7 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
         )
     alone = session.connection.get_autocommit()
     if alone:  # an id must not be returned for a row that nobody will commit
-        values = values.replace("%s", session.dialect.if_autocommit("%s"), 1)
+        values = values.replace("%s", session.dialect.if_autocommit(session.connection, "%s"), 1)
     try:
         # As Model.save() does: a caller who catches a deadlock, which rolled everything back, must not commit the rest.
         with transaction.mark_for_rollback_on_error(session.using):
@@ -320,6 +320,8 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
                 "which says how to turn it on, or publish inside transaction.atomic()."
             ) from error
         raise
+    if alone:
+        session.dialect.has_committed(session.connection)
 
 
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:

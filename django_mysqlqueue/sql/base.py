@@ -134,13 +134,16 @@ class Dialect(ABC):
             row = cursor.fetchone()
         return [(one, str(row[2 * place + 1])) for place, one in enumerate(wanted) if row[2 * place]]
 
-    def if_autocommit(self, value: str) -> str:
+    def if_autocommit(self, connection: BaseDatabaseWrapper, value: str) -> str:
         """``value``, or an error (``is_uncommitted``) in a session that would not commit the statement by itself."""
         return value
 
     def is_uncommitted(self, error: Error) -> bool:
         """The error of ``if_autocommit``."""
         return False
+
+    def has_committed(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # only servers have to ask
+        """A statement with ``if_autocommit`` has succeeded on this connection."""
 
     @abstractmethod
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:

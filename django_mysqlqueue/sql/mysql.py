@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from django.db import Error, OperationalError
 
@@ -72,6 +72,8 @@ class MySQL(Dialect):
 
     def __init__(self) -> None:
         self._packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._committing: WeakSet[Any] = WeakSet()
+        """Driver connections that have autocommit on, as the server said."""
 
     def rows(self, names: Sequence[str], count: int) -> str:
         first = ", ".join(f"%s AS {name}" for name in names)
@@ -129,10 +131,19 @@ class MySQL(Dialect):
             "innodb_lock_wait_timeout": f"{math.ceil(lock_wait)}",
         }
 
-    def if_autocommit(self, value: str) -> str:
-        # The driver cannot tell: MySQL's status flag says "autocommit" in a session that has it off from the global
+    def if_autocommit(self, connection: BaseDatabaseWrapper, value: str) -> str:
+        connection.close_if_health_check_failed()  # as cursor() would: the statement is for the connection behind it
+        connection.ensure_connection()
+        raw = connection.connection
+        # Once for each server connection: it adds 6% to 12% to a publish. From then on the driver sees every change.
+        if raw in self._committing and raw.get_autocommit():
+            return value
+        # Until then it cannot tell: MySQL's status flag says "autocommit" in a session that has it off from the global
         # value. The overflow is an error in every sql_mode; NULL would be, too, but not in a multi-row INSERT.
         return f"IF(@@autocommit, {value}, ~0 + 1)"
+
+    def has_committed(self, connection: BaseDatabaseWrapper) -> None:
+        self._committing.add(connection.connection)
 
     def is_uncommitted(self, error: Error) -> bool:
         return error.args[:1] == (OUT_OF_RANGE,)
