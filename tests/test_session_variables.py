@@ -158,6 +158,16 @@ def test_a_command_that_connects_anew_has_a_sound_session_again(bad, own_session
     assert faults() == names
 
 
+@pytest.mark.servers_only
+def test_a_command_replaces_a_connection_that_the_server_has_ended(db, own_session):
+    connection.ensure_connection()
+    identity = connection.connection.thread_id()
+    in_thread(lambda: execute(f"KILL CONNECTION {identity}"))
+    call_command("queuesequence")
+    with sessions.sound(USING):
+        assert faults() == set()
+
+
 def test_a_command_inside_a_transaction_changes_nothing(db):
     with transaction.atomic():
         publish("t", 1)

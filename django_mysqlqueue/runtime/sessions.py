@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error, OperationalError, connections
 from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.runtime import forks
@@ -91,8 +91,13 @@ def sound(using: str) -> Iterator[None]:
     _take(using, outer[1] if outer[0] == using else None)
     try:
         before = connection.connection
-        if before is not None and dialect_of(connection).session_faults(connection):
-            _execute_set_up(connection)
+        try:
+            if before is not None and dialect_of(connection).session_faults(connection):
+                _execute_set_up(connection)
+                before = None
+        except OperationalError:
+            # The server has ended it. The command opens another one, or tells that nobody answers.
+            drop(connection)
             before = None
         try:
             yield
