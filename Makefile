@@ -1,7 +1,7 @@
 # make demo    runs the example end to end (embedded SQLite; DATABASE_URL=… for a server, EVENTS=… for less)
 # make pipeline-demo  archives, reports on and replays it with Spark (needs Java 17; installs it on Debian)
 # make test    runs the whole test suite, servers included
-# make test-slow  runs what takes too long for that: the archive killed again and again, declarative pipelines
+# make test-slow  runs what takes too long for that: kills of the archive, server settings, declarative pipelines
 # make soak    breaks everything for MINUTES=n while it works, and proves that nothing is lost (ENGINE=mariadb|mysql SEED=n)
 # make serve   serves the example project's site with the admin
 # make lint    ruff and mypy

@@ -30,7 +30,7 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.runtime import registry
+from django_mysqlqueue.runtime import registry, sessions
 from django_mysqlqueue.sql import dialect_of
 
 MODELS = (
@@ -231,7 +231,33 @@ def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> 
     alias = _alias()
     if alias is None or alias not in (databases or ()):
         return []
-    return [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
+    with sessions.sound(alias):  # a setting that E017 names must not hide what this looks for
+        return [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
+
+
+@checks.register(checks.Tags.database)
+def check_sessions(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Connections of the project have the session variables that the queue needs (E017).
+
+    Subscribers and the queue's commands set those of their own connections; a web process has the project's.
+    """
+    alias = _alias()
+    if alias is None or alias not in (databases or ()):
+        return []
+    connection = connections[alias]
+    try:
+        faults = dialect_of(connection).session_faults(connection)
+    except ImproperlyConfigured:
+        return []  # E011 says so
+    return [
+        checks.Error(
+            f"Connections to the queue's database {alias!r} have {one.name} = {value}: {one.effect}.",
+            hint=f"Set it on the server, or for the connections of this project: "
+            f"DATABASES[{alias!r}]['OPTIONS']['init_command'] = \"SET {one.name} = {one.value}\".",
+            id="django_mysqlqueue.E017",
+        )
+        for one, value in faults
+    ]
 
 
 def _alias() -> str | None:

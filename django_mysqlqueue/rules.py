@@ -6,7 +6,7 @@ import re
 import time
 import zlib
 from os import urandom
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.exceptions import InvalidMessage
 
@@ -40,6 +40,60 @@ LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_
 NOW_MS_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
 NOW_MS_SQLITE = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 """The database's clock in epoch milliseconds."""
+
+
+class SessionVariable(NamedTuple):
+    """A server variable, and the value that every session of the queue needs."""
+
+    name: str
+    value: str
+    """SQL expression to set it to."""
+    wrong: str
+    """SQL condition: the session has another value."""
+    effect: str
+    """The consequence of another value, for messages."""
+
+
+SESSION_MYSQL = (
+    SessionVariable(
+        "autocommit",
+        "1",
+        "@@SESSION.autocommit = 0",
+        "the server does not commit what is written outside a transaction, although Django counts on it",
+    ),
+    SessionVariable(
+        "completion_type",
+        "0",
+        "@@SESSION.completion_type <> 'NO_CHAIN'",
+        "a COMMIT opens the next transaction (1, CHAIN) or ends the connection (2, RELEASE)",
+    ),
+    SessionVariable(
+        "sql_select_limit",
+        "18446744073709551615",  # DEFAULT would be the server's
+        "@@SESSION.sql_select_limit < 18446744073709551615",
+        "every SELECT without a LIMIT returns only part of its rows, and no error",
+    ),
+    SessionVariable(
+        "sql_safe_updates",
+        "0",
+        "@@SESSION.sql_safe_updates <> 0",
+        "the server refuses UPDATE and DELETE statements that join tables (error 1175)",
+    ),
+    SessionVariable(
+        "sql_big_selects",
+        "1",
+        "@@SESSION.sql_big_selects = 0",
+        "the server refuses a SELECT that may examine more than max_join_size rows (error 1104)",
+    ),
+    SessionVariable(
+        "sql_mode",
+        # Not by '': under this mode a literal empty string is NULL, and the result would be, too.
+        "REPLACE(@@SESSION.sql_mode, 'EMPTY_STRING_IS_NULL', ',')",
+        "FIND_IN_SET('EMPTY_STRING_IS_NULL', @@SESSION.sql_mode) > 0",
+        "an empty string is stored as NULL, which the queue's columns refuse (error 1048)",
+    ),
+)
+"""For MySQL and MariaDB. Only MariaDB has the mode EMPTY_STRING_IS_NULL. Setting them needs no privilege."""
 
 
 def check_name(kind: str, name: object) -> str:

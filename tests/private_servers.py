@@ -31,8 +31,11 @@ def private_server(*options: str) -> Iterator[servers.Server]:
 
 
 @contextlib.contextmanager
-def alias_of(server: servers.Server, alias: str, name: str = servers.DATABASE) -> Iterator[str]:
-    """An alias in this process of one of the server's databases, with all tables in it."""
+def alias_of(
+    server: servers.Server, alias: str, name: str = servers.DATABASE, *, charset: str = "utf8mb4"
+) -> Iterator[str]:
+    """An alias in this process of one of the server's databases, which is made where it is missing, with all tables."""
+    server.execute(f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET {charset}")
     database = {
         "ENGINE": "django.db.backends.mysql",
         "NAME": name,

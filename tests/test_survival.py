@@ -46,10 +46,9 @@ def server(_database):
     """A private server of the engine under test, with the tables and an account that read_only stops."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(private_server())
-        server.execute(f"CREATE DATABASE {servers.DATABASE}_queue CHARACTER SET utf8mb4")
         server.execute(f"CREATE USER app@localhost; GRANT ALL ON `{servers.DATABASE}%`.* TO app@localhost")
-        for alias, name in ((PRIVATE, servers.DATABASE), (f"{PRIVATE}_queue", f"{servers.DATABASE}_queue")):
-            stack.enter_context(alias_of(server, alias, name))
+        for suffix in ("", "_queue"):
+            stack.enter_context(alias_of(server, f"{PRIVATE}{suffix}", f"{servers.DATABASE}{suffix}"))
         yield server
 
 

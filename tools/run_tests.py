@@ -115,12 +115,15 @@ def steps() -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    """What ``make test-slow`` runs: the archive killed again and again, and the example of declarative pipelines."""
+    """What ``make test-slow`` runs: the archive killed again and again, the load under every setting of a server, and
+    the example of declarative pipelines."""
     command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline/test_faults.py")
     declarative = ("-m", "pytest", "-q", "-m", "slow", "tests/pipeline/test_declarative.py")
+    settings = ("-m", "pytest", "-q", "tests/test_server_settings.py")
     legs = (("MariaDB", OLD, "mariadb"), ("MySQL", NEW, "mysql"), ("SQLite", NEW, "sqlite"))
     return [
         *(Step(f"kills of the archive, {name}", leg, command, engine, needs="java") for name, leg, engine in legs),
+        *(Step(f"server settings, {name}", leg, settings, engine) for name, leg, engine in legs if engine != "sqlite"),
         Step("declarative pipeline, MariaDB", DECLARATIVE, declarative, "mariadb", needs="java"),
     ]
 

@@ -13,6 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.transactions import LOCK_SECONDS
@@ -113,7 +114,7 @@ class QueueCommand(LimitedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
-        with errors_in_words(using):
+        with errors_in_words(using), sessions.sound(using):
             require_tables(using)
             # A project with autocommit off would never commit what the queue's operations write.
             if not connections[using].get_autocommit() and not connections[using].in_atomic_block:

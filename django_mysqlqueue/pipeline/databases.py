@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.rules import NOW_MS_MYSQL, NOW_MS_SQLITE
+from django_mysqlqueue.rules import NOW_MS_MYSQL, NOW_MS_SQLITE, SESSION_MYSQL
 
 URL_VARIABLE = "MYSQLQUEUE_URL"
 CONNECT_TIMEOUT = 10
@@ -261,11 +261,11 @@ class Server(Database):
             read_timeout=NETWORK_TIMEOUT,
             write_timeout=NETWORK_TIMEOUT,
         )
+        session = {variable.name: variable.value for variable in SESSION_MYSQL}
         # Strict: a value that does not fit is an error, whatever the server's default is.
-        self.execute(
-            f"SET SESSION sql_mode = CONCAT_WS(',', @@sql_mode, 'STRICT_ALL_TABLES'), "
-            f"net_write_timeout = {SLOW_READER}, wait_timeout = {IDLE}"
-        )
+        session["sql_mode"] = f"CONCAT_WS(',', {session['sql_mode']}, 'STRICT_ALL_TABLES')"
+        session |= {"net_write_timeout": str(SLOW_READER), "wait_timeout": str(IDLE)}
+        self.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in session.items()))
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with contextlib.closing(self._connection.cursor()) as cursor:

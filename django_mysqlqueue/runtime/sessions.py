@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error, OperationalError, connections
 from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.runtime import forks
@@ -45,14 +45,14 @@ class Timeouts:
 
 
 def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
-    """Gives every connection that this thread opens to ``using`` these time-outs, and autocommit.
+    """Set these time-outs, and the variables that the queue needs, on each connection of this thread to ``using``.
 
-    Options of the project's own win. With AUTOCOMMIT off nothing that the
-    queue does would ever be committed. With ``watch`` statements that change a
+    Options of the project's own win over the time-outs. With AUTOCOMMIT off nothing
+    that the queue does would ever be committed. With ``watch`` statements that change a
     session are noted for ``tidy``, on connections to any database.
     """
     forks.guard()
-    _role.using, _role.timeouts = using, timeouts
+    _take(using, timeouts)
     if watch:  # a handler's thread
         _role.changed = set()
         # Behind the receivers of the project, which may set up its sessions.
@@ -61,6 +61,46 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
     if not watch:
         _begin_in_one_statement(connection)
+
+
+def _take(using: str | None, timeouts: Timeouts | None) -> None:
+    _role.using, _role.timeouts = using, timeouts
+    # Behind the receivers of the project, which may set up its sessions.
+    connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
+
+
+@contextlib.contextmanager
+def sound(using: str) -> Iterator[None]:
+    """Set the session variables that the queue needs on this thread's connections to ``using``, for a command.
+
+    A connection that is open already is set only where it has to be. At the end
+    one that was set or opened here is closed: the project may run the command
+    from a process of its own, and its next statement finds the variables of the
+    project. Inside a transaction (a ``TestCase``) nothing is changed.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        yield
+        return
+    outer = getattr(_role, "using", None), getattr(_role, "timeouts", None)
+    _take(using, outer[1] if outer[0] == using else None)
+    try:
+        before = connection.connection
+        try:
+            if before is not None and dialect_of(connection).session_faults(connection):
+                _execute_set_up(connection)
+                before = None
+        except OperationalError:
+            # The server has ended it. The command opens another one, or tells that nobody answers.
+            drop(connection)
+            before = None
+        try:
+            yield
+        finally:
+            if connection.connection is not before:
+                drop(connection)
+    finally:
+        _role.using, _role.timeouts = outer
 
 
 def _begin_in_one_statement(connection: Any) -> None:
@@ -84,16 +124,22 @@ def _begin_in_one_statement(connection: Any) -> None:
 def _set_up(*, connection: Any, **kwargs: Any) -> None:
     if getattr(_role, "using", None) != connection.alias:
         return
-    timeouts: Timeouts = _role.timeouts
     _role.opened_at = time.monotonic()
-    with connection.cursor() as cursor:
-        for statement in dialect_of(connection).session_timeouts(
-            idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network
-        ):
+    _execute_set_up(connection)
+
+
+def _execute_set_up(connection: Any) -> None:
+    timeouts: Timeouts | None = _role.timeouts
+    dialect = dialect_of(connection)
+    more = (
+        {}
+        if timeouts is None
+        else dialect.session_timeouts(idle=timeouts.idle, lock_wait=timeouts.lock_wait, network=timeouts.network)
+    )
+    statement = dialect.set_session(more)
+    if statement is not None:
+        with connection.cursor() as cursor:
             cursor.execute(statement)
-
-
-connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
 
 def _watch(*, connection: Any, **kwargs: Any) -> None:

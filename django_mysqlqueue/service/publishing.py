@@ -12,7 +12,8 @@ from itertools import chain
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
-from django.db import connections, router, transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, connections, router, transaction
 
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import get_settings
@@ -79,6 +80,8 @@ def publish(
         InvalidMessage: nothing was stored; the text names the value and the rule.
         UnknownTopic: an ``InvalidMessage``; see ``topic``.
         TransactionMismatch: see ``on_mismatch``.
+        ImproperlyConfigured: outside a transaction, in a session that has autocommit off
+            behind Django's back (E017): nothing was stored.
     """
     alias = queue_alias(using)
     if isinstance(payload, Message):
@@ -315,9 +318,23 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
         values = ", ".join(
             "(%s, %s, %s, %s, %s, %s)" if row.delay_ms is None else f"(%s, %s, %s, %s, %s, {now} + %s)" for row in chunk
         )
-    # As Model.save() does: a caller who catches a deadlock, which rolled everything back, must not commit the rest.
-    with transaction.mark_for_rollback_on_error(session.using):
-        session.execute(f"INSERT INTO {OUTBOX} ({columns}) VALUES {values}", flat(rows))
+    alone = session.connection.get_autocommit()
+    if alone:  # an id must not be returned for a row that nobody will commit
+        values = values.replace("%s", session.dialect.if_autocommit(session.connection, "%s"), 1)
+    try:
+        # As Model.save() does: a caller who catches a deadlock, which rolled everything back, must not commit the rest.
+        with transaction.mark_for_rollback_on_error(session.using):
+            session.execute(f"INSERT INTO {OUTBOX} ({columns}) VALUES {values}", flat(rows))
+    except Error as error:
+        if alone and session.dialect.is_uncommitted(error):
+            raise ImproperlyConfigured(
+                f"The connection to {session.using!r} has autocommit off, and Django takes it to be on: the message "
+                f"would never be committed. Nothing was stored. Run manage.py check --database {session.using}, "
+                "which says how to turn it on, or publish inside transaction.atomic()."
+            ) from error
+        raise
+    if alone:
+        session.dialect.has_committed(session.connection)
 
 
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:

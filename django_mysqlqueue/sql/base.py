@@ -9,10 +9,12 @@ after the tail; the join cannot.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from django.db import Error
+
+from django_mysqlqueue.rules import SessionVariable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -39,6 +41,8 @@ class Dialect(ABC):
 
     The next one is for when the server refuses the one before it.
     """
+    session: tuple[SessionVariable, ...] = ()
+    """Variables that every session of the queue needs at one value."""
 
     def placeholders(self, rows: int, row: str) -> str:
         """``row`` repeated, for a multi-row VALUES."""
@@ -113,8 +117,40 @@ class Dialect(ABC):
         return False
 
     @abstractmethod
-    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
-        """Statements after which a frozen client's locks are freed by the server (seconds)."""
+    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
+        """Session variables with which the server frees a frozen client's locks (seconds)."""
+
+    def set_session(self, more: Mapping[str, str]) -> str | None:
+        """The statement that sets the variables of ``session``, and more; None if there are none."""
+        values = {variable.name: variable.value for variable in self.session} | dict(more)
+        if not values:
+            return None
+        return "SET SESSION " + ", ".join(f"{name} = {value}" for name, value in values.items())
+
+    def session_faults(self, connection: BaseDatabaseWrapper) -> list[tuple[SessionVariable, str]]:
+        """The variables of ``session`` that this connection has at another value, and that value.
+
+        Autocommit only counts where Django believes that it is on.
+        """
+        wanted = [one for one in self.session if one.name != "autocommit" or connection.get_autocommit()]
+        if not wanted:
+            return []
+        with connection.cursor() as cursor:
+            # One row: under sql_select_limit even SHOW VARIABLES leaves some out.
+            cursor.execute(f"SELECT {', '.join(f'{one.wrong}, @@SESSION.{one.name}' for one in wanted)}")
+            row = cursor.fetchone()
+        return [(one, str(row[2 * place + 1])) for place, one in enumerate(wanted) if row[2 * place]]
+
+    def if_autocommit(self, connection: BaseDatabaseWrapper, value: str) -> str:
+        """``value``, or an error (``is_uncommitted``) in a session that would not commit the statement by itself."""
+        return value
+
+    def is_uncommitted(self, error: Error) -> bool:
+        """The error of ``if_autocommit``."""
+        return False
+
+    def has_committed(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # only servers have to ask
+        """A statement with ``if_autocommit`` has succeeded on this connection."""
 
     @abstractmethod
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from django.db import Error, OperationalError
 
-from django_mysqlqueue.rules import NOW_MS_MYSQL
+from django_mysqlqueue.rules import NOW_MS_MYSQL, SESSION_MYSQL
 from django_mysqlqueue.sql.base import Dialect
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 NEEDS_PRIVILEGE = 1227
 TABLE_ACCESS_DENIED = 1142
+OUT_OF_RANGE = 1690
 CANNOT_CONVERT = 3854
 """MySQL fills whole rows of ``innodb_trx``, the running statements as utf8mb3: an emoji in anybody's fails all."""
 READ_ONLY = frozenset({1290, 1792, 1836})
@@ -160,9 +161,12 @@ class MySQL(Dialect):
     greatest = "GREATEST"
     max_rows = 1000
     has_row_locks = True
+    session = SESSION_MYSQL
 
     def __init__(self) -> None:
         self._packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._committing: WeakSet[Any] = WeakSet()
+        """Driver connections that have autocommit on, as the server said."""
 
     def rows(self, names: Sequence[str], count: int) -> str:
         first = ", ".join(f"%s AS {name}" for name in names)
@@ -215,11 +219,30 @@ class MySQL(Dialect):
     def locks_reads(self, connection: BaseDatabaseWrapper) -> bool:
         return bool(connection.isolation_level == "serializable")  # type: ignore[attr-defined]
 
-    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
-        yield (
-            f"SET SESSION wait_timeout = {math.ceil(idle)}, net_read_timeout = {math.ceil(network)}, "
-            f"net_write_timeout = {math.ceil(network)}, innodb_lock_wait_timeout = {math.ceil(lock_wait)}"
-        )
+    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
+        return {
+            "wait_timeout": f"{math.ceil(idle)}",
+            "net_read_timeout": f"{math.ceil(network)}",
+            "net_write_timeout": f"{math.ceil(network)}",
+            "innodb_lock_wait_timeout": f"{math.ceil(lock_wait)}",
+        }
+
+    def if_autocommit(self, connection: BaseDatabaseWrapper, value: str) -> str:
+        connection.close_if_health_check_failed()  # as cursor() would: the statement is for the connection behind it
+        connection.ensure_connection()
+        raw = connection.connection
+        # Once for each server connection: it adds 6% to 12% to a publish. From then on the driver sees every change.
+        if raw in self._committing and raw.get_autocommit():
+            return value
+        # Until then it cannot tell: MySQL's status flag says "autocommit" in a session that has it off from the global
+        # value. The overflow is an error in every sql_mode; NULL would be, too, but not in a multi-row INSERT.
+        return f"IF(@@autocommit, {value}, ~0 + 1)"
+
+    def has_committed(self, connection: BaseDatabaseWrapper) -> None:
+        self._committing.add(connection.connection)
+
+    def is_uncommitted(self, error: Error) -> bool:
+        return error.args[:1] == (OUT_OF_RANGE,)
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
         # Asked once for each server connection: publishing must not pay for it.

@@ -7,7 +7,7 @@ so there are no row locks to take and nothing to skip.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, OperationalError
@@ -101,8 +101,8 @@ class SQLite(Dialect):
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
         return None
 
-    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Iterable[str]:
-        return ()
+    def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
+        return {}
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
         return 1_000_000_000  # SQLITE_MAX_LENGTH

@@ -22,7 +22,7 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.banner import show_banner, show_groups
 from django_mysqlqueue.management.base import LimitedCommand, database_of, errors_in_words, require_tables
 from django_mysqlqueue.management.ports import MetricsPorts, port
-from django_mysqlqueue.runtime import memory, reload
+from django_mysqlqueue.runtime import memory, reload, sessions
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.interrupts import STOP_SIGNALS
 from django_mysqlqueue.runtime.lifeline import Lifeline
@@ -88,7 +88,7 @@ class Command(LimitedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
-        with errors_in_words(using):
+        with errors_in_words(using), sessions.sound(using):
             require_tables(using)
             self._handle(using, options)
 
