@@ -169,6 +169,9 @@ def test_the_json_formatter_works():
     assert line["event"] == "delivery.failed"
     assert line["error"] == "x"
     assert line["traceback"].endswith("ValueError: x")
+    assert "stacks" not in line
+    record.stack_info = "Thread MainThread:\n  …"
+    assert json.loads(formatter.format(record))["stacks"] == record.stack_info
 
 
 def test_the_logging_settings_make_json_of_events(tmp_path):

@@ -235,7 +235,13 @@ class Subscriber:
                 self.stop("max-messages", replace=True)
             self._give_signs()
             if self._is_stuck():
-                event(logging.CRITICAL, "poller.stuck", name=self.name, seconds=STUCK_LIMIT)
+                event(
+                    logging.CRITICAL,
+                    "poller.stuck",
+                    stacks=self.executor.stacks(thread.ident),
+                    name=self.name,
+                    seconds=STUCK_LIMIT,
+                )
                 self.exit_code = EXIT_UNCLEAN
                 return self.exit_code
             if not self._stopping.is_set():
@@ -319,6 +325,7 @@ class Subscriber:
             event(
                 logging.CRITICAL,
                 "handler.hung",
+                stacks=self.executor.stacks(hung.thread),
                 group=hung.claimed.ref.group,
                 topic=hung.claimed.ref.topic,
                 partition=hung.claimed.key,
