@@ -18,6 +18,7 @@ from django_mysqlqueue.service import (
     heartbeats,
     leasing,
     publishing,
+    releasing,
     retention,
     scheduling,
     sequencing,
@@ -292,6 +293,13 @@ def _(world: World) -> None:
 @case("release", claimed)
 def _(world: World) -> None:
     leasing.release(ALIAS, G, WHO, "ab")
+
+
+for _mode in ("ordered", "shared"):
+
+    @case(f"release everything, {_mode}", lambda mode=_mode: claimed(mode))
+    def _(world: World) -> None:
+        releasing.release_all(ALIAS, WHO, [G], shared=[G] if world.mode == "shared" else [])
 
 
 @case("drop drained leases", drained)

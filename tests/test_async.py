@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import dataclasses
 import inspect
+import re
 import threading
 import time
 
@@ -17,7 +18,7 @@ from django.utils import translation
 from django_mysqlqueue import InvalidMessage, Message, apublish, apublish_many, publish, publish_many, subscriber
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import DeliveryEvent, OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime import registry, sessions
+from django_mysqlqueue.runtime import registry, sessions, stacks
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.loop import Loop
 from django_mysqlqueue.runtime.process import Subscriber
@@ -456,3 +457,66 @@ def test_context_variables_of_one_message_do_not_reach_the_next(db, kind):
 
     run(work if kind == "sync" else later, range(4), threads=1)
     assert seen == [("nobody", "en-us")] * 4
+
+
+def test_the_stacks_show_what_a_task_waits_for():
+    """A thread's stack shows only that it waits for the loop, and the loop's that it waits for anything."""
+    loop, go = Loop(), threading.Event()
+    waits = threading.Event()
+
+    async def inner(end):
+        await end.wait()
+
+    async def handle():
+        end = asyncio.Event()
+        asyncio.get_running_loop().create_task(look(end), name="look")
+        await inner(end)
+
+    async def look(end):
+        waits.set()  # the other task has begun before, so it waits by now
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        end.set()
+
+    def run():
+        loop.adopt()
+        async_to_sync(handle)()
+
+    loop.start()
+    thread = threading.Thread(target=run, name="a handler's thread")
+    thread.start()
+    try:
+        assert waits.wait(10)
+        text = stacks.show(loop.tasks(), first=thread.ident)
+    finally:
+        go.set()
+        thread.join(10)
+        loop.stop(10)
+    assert text.startswith("Thread a handler's thread:\n")
+    assert {"Thread MainThread:", "Thread mysqlqueue-loop:", "Task look:"} <= set(text.splitlines())
+    (task,) = [block for block in text.split("\nTask ")[1:] if ", in handle\n" in block]
+    calls = re.findall(r"^  File .*, in (\w+)\n    (.*)$", task, re.MULTILINE)
+    assert ("handle", "await inner(end)") in calls
+    assert ("inner", "await end.wait()") in calls
+
+
+def test_a_stack_is_shown_to_a_bounded_depth():
+    deep, go = threading.Event(), threading.Event()
+
+    def dive(depth):
+        if depth:
+            return dive(depth - 1) + 1
+        deep.set()
+        return go.wait(10) or 0
+
+    thread = threading.Thread(target=dive, args=(500,))
+    thread.start()
+    try:
+        assert deep.wait(10)
+        text = stacks.show(first=thread.ident)
+    finally:
+        go.set()
+        thread.join(10)
+    own = text.split("\nThread ")[0]
+    assert "go.wait(10)" in own, "the innermost calls are what counts"
+    assert len(own.splitlines()) < 3 * stacks.DEPTH

@@ -169,6 +169,9 @@ def test_the_json_formatter_works():
     assert line["event"] == "delivery.failed"
     assert line["error"] == "x"
     assert line["traceback"].endswith("ValueError: x")
+    assert "stacks" not in line
+    record.stack_info = "Thread MainThread:\n  …"
+    assert json.loads(formatter.format(record))["stacks"] == record.stack_info
 
 
 def test_the_logging_settings_make_json_of_events(tmp_path):
@@ -333,10 +336,10 @@ def test_other_blocks_are_well_formed(page):
 
 
 def test_grace_periods_are_long_enough():
-    """The process takes up to SHUTDOWN_TIMEOUT and 5 s to leave."""
-    from django_mysqlqueue.runtime.process import SHUTDOWN_MARGIN
+    """The process takes up to SHUTDOWN_TIMEOUT and 7 s to leave."""
+    from django_mysqlqueue.runtime.process import RELEASE_TIMEOUT, SHUTDOWN_MARGIN
 
-    least = conf.Settings().shutdown_timeout + SHUTDOWN_MARGIN
+    least = conf.Settings().shutdown_timeout + SHUTDOWN_MARGIN + RELEASE_TIMEOUT
     page = DOCS / "howto" / "deploy.md"
     text = page.read_text()
     found = [

@@ -272,7 +272,7 @@ def test_one_partition_and_many_threads_is_warned_of(start):
 def test_an_unknown_group_is_refused(db, tmp_path):
     worker = Worker(tmp_path, "--group", "nobody")
     assert worker.wait() == 1
-    assert "no handler has it; there are: action, atomic, batch, plain, shared, strict" in worker.output
+    assert "no handler has it; there are: action, atomic, batch, plain, shared, shared_atomic, strict" in worker.output
 
 
 # -- what handlers do ---------------------------------------------------------

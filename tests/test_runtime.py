@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 
 import pytest
@@ -526,6 +528,29 @@ def test_a_poller_that_hangs_ends_its_process(db, monkeypatch):
     process.poller.progressed_at += 1  # it goes round
     assert not any(process._is_stuck() for _ in range(5))
     assert process._is_stuck()
+
+
+def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
+    process, hangs = Subscriber(USING, {REF: handler()}, get_settings()), threading.Event()
+
+    def step_that_hangs():
+        hangs.wait(30)
+
+    monkeypatch.setattr("django_mysqlqueue.runtime.process.STUCK_LIMIT", 1.0)
+    monkeypatch.setattr(process.poller, "step", step_that_hangs)
+    assert process.run() == 1
+    hangs.set()
+    process.stop()
+    assert process._finished.wait(30)
+    (record,) = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "poller.stuck"]
+    first, *others = record.stack_info.split("\nThread ")
+    assert first.startswith("Thread mysqlqueue-poller:\n")
+    assert "in step_that_hangs\n    hangs.wait(30)" in first
+    assert any(text.startswith("MainThread:") for text in others)
+    # Beside the line, not in it: what reads lines reads on.
+    assert "\n" not in record.getMessage()
+    assert record.mysqlqueue == {"event": "poller.stuck", "name": process.name, "seconds": 1.0}
+    assert logging.Formatter("%(message)s").format(record).endswith(record.stack_info)
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])

@@ -42,6 +42,7 @@ from django_mysqlqueue.service import (
     overview,
     problems,
     redriving,
+    releasing,
     rescheduling,
     retention,
     retrying,
@@ -495,7 +496,9 @@ def _lose_and_take_over(group: str) -> None:
     with transaction.atomic():
         settling.ack_here(USING, first)
         transaction.set_rollback(True)
-    heartbeats.deregister(USING, lost.name, [ref])
+    settling.extend_all(USING, ref, held, milliseconds=600_000)
+    released = releasing.release_all(USING, lost.name, [ref], shared=[ref] if mode == "shared" else [])
+    assert (released.deliveries if mode == "shared" else released.leases) > 0
     heir = Sub(handler(group=group, mode=mode), name="heir")
     heir.settle(rounds=100)  # suspects come one by one
     # A late word, and a redelivery that is settled already.

@@ -124,7 +124,7 @@ def databases(server):
     aliases = {}
     with contextlib.ExitStack() as stack:
 
-        def alias_of(charset):
+        def emptied(charset):
             if charset not in aliases:
                 name = f"settings_{charset}"
                 server.execute(f"CREATE DATABASE {name}_queue CHARACTER SET {charset}")
@@ -133,7 +133,7 @@ def databases(server):
                 model.objects.using(aliases[charset]).all().delete()
             return aliases[charset]
 
-        yield alias_of
+        yield emptied
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pty
 import re
@@ -25,7 +26,7 @@ from django_mysqlqueue.management.commands.runsubscriber import Command
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
 from django_mysqlqueue.runtime import lifeline, memory, supervisor
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
-from django_mysqlqueue.runtime.lifeline import Lifeline
+from django_mysqlqueue.runtime.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process import Subscriber
 from django_mysqlqueue.runtime.supervisor import Place, Supervisor
 from tests.harness import USING, handler, in_thread, lag
@@ -122,6 +123,36 @@ def test_a_child_that_asks_for_it_is_replaced_at_once(run):
     one = run("sign(b'p'); sign(b'r')")
     wait_for(lambda: len(one.events("child.started")) >= 4)
     assert not one.events("child.restarting")
+
+
+def test_a_child_is_told_who_died_in_its_place_until_one_has_worked(run, tmp_path):
+    """What a child has not lived to release is left to the next one."""
+    log = tmp_path / "log"
+    one = run(
+        f"""
+        with open({str(log)!r}, "a+") as file:
+            file.write(json.dumps([os.getpid(), line["suffix"], line["predecessor"]]) + "\\n")
+            file.seek(0)
+            count = len(file.readlines())
+        if count == 1:
+            sign(b"p")  # it works, and dies
+            os.kill(os.getpid(), signal.SIGKILL)
+        if count == 2:
+            sys.exit(1)  # it cannot start
+        on(signal.SIGTERM, leave)
+        if count == 3:
+            sign(b"pr")  # it works, and leaves cleanly
+            leave()
+        for_ever()
+        """
+    )
+    wait_for(lambda: len(one.events("child.started")) == 4)
+    wait_for(lambda: one.supervisor.places[0].child and one.supervisor.places[0].child.has_signed)
+    first, second, third, fourth = map(json.loads, log.read_text().splitlines())
+    assert first[2] is None
+    assert second[2] == third[2] == first[:2]
+    assert fourth[2] is None
+    assert len({suffix for _, suffix, _ in (first, second, third, fourth)}) == 4
 
 
 def test_a_command_that_cannot_be_run(run):
@@ -276,10 +307,13 @@ def test_the_heartbeat_file_is_fresh_while_every_child_makes_progress(run, tmp_p
 def test_a_lifeline_is_inherited_once_and_tells_when_it_is_cut(monkeypatch):
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
-    for name, value in Lifeline(writing, os.getppid(), 3, reload=False).described().items():
+    lost = Incarnation(17, "abcd")
+    described = Lifeline(writing, os.getppid(), 3, reload=False, suffix="0f", predecessor=lost).described()
+    for name, value in described.items():
         monkeypatch.setenv(name, value)
     line = Lifeline.inherited()
     assert line.number == 3
+    assert (line.suffix, line.predecessor) == ("0f", lost)
     assert lifeline.VARIABLE not in os.environ
     assert Lifeline.inherited() is None
     assert not os.get_inheritable(writing)
@@ -298,7 +332,7 @@ def test_a_lifeline_is_inherited_once_and_tells_when_it_is_cut(monkeypatch):
 def test_a_full_pipe_does_not_block_a_child():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    line = Lifeline(writing, os.getppid(), 1, reload=False)
+    line = Lifeline(writing, os.getppid(), 1, reload=False, suffix="0f")
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writing, b"a" * 4096)
@@ -318,7 +352,7 @@ def test_signs_tell_life_from_progress(db, tmp_path):
         {one.ref: one},
         get_settings(),
         heartbeat_file=HeartbeatFile(str(path)),
-        lifeline=Lifeline(writing, os.getppid(), 1, reload=False),
+        lifeline=Lifeline(writing, os.getppid(), 1, reload=False, suffix="0f"),
     )
     for stuck_for, sign in ((0, lifeline.PROGRESS), (31, lifeline.ALIVE)):
         os.utime(path, (0, 0))

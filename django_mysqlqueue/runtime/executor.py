@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime import sessions, stacks
 from django_mysqlqueue.runtime.handling import handle
 from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.lanes import Batch
@@ -43,6 +43,10 @@ class Executor:
     def is_broken(self) -> bool:
         """Whether async handlers can run no more."""
         return self._loop is not None and self._loop.died
+
+    def stacks(self, first: int | None = None) -> str:
+        """What all threads of the process and the tasks of async handlers do, beginning with a thread."""
+        return stacks.show(self._loop.tasks() if self._loop is not None else (), first=first)
 
     def join(self, timeout: float) -> None:
         """Waits for the threads to end after the inbox was closed."""

@@ -59,7 +59,8 @@ class Heart:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(self._interval + 5)
+        if self._thread.is_alive():
+            self._thread.join(self._interval + 5)
 
     def good(self) -> bool:
         """Whether this process's leases are certainly its own."""

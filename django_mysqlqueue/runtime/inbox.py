@@ -424,7 +424,7 @@ class Inbox:
         group.waiting -= 1
         group.waiting_bytes -= held.claimed.size
         group.running += 1
-        held.started_at = time.monotonic()
+        held.started_at, held.thread = time.monotonic(), threading.get_ident()
         self._running[id(held)] = held
         if held.claimed.suspect:
             self._suspect = held.claimed

@@ -25,6 +25,8 @@ class Held:
     handler: Handler
     started_at: float = 0.0
     """Monotonic; 0 while it waits."""
+    thread: int = 0
+    """Identifier of the thread that handles it."""
     delivery: Delivery | None = None
     """What its handler got; None where it was not called."""
     seconds: float = 0.0

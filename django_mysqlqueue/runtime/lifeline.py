@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 VARIABLE = "MYSQLQUEUE_LIFELINE"
 """Tells a child that it is one. It is taken out of the environment at once: a handler's own processes are none."""
@@ -18,6 +19,13 @@ REPLACE = b"r"
 """The child leaves on purpose and shall be replaced at once."""
 
 
+class Incarnation(NamedTuple):
+    """One run of a child. Both are part of its subscriber's name, so a replacement can derive it."""
+
+    pid: int
+    suffix: str
+
+
 @dataclass(slots=True)
 class Lifeline:
     """What a child knows of its supervisor. Signs never block and never fail: ``is_cut`` tells."""
@@ -27,6 +35,10 @@ class Lifeline:
     number: int
     """1 for the supervisor's first child, and for those that replace it."""
     reload: bool
+    suffix: str
+    """A random part of the child's name."""
+    predecessor: Incarnation | None = None
+    """A child that has died in this place: before its own first sign, this one releases the messages that it held."""
     _broken: bool = False
 
     @classmethod
@@ -35,7 +47,10 @@ class Lifeline:
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             return None
-        self = cls(**json.loads(text))
+        values = json.loads(text)
+        if values["predecessor"] is not None:
+            values["predecessor"] = Incarnation(*values["predecessor"])
+        self = cls(**values)
         # A process that a handler starts must not hold the pipe open.
         os.set_inheritable(self.pipe, False)  # noqa: FBT003
         os.set_blocking(self.pipe, False)
@@ -45,7 +60,14 @@ class Lifeline:
         """The environment variable for the child that is to have it."""
         return {
             VARIABLE: json.dumps(
-                {"pipe": self.pipe, "parent": self.parent, "number": self.number, "reload": self.reload}
+                {
+                    "pipe": self.pipe,
+                    "parent": self.parent,
+                    "number": self.number,
+                    "reload": self.reload,
+                    "suffix": self.suffix,
+                    "predecessor": self.predecessor,
+                }
             )
         }
 

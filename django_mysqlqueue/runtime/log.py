@@ -14,13 +14,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_mysqlqueue.subscriber")
 
 
-def event(level: int, verb: str, *, exc_info: bool = False, **fields: Any) -> None:
-    """Logs ``verb name=value …``; the fields are also in the record as ``mysqlqueue``."""
+def event(level: int, verb: str, *, exc_info: bool = False, stacks: str | None = None, **fields: Any) -> None:
+    """Logs ``verb name=value …``; the fields are also in the record as ``mysqlqueue``.
+
+    ``stacks`` becomes the record's ``stack_info``, which formatters show below the line.
+    """
     if not logger.isEnabledFor(level):
         return
     text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
     # The verb is in the template: Sentry and the like group lines by it.
-    logger.log(level, f"{verb} %s", text, exc_info=exc_info, extra={"mysqlqueue": {"event": verb, **fields}})
+    template, extra = f"{verb} %s", {"mysqlqueue": {"event": verb, **fields}}
+    if stacks is None:
+        logger.log(level, template, text, exc_info=exc_info, extra=extra)
+        return
+    # ``log()`` takes no stack but the caller's own.
+    file, line, function, _ = logger.findCaller()
+    logger.handle(
+        logger.makeRecord(logger.name, level, file, line, template, (text,), None, function, extra, sinfo=stacks)
+    )
 
 
 def is_worth_a_line(failures: int) -> bool:

@@ -52,6 +52,10 @@ class Loop:
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(timeout)
 
+    def tasks(self) -> set[asyncio.Task[object]]:
+        """The tasks that have not ended. For any thread."""
+        return set() if self._loop is None else asyncio.all_tasks(self._loop)
+
     def adopt(self) -> None:
         """Makes ``async_to_sync`` in this thread run its coroutines on the loop.
 

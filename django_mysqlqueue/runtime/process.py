@@ -23,13 +23,14 @@ from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.interrupts import on_stop_signals, say_leaving, say_stopping
-from django_mysqlqueue.runtime.lifeline import Lifeline
+from django_mysqlqueue.runtime.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
 from django_mysqlqueue.runtime.registry import Handler, mode_text
 from django_mysqlqueue.runtime.telling import Teller
-from django_mysqlqueue.service import groups, heartbeats, leasing, news, wakeups
+from django_mysqlqueue.service import groups, heartbeats, leasing, news, releasing, wakeups
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.releasing import Released
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.service.transactions import Session
 
@@ -42,6 +43,8 @@ DRAIN_CHECK = 0.5
 """Seconds between two looks at whether everything is drained."""
 HANDLER_MARGIN = 10.0
 """Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
+RELEASE_TIMEOUT = 2.0
+"""Seconds that a process that leaves uncleanly has to release what it holds."""
 TELL_TIMEOUT = 2.0
 """Seconds that receivers of ``delivery_settled`` have at the end of the process."""
 MEMORY_GRACE = 5.0
@@ -56,7 +59,12 @@ SIGN_INTERVAL = 1.0
 
 def incarnation(name: str | None) -> str:
     """A subscriber's full name: two processes given one name are still two."""
-    suffix = f":{os.getpid()}:{secrets.token_hex(4)}"
+    return full_name(name, Incarnation(os.getpid(), secrets.token_hex(4)))
+
+
+def full_name(name: str | None, one: Incarnation) -> str:
+    """The name in the database of one run of a subscriber on this host."""
+    suffix = f":{one.pid}:{one.suffix}"
     base = name or socket.gethostname() or "subscriber"
     return re.sub(r"\s", "-", base)[: KEY_LENGTH - len(suffix)] + suffix
 
@@ -117,7 +125,11 @@ class Subscriber:
         self.using = using
         self.handlers = dict(handlers)
         self.settings = settings
-        self.name = incarnation(name)
+        lost = None if lifeline is None else lifeline.predecessor
+        self._predecessor = None if lost is None else full_name(name, lost)
+        self.name = (
+            incarnation(name) if lifeline is None else full_name(name, Incarnation(os.getpid(), lifeline.suffix))
+        )
         self.threads = threads or settings.threads
         self.batch_size = batch_size or settings.batch_size
         self.drain = drain
@@ -135,6 +147,7 @@ class Subscriber:
         self._turns = 0
         self._drain_checked_at = 0.0
         self._rest = True
+        self._release_error = f"no answer within {RELEASE_TIMEOUT:g} s"
         self.exit_code = 0
         longest = max(handler.max_processing_time for handler in self.handlers.values())
         self.heart = Heart(
@@ -222,11 +235,22 @@ class Subscriber:
             SubscriberError: a group is registered with another mode than its handler's.
         """
         register(self.using, self.handlers)
+        if self._predecessor is not None:
+            done = self._release(self._predecessor)
+            event(
+                logging.INFO,
+                "predecessor.released",
+                name=self._predecessor,
+                leases=done.leases,
+                deliveries=done.deliveries,
+            )
         if ready is not None:
             ready()
+        # Before it can hold anything, and even where it ends at once. To the supervisor the first sign also means
+        # that the predecessor's messages have been released.
+        self._give_signs()
         thread = threading.Thread(target=self._poll, name="mysqlqueue-poller", daemon=True)
         thread.start()
-        self._give_signs()  # even one that ends at once could start
         give_up_at = float("inf")
         while not self._finished.wait(TURN):
             if self._signalled:
@@ -235,7 +259,13 @@ class Subscriber:
                 self.stop("max-messages", replace=True)
             self._give_signs()
             if self._is_stuck():
-                event(logging.CRITICAL, "poller.stuck", name=self.name, seconds=STUCK_LIMIT)
+                event(
+                    logging.CRITICAL,
+                    "poller.stuck",
+                    stacks=self.executor.stacks(thread.ident),
+                    name=self.name,
+                    seconds=STUCK_LIMIT,
+                )
                 self.exit_code = EXIT_UNCLEAN
                 return self.exit_code
             if not self._stopping.is_set():
@@ -280,12 +310,37 @@ class Subscriber:
                 self.stop("max-memory", replace=True)
 
     def leave(self) -> None:
-        """Ends the process now if handlers are still running: a thread cannot be killed."""
-        if self.exit_code:
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
+        """Ends the process now if handlers may still be running: a thread cannot be killed.
+
+        The last thing that it does is to release what it holds. From then on
+        another subscriber may start the messages whose handlers run here.
+        """
+        if not self.exit_code:
+            return
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        thread = threading.Thread(target=self._release_and_exit, name="mysqlqueue-release", daemon=True)
+        thread.start()
+        thread.join(RELEASE_TIMEOUT)
+        event(logging.ERROR, "subscriber.not_released", name=self.name, error=self._release_error)
+        os._exit(self.exit_code)
+
+    def _release_and_exit(self) -> None:
+        """In a thread of its own, since the database may not answer. It returns only after an error."""
+        try:
+            # A heartbeat that came later would register the subscriber again.
+            self.heart.stop()
+            sessions.adopt(self.using, sessions.Timeouts(idle=2, lock_wait=1, network=2, read=RELEASE_TIMEOUT))
+            self._release(self.name)
+        except Exception as error:  # noqa: BLE001
+            self._release_error = f"{type(error).__name__}: {error}"
+        else:
             os._exit(self.exit_code)
+
+    def _release(self, name: str) -> Released:
+        shared = [ref for ref, handler in self.handlers.items() if handler.shared]
+        return releasing.release_all(self.using, name, self.handlers, shared=shared)
 
     # -- the poller's thread --------------------------------------------------
 
@@ -319,6 +374,7 @@ class Subscriber:
             event(
                 logging.CRITICAL,
                 "handler.hung",
+                stacks=self.executor.stacks(hung.thread),
                 group=hung.claimed.ref.group,
                 topic=hung.claimed.ref.topic,
                 partition=hung.claimed.key,
@@ -393,7 +449,9 @@ class Subscriber:
         self.executor.join(1 if not running else 0)
         self._insist(self._release_all)
         self.heart.stop()
-        self._insist(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
+        if not running:
+            # Else others would steal the leases of what still runs: ``leave`` does it, as the last thing.
+            self._insist(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
         self.teller.close(TELL_TIMEOUT)
         if running:
             self.exit_code = EXIT_UNCLEAN
@@ -415,7 +473,7 @@ class Subscriber:
         self.poller.write_rollups()
 
     def _release_all(self) -> None:
-        """A partition whose handler still runs keeps its lease until this process is gone."""
+        """A partition whose handler still runs keeps its lease until this process leaves."""
         for work in self.poller.ordered:
             free = [key for key, partition in work.partitions.items() if partition.owned and not partition.in_hand]
             if free:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -20,9 +21,9 @@ from dataclasses import dataclass
 from django_mysqlqueue.runtime import lifeline
 from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
 from django_mysqlqueue.runtime.interrupts import on_stop_signals, say_leaving, say_stopping
-from django_mysqlqueue.runtime.lifeline import Lifeline
+from django_mysqlqueue.runtime.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.runtime.process import SHUTDOWN_MARGIN
+from django_mysqlqueue.runtime.process import RELEASE_TIMEOUT, SHUTDOWN_MARGIN
 from django_mysqlqueue.runtime.reload import Snapshot
 
 LONG_RUN = 60.0
@@ -30,7 +31,7 @@ LONG_RUN = 60.0
 MAXIMUM_BACKOFF = 30.0
 SILENCE_MARGIN = 5.0
 """Seconds that a sign of life, due every second, may be late on a busy machine."""
-STOP_MARGIN = SHUTDOWN_MARGIN + 3.0
+STOP_MARGIN = SHUTDOWN_MARGIN + RELEASE_TIMEOUT + 1.0
 """Seconds beyond SHUTDOWN_TIMEOUT until what is left is killed; children leave by themselves before."""
 LEAVE_MARGIN = 2.0
 """Seconds that a child has to leave at once."""
@@ -44,6 +45,7 @@ class Child:
 
     process: subprocess.Popen[bytes]
     pipe: int
+    suffix: str
     started_at: float
     signed_at: float
     """Of its last sign of life, or its start."""
@@ -63,6 +65,8 @@ class Place:
     start_at: float = 0.0
     failures: int = 0
     """Short runs in a row."""
+    lost: Incarnation | None = None
+    """A child that has died and may hold messages. The next one releases them before its first sign."""
     code: Snapshot | None = None
     """With ``--reload``: the files as they were before the last start."""
     waits_for_change: bool = False
@@ -177,7 +181,10 @@ class Supervisor:
             event(logging.ERROR, "child.not_started", number=place.number, error=error)
             self._restart_later(place, ran=0.0)
             return
-        line = Lifeline(writing, os.getpid(), place.number, reload=self._snapshot is not None)
+        suffix = secrets.token_hex(4)
+        line = Lifeline(
+            writing, os.getpid(), place.number, reload=self._snapshot is not None, suffix=suffix, predecessor=place.lost
+        )
         try:
             process = subprocess.Popen(  # noqa: S603
                 self._command,
@@ -197,7 +204,7 @@ class Supervisor:
         os.set_blocking(reading, False)
         self._selector.register(reading, selectors.EVENT_READ, place)
         now = time.monotonic()
-        place.child = Child(process, reading, started_at=now, signed_at=now)
+        place.child = Child(process, reading, suffix, started_at=now, signed_at=now)
         event(logging.INFO, "child.started", number=place.number, pid=process.pid)
 
     def _restart_later(self, place: Place, ran: float) -> None:
@@ -267,6 +274,8 @@ class Supervisor:
             **({"code": code} if code >= 0 else {"signal": _signal_name(-code)}),
             seconds=round(ran, 1),
         )
+        if child.has_signed:
+            place.lost = None if clean else Incarnation(child.process.pid, child.suffix)
         if self.is_stopping:
             self._exit_code = self._exit_code if clean else 1
             place.is_done = True

@@ -37,16 +37,17 @@ def beat(using: str, subscriber: str, refs: Sequence[GroupRef], info: Mapping[st
 
 def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
     """Says that the subscriber has left: its leases are free at once."""
+    run(using, lambda session: mark_deregistered(session, subscriber, refs))
 
-    def write(session: Session) -> None:
-        rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
-        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
-        session.execute(
-            session.dialect.update_joined(HEARTBEATS, KEY, len(rows), on, {"deregistered_at": session.dialect.now_ms}),
-            flat(rows),
-        )
 
-    run(using, write)
+def mark_deregistered(session: Session, subscriber: str, refs: Iterable[GroupRef]) -> None:
+    """The same, in the caller's transaction."""
+    rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
+    on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+    session.execute(
+        session.dialect.update_joined(HEARTBEATS, KEY, len(rows), on, {"deregistered_at": session.dialect.now_ms}),
+        flat(rows),
+    )
 
 
 def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:

@@ -199,13 +199,18 @@ def mine(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> s
 
 def release(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> None:
     """Gives back leases whose partitions still have work: the rows stay, unowned."""
-
-    def give_back(session: Session) -> None:
-        owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner == subscriber)
-        _assign(session, ref, owned, "")
-
     if keys:
-        run(using, give_back)
+        run(using, lambda session: unassign(session, ref, subscriber, keys))
+
+
+def unassign(
+    session: Session, ref: GroupRef, subscriber: str, keys: Collection[str], *, skip_locked: bool = False
+) -> int:
+    """The same, in the caller's transaction; returns how many of the leases were the subscriber's."""
+    owners = lock(session, ref, sorted(keys), skip_locked=skip_locked)
+    owned = sorted(key for key, owner in owners.items() if owner == subscriber)
+    _assign(session, ref, owned, "")
+    return len(owned)
 
 
 def revoke(using: str, ref: GroupRef, keys: Collection[str], *, by: str) -> int:

@@ -42,6 +42,12 @@ def shared(delivery: Delivery) -> None:
     act(delivery.payload)
 
 
+@subscriber("p.shared_atomic", group="shared_atomic", mode="shared", atomic=True, backoff={"initial": 0.1})
+def shared_atomic(delivery: Delivery) -> None:
+    record("shared_atomic", delivery)
+    act(delivery.payload)
+
+
 @subscriber("p.action", group="action", max_attempts=3, max_processing_time=2, backoff={"initial": 0.1})
 def action(delivery: Delivery) -> None:
     record("action", delivery)

@@ -1,0 +1,45 @@
+"""The stacks of this process's threads and tasks as text, to show where a handler hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+DEPTH = 100
+"""Innermost frames of a thread or task that are shown."""
+
+
+def show(tasks: Iterable[asyncio.Task[Any]] = (), *, first: int | None = None) -> str:
+    """Format the stacks of all threads and of some tasks, the innermost call last.
+
+    Args:
+        tasks: of an event loop in another thread. A thread's stack shows only the loop.
+        first: identifier of the thread to begin with.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda one: (one[0] != first, names.get(one[0], "")))
+    blocks = [
+        f"Thread {names.get(ident, ident)}:\n{_formatted(traceback.walk_stack(frame))}" for ident, frame in frames
+    ]
+    blocks += [f"Task {task.get_name()}:\n{_formatted(reversed(list(_awaited(task))))}" for task in tasks]
+    return "\n".join(blocks)
+
+
+def _formatted(innermost_first: Iterable[tuple[FrameType, int]]) -> str:
+    summary = traceback.StackSummary.extract(iter(innermost_first), limit=DEPTH)
+    summary.reverse()
+    return "".join(summary.format()).rstrip("\n")
+
+
+def _awaited(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
+    """Follow what a task waits for, outermost first. ``Task.get_stack`` ends at the task's own coroutine."""
+    one: Any = task.get_coro()
+    # None: it has just ended. Other awaitables (a future, an async generator's step) do not say what they wait for.
+    while (frame := getattr(one, "cr_frame", None)) is not None:
+        yield frame, frame.f_lineno
+        one = one.cr_await

@@ -1,0 +1,93 @@
+"""Release everything that a subscriber holds, so that nobody waits for its lease or a visibility timeout."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from django_mysqlqueue.models import DeliveryState, PartitionLease
+from django_mysqlqueue.service import heartbeats, leasing
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.watermarks import BY_ROW
+
+LEASES = PartitionLease._meta.db_table
+STATE = DeliveryState._meta.db_table
+
+LOOKED_AT = 10_000
+"""Rows of a group that are searched for those of one subscriber: no index leads to them, and messages in backoff lie
+among them. The rest become visible when their visibility timeout is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What a subscriber had held."""
+
+    leases: int
+    deliveries: int
+    """Deliveries of shared groups. Those of ordered groups go with their leases."""
+
+
+def release_all(using: str, subscriber: str, refs: Collection[GroupRef], *, shared: Collection[GroupRef]) -> Released:
+    """Deregister a subscriber and release its leases and deliveries for immediate redelivery.
+
+    Only for a process that has ended, or that leaves right after this: what it
+    still ran would run twice. The deliveries stay suspects, so each further
+    attempt at them is recorded before it starts.
+
+    Only the subscriber's own heartbeat is waited for. Locked leases and
+    deliveries are skipped: a transaction of the subscriber may still be open on
+    the server. Such a lease is stale by then, and can be stolen.
+
+    Args:
+        subscriber: its full name, with the incarnation.
+        refs: its consumer groups.
+        shared: those of ``refs`` that are in shared mode.
+    """
+
+    def release(session: Session) -> Released:
+        heartbeats.mark_deregistered(session, subscriber, refs)
+        leases = _release_leases(session, subscriber)
+        deliveries = sum(_release_deliveries(session, subscriber, ref) for ref in sorted(shared))
+        return Released(leases, deliveries)
+
+    return run(using, release)
+
+
+def _release_leases(session: Session, subscriber: str) -> int:
+    rows = session.rows(
+        f"SELECT consumer_group, topic, partition_key FROM {LEASES}{session.dialect.force_index('queue_leases_owner')} "
+        "WHERE leased_by = %s",
+        (subscriber,),
+    )
+    keys: dict[GroupRef, list[str]] = {}
+    for group, topic, key in rows:
+        keys.setdefault(GroupRef(group, topic), []).append(key)
+    return sum(leasing.unassign(session, ref, subscriber, keys[ref], skip_locked=True) for ref in sorted(keys))
+
+
+def _release_deliveries(session: Session, subscriber: str, ref: GroupRef) -> int:
+    """Make deliveries due that are invisible; those that are not are due already."""
+    due = session.dialect.force_index("queue_delivery_state_due")
+    rows = session.rows(
+        "SELECT w.partition_key, w.message_offset FROM (SELECT partition_key, message_offset, delivered_by "
+        f"FROM {STATE}{due} WHERE consumer_group = %s AND topic = %s AND acked = %s "
+        f"AND invisible_until > {session.dialect.now_ms} ORDER BY invisible_until LIMIT %s) w "
+        "WHERE w.delivered_by = %s",
+        (*ref, False, LOOKED_AT, subscriber),
+    )
+    released = 0
+    for chunk in session.chunks(sorted(rows)):
+        held = session.rows(
+            f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+            f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s AND s.delivered_by = %s"
+            f"{session.dialect.skip_locked}",
+            (*flat(chunk), *ref, False, subscriber),
+        )
+        if held:
+            session.execute(
+                session.dialect.update_joined(STATE, ("k", "o"), len(held), BY_ROW, {"invisible_until": "0"}),
+                (*flat(held), *ref),
+            )
+        released += len(held)
+    return released
