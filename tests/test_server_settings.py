@@ -31,7 +31,7 @@ from tests import accounts, load
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.harness import USING
-from tests.private_servers import private_server
+from tests.private_servers import alias_of, private_server
 from tests.test_processes import ROOT, SHORT, Worker, wait_for
 from tools import servers
 
