@@ -256,6 +256,54 @@ def test_a_savepoint_proves_that_the_transaction_is_as_it_was(db):
     assert effects() == ["after", "before"]
 
 
+def _swallow(provoke):
+    with contextlib.suppress(DatabaseError):
+        provoke()
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("atomic", [True, False])
+def test_an_error_that_is_caught_inside_a_savepoint_loses_nothing(db, atomic):
+    """At the end of a block that is marked Django rolls back without a word, and the message would be acked."""
+    attempts = []
+
+    def function(delivery):
+        attempts.append(delivery.attempt)
+        with transaction.atomic():
+            Effect.objects.create(name="before")
+            _swallow(lambda: sql("CALL nobody_knows_this_procedure()"))
+
+    def work():
+        sessions.adopt(USING, TIMEOUTS, watch=True)
+        sub = Sub(handler(function=function, atomic=atomic))
+        sub.settle()
+        sub.leave()
+
+    publish_many("t", [Message(1, key="k")])
+    in_thread(work)
+    assert attempts == [1]
+    assert effects() == ["before"]
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_rolled_back_transaction_is_found_at_the_end_of_a_savepoint(rolls_back_on_timeout, goes_on):
+    Effect.objects.using(SERVER).all().delete()
+    with a_locked_row(SERVER) as locked:
+
+        def provoke():
+            with transaction.atomic(SERVER):
+                Effect.objects.using(SERVER).create(name="inner before")
+                _swallow(lambda: _by_sql(locked, SERVER))
+                if goes_on:
+                    Effect.objects.using(SERVER).create(name="inner after")
+
+        attempts = Attempts(provoke, SERVER)
+        failed = attempts.run()
+    assert [count for count, _ in failed] == [1]
+    assert effects(SERVER) == ["second attempt"]
+
+
 @pytest.mark.servers_only
 @pytest.mark.parametrize(
     ("statement", "kept"),

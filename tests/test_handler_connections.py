@@ -12,7 +12,7 @@ from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime import handling, sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.sql import has_unread
 from tests.app.models import Effect
@@ -153,6 +153,40 @@ def _take(taken):
             return
 
 
+def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarce, monkeypatch):
+    monkeypatch.setattr(handling, "LONGEST_REST", 0.05)
+    calls = []
+
+    def function(delivery):
+        try:
+            calls.append(("primary", session_of(SCARCE)))
+        except OperationalError:
+            calls.append(("fallback", delivery.attempt))
+
+    taken = connections.create_connection(SCARCE)
+    with working(handler(group="optional", function=function)) as until:
+        publish_many("t", [Message(0, key="k")])
+        until(lambda: len(calls) == 1)
+        sql(f"KILL {calls[0][1]}")
+        _take(taken)
+        publish_many("t", [Message(1, key="k")])
+        until(lambda: len(calls) == 2)
+        taken.close()
+    assert calls[1] == ("fallback", 1)
+
+
+def test_an_alias_that_is_not_used_any_more_is_forgotten(db):
+    with sessions.noting_uses("forgets"):
+        sessions._role.used.add(SCARCE)
+    for _ in range(sessions.FORGOTTEN_AFTER):
+        with sessions.noting_uses("forgets"):
+            sessions._role.used.add(USING)
+    assert sessions._uses["forgets"] == {SCARCE: sessions.FORGOTTEN_AFTER, USING: 0}
+    with sessions.noting_uses("forgets"):
+        pass
+    assert sessions._uses.pop("forgets") == {USING: 1}
+
+
 def test_what_a_handler_uses_is_known_to_all_threads_of_the_process(db):
     used = threading.Event()
 
@@ -165,7 +199,7 @@ def test_what_a_handler_uses_is_known_to_all_threads_of_the_process(db):
     with working(one, threads=2) as until:
         publish_many("t", [Message(0, key="k")])
         until(used.is_set)
-    assert sessions._uses[one.ref] == {USING}
+    assert set(sessions._uses[one.ref]) == {USING}
     idle = handler(group="idle", function=lambda delivery: None)
     with working(idle) as until:
         until(lambda: not DeliveryState.objects.filter(consumer_group="idle", acked=False).exists())

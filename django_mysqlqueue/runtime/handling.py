@@ -25,6 +25,9 @@ from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.sql import dialect_of
 
 UNSETTLED = (Kind.NACK, Kind.SNOOZE)
+INSISTS = 8
+"""How often in a row a thread tries to open what a handler has used of databases other than the queue's, with rests
+between, 6 s in all. Then it calls the handler, which may do without."""
 LONGEST_REST = 1.0
 """Seconds that a handler thread rests at most after it could not connect."""
 _not_started = threading.local()
@@ -127,7 +130,7 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
 def _connect(handler: Handler) -> None:
     """Opens what the handler is known to use: that it cannot be had is not the handler's failure."""
     try:
-        sessions.connect(handler.ref)
+        sessions.connect(handler.ref, insist=getattr(_not_started, "failures", 0) < INSISTS)
     except Error as error:
         raise _NotStarted from error
 
@@ -237,7 +240,7 @@ def _begin(stack: contextlib.ExitStack, using: str) -> None:
             if statement is not None:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)
-            stack.enter_context(transaction.atomic(using))
+            stack.enter_context(sessions.transaction_of_handler(using))
         except Error as error:
             sessions.drop(connection)
             if is_last:

@@ -13,13 +13,14 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error, OperationalError, connections
+from django.db import Error, OperationalError, connections, transaction
 from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.runtime import forks
 from django_mysqlqueue.sql import (
     changes_session,
     dialect_of,
+    ends_transaction,
     has_unread,
     is_astray,
     is_read_only,
@@ -154,21 +155,48 @@ def _watch(*, connection: Any, **kwargs: Any) -> None:
 
 def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:  # noqa: FBT001
     connection = context["connection"]
-    uses: set[str] | None = getattr(_role, "uses", None)
-    if uses is not None:
-        uses.add(connection.alias)
+    used: set[str] | None = getattr(_role, "used", None)
+    if used is not None:
+        used.add(connection.alias)
     changed: set[str] | None = getattr(_role, "changed", None)  # None: another thread was lent the connection
     if changed is not None and changes_session(connection, str(sql)):
         changed.add(connection.alias)
     try:
         return execute(sql, params, many, context)
     except Error as error:
-        # Whoever catches it must not go on if what they wrote before may be gone: the ack would be committed without
-        # it. Inside a savepoint Django finds out by rolling back to it, and clears the mark.
-        if connection.in_atomic_block and not keeps_transaction(connection, str(sql), error):
-            connection.needs_rollback = True
-            connection.rollback_exc = error
+        _doubt(connection, str(sql), error)
         raise
+
+
+def _doubt(connection: Any, statement: str, error: Error) -> None:
+    """Whoever catches an error must not go on if what they wrote before may be gone: the ack would be committed.
+
+    Inside a savepoint nothing is to be done: at its end Django releases it, which
+    fails if the server has rolled back everything, and the error goes on from
+    there. (A mark would roll back to the savepoint, without a word.)
+    """
+    if not connection.in_atomic_block or any(connection.savepoint_ids):
+        return
+    if connection.atomic_blocks[0] is getattr(_role, "transaction", None):
+        is_lost = not keeps_transaction(connection, statement, error)
+    else:
+        # A transaction that the handler has opened itself is no promise of the queue's: as little as can be is changed.
+        is_lost = ends_transaction(connection, error)
+    if is_lost:
+        connection.needs_rollback = True
+        connection.rollback_exc = error
+
+
+@contextlib.contextmanager
+def transaction_of_handler(using: str) -> Iterator[None]:
+    """The transaction around an atomic handler."""
+    block = transaction.atomic(using)
+    _role.transaction = block
+    try:
+        with block:
+            yield
+    finally:
+        _role.transaction = None
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
@@ -218,31 +246,51 @@ def refresh(*, idle: bool) -> None:
             drop(connection)
 
 
-_uses: dict[Hashable, set[str]] = {}
-"""By handler: the aliases that its calls have used, in any thread of this process."""
+_uses: dict[Hashable, dict[str, int]] = {}
+"""By handler: the aliases that its calls have used, in any thread of this process, and how many calls ago."""
+FORGOTTEN_AFTER = 100
+"""Calls of a handler after which an alias that they did not use is not opened for it any more."""
 
 
 @contextlib.contextmanager
 def noting_uses(handler: Hashable) -> Iterator[None]:
     """Around a handler's call: notes which aliases it uses, for ``connect``."""
-    _role.uses = _uses.setdefault(handler, set())
+    used: set[str] = set()
+    _role.used = used
     try:
         yield
     finally:
-        _role.uses = None
+        _role.used = None
+        uses = _uses.setdefault(handler, {})
+        for alias, ago in tuple(uses.items()):
+            if ago >= FORGOTTEN_AFTER:
+                uses.pop(alias, None)
+            else:
+                uses[alias] = ago + 1
+        uses.update(dict.fromkeys(used, 0))
 
 
-def connect(handler: Hashable) -> None:
-    """Opens the connections that the handler's earlier calls have used, where they are closed.
+def connect(handler: Hashable, *, insist: bool) -> None:
+    """Opens the connections that the handler's latest calls have used, where they are closed.
 
     What fails here would otherwise be the handler's first query. A handler that uses no database waits for none.
+
+    Args:
+        insist: False: an alias that cannot be opened, other than the queue's, is left to the handler, which may do
+            without it.
 
     Raises:
         django.db.Error: a connection cannot be opened.
     """
     for alias in tuple(_uses.get(handler, ())):
-        if alias in connections:
+        if alias not in connections:
+            continue
+        try:
             connections[alias].ensure_connection()
+        except Error:
+            if insist or alias == getattr(_role, "using", None):
+                raise
+            _uses[handler].pop(alias, None)  # the next calls need not wait either, until one has used it
 
 
 def tidy() -> None:

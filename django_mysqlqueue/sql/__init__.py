@@ -67,6 +67,17 @@ def changes_session(connection: BaseDatabaseWrapper, statement: str) -> bool:
     return mysql.changes_session(statement)
 
 
+def ends_transaction(connection: BaseDatabaseWrapper, error: Error) -> bool:
+    """Whether it is certain that the server has rolled back the whole transaction with this error."""
+    if connection.connection is None:
+        return True
+    if connection.vendor == "mysql":
+        from django_mysqlqueue.sql import mysql
+
+        return mysql.ends_transaction(connection.connection, error)
+    return not keeps_transaction(connection, "", error)
+
+
 def keeps_transaction(connection: BaseDatabaseWrapper, statement: str, error: Error) -> bool:
     """Whether it is certain that a statement's error has left the open transaction as it was.
 

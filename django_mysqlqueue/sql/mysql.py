@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 NEEDS_PRIVILEGE = 1227
+CHANGED_SINCE_SNAPSHOT = 1020
+"""MariaDB with innodb_snapshot_isolation."""
 TABLE_ACCESS_DENIED = 1142
 OUT_OF_RANGE = 1690
 CANNOT_CONVERT = 3854
@@ -54,7 +56,7 @@ INNODB_TRANSACTIONS = (
 PERFORMANCE_SCHEMA = (
     "SELECT e.timer_wait DIV 1000000000000, t.processlist_id FROM performance_schema.events_transactions_current e "
     "JOIN performance_schema.threads t ON t.thread_id = e.thread_id "
-    "WHERE e.state = 'ACTIVE' AND t.processlist_id > 0 ORDER BY e.timer_wait DESC LIMIT 1"
+    "WHERE e.state = 'ACTIVE' AND t.processlist_id > 0 AND e.timer_wait IS NOT NULL ORDER BY e.timer_wait DESC LIMIT 1"
 )
 
 
@@ -111,6 +113,13 @@ _READS_OR_WRITES_ROWS = re.compile(
 )
 _rolls_back_on_timeout: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 """By the driver's connection: what its server does when a lock wait times out."""
+
+
+def ends_transaction(raw: Any, error: Error) -> bool:
+    code = error.args[:1]
+    return code in ((DEADLOCK,), (CHANGED_SINCE_SNAPSHOT,)) or (
+        code == (LOCK_WAIT_TIMEOUT,) and _has_rollback_on_timeout(raw)
+    )
 
 
 def keeps_transaction(raw: Any, statement: str, error: Error) -> bool:
