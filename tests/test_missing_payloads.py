@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
+from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import bodies
+from django_mysqlqueue.service import bodies, watermarks
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.test_conformance import fail
 
 REF = GroupRef("g", "t")
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=30)
@@ -72,6 +76,10 @@ def test_what_is_not_in_the_answer_comes_again_uncounted_and_in_order(db, monkey
     sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt)), mode=mode))
     with caplog.at_level(logging.WARNING):
         sub.settle()
+        (work,) = sub.poller.works
+        assert work.rests_until > time.monotonic() - 60
+        work.rests_until = 0.0
+        sub.settle()
     assert len(cut) == 3
     assert sorted(got) == [(number, 1) for number in range(10)]
     if mode == "ordered":
@@ -126,3 +134,42 @@ def test_only_the_databases_own_word_says_that_a_message_is_deleted(db):
             return bodies.deleted(USING, [first, second, third])
 
         assert in_thread(cut) <= {second}
+
+
+@pytest.mark.parametrize("partitions", [30, 60])
+def test_no_watermark_moves_by_an_answer_that_was_cut(db, monkeypatch, partitions):
+    """On both ways to read the first rows of partitions: one SELECT for each, and one join of many."""
+    sub = Sub(handler(function=fail, backoff=Backoff(initial=3000, jitter=0)))
+    publish_many("t", (Message(number, key=f"k{number:03}") for number in range(partitions)))
+    sub.step(times=3)
+    sub.work(partitions)
+    sub.flush()
+    keys = list(ConsumerOffset.objects.values_list("partition_key", flat=True))
+    real = Session.rows
+
+    def cut(self, statement, parameters=()):
+        rows = real(self, statement, parameters)
+        return rows[:20] if "delivery_state" in statement and "FOR UPDATE" not in statement else rows
+
+    monkeypatch.setattr(Session, "rows", cut)
+    with pytest.raises(DatabaseError, match="something cuts its answers"):
+        watermarks.sweep(USING, REF, keys)
+    monkeypatch.undo()
+    marks = dict(ConsumerOffset.objects.values_list("partition_key", "offset_acked"))
+    unsettled = DeliveryState.objects.filter(acked=False).values_list("partition_key", "message_offset")
+    assert len(keys) == len(unsettled) == partitions
+    assert not [(key, offset) for key, offset in unsettled if offset <= marks[key]]
+    sub.leave()
+
+
+def test_missing_payloads_are_asked_for_more_and_more_slowly(db, monkeypatch, caplog):
+    monkeypatch.setattr(bodies, "read", lambda using, offsets: {})
+    sub = Sub(handler())
+    publish_many("t", (Message(number, key="k") for number in range(5)))
+    with caplog.at_level(logging.ERROR):
+        for _ in range(200):
+            sub.step()
+            sub.flush()
+    (work,) = sub.poller.works
+    assert work.rests_until > time.monotonic()
+    assert 1 <= sum("payloads.missing" in record.message for record in caplog.records) <= 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
@@ -13,7 +14,7 @@ from django.db import Error
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.lanes import Held
-from django_mysqlqueue.runtime.log import delivery_fields, event
+from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
 from django_mysqlqueue.runtime.registry import Handler
 from django_mysqlqueue.runtime.watching import Settled, flushed_ends, latency
 from django_mysqlqueue.service import bodies, claiming, settling, watermarks
@@ -82,6 +83,8 @@ class GroupWork(ABC):
         self.failures = 0
         self.rests_until = 0.0
         """After a failed turn: until when (monotonic) the others go first."""
+        self._unanswered = 0
+        """Claims in a row whose payloads did not all come."""
         self._undo: int | None = None
         """The token of a claim whose COMMIT may have happened or not."""
 
@@ -423,6 +426,7 @@ class GroupWork(ABC):
                 self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
             raise
         if not missing:
+            self._unanswered = 0
             self.inbox.put(Held(delivery, found[delivery.offset], self.handler) for delivery in deliveries)
             return
         # One by one: of a partition, what is in front of a missing message is handled, and what is behind it waits.
@@ -435,11 +439,19 @@ class GroupWork(ABC):
             else:
                 self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
         if len(deleted) < len(missing):
+            self._rest_without_payloads(len(missing) - len(deleted), len(deliveries))
+
+    def _rest_without_payloads(self, missing: int, claimed: int) -> None:
+        """Claimed at once again, they would be missing again."""
+        self._unanswered += 1
+        if is_worth_a_line(self._unanswered):
             event(
                 logging.ERROR,
                 "payloads.missing",
                 group=self.ref.group,
                 topic=self.ref.topic,
-                messages=len(missing) - len(deleted),
-                claimed=len(deliveries),
+                messages=missing,
+                claimed=claimed,
+                failures=self._unanswered,
             )
+        self.rests_until = time.monotonic() + min(5.0, 0.05 * 2 ** min(self._unanswered, 10))

@@ -233,10 +233,13 @@ def _all_rows(
     found: dict[str, list[tuple[int, bool, int]]] = {}
     for chunk in session.chunks(sorted(places.items())):
         most = 1000 + 2 * sum(limit - LOOK_AHEAD for _, (_, limit) in chunk)
-        rows = session.rows(
+        joined = (
             "SELECT s.partition_key, s.message_offset, s.acked, s.delivery_token "
             f"FROM {session.dialect.rows(('k', 'w'), len(chunk))} {session.dialect.join} {STATE} s"
-            f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} AND s.message_offset > v.w LIMIT %s",
+            f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} AND s.message_offset > v.w LIMIT %s"
+        )
+        rows = session.whole(
+            session.dialect.union(joined, 1) + last_row(4),
             (*flat((key, watermark) for key, (watermark, _) in chunk), *ref, most),
         )
         if len(rows) == most:
