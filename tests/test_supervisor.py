@@ -304,6 +304,23 @@ def test_the_heartbeat_file_is_fresh_while_every_child_makes_progress(run, tmp_p
 # -- the child's side -----------------------------------------------------------
 
 
+def test_a_supervisor_of_another_version_is_understood(monkeypatch):
+    """The package is upgraded under a running supervisor: what it tells a new child is what its version told."""
+    reading, writing = os.pipe()
+    told = {"pipe": writing, "parent": os.getppid(), "number": 2, "reload": False}
+    try:
+        for more in ({}, {"suffix": "0f", "predecessor": [7, "0e"], "of a later version": 1}):
+            monkeypatch.setenv(lifeline.VARIABLE, json.dumps({**told, **more}))
+            line = Lifeline.inherited()
+            assert line is not None
+            assert line.number == 2
+            assert line.suffix == more.get("suffix", line.suffix) != ""
+            assert line.predecessor == (Incarnation(7, "0e") if more else None)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_a_lifeline_is_inherited_once_and_tells_when_it_is_cut(monkeypatch):
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 VARIABLE = "MYSQLQUEUE_LIFELINE"
@@ -47,8 +48,10 @@ class Lifeline:
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             return None
-        values = json.loads(text)
-        if values["predecessor"] is not None:
+        # A supervisor lives on while the package is upgraded: it may say less than this version knows, or more.
+        values = {"suffix": secrets.token_hex(4), **json.loads(text)}
+        values = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        if values.get("predecessor") is not None:
             values["predecessor"] = Incarnation(*values["predecessor"])
         self = cls(**values)
         # A process that a handler starts must not hold the pipe open.

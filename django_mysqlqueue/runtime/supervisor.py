@@ -229,7 +229,8 @@ class Supervisor:
         if not signs:
             return False
         child.signed_at = time.monotonic()
-        child.has_signed = True
+        # A wish to be replaced, of code that has changed, may come before the child works.
+        child.has_signed = child.has_signed or bool(signs.replace(lifeline.REPLACE, b""))
         child.wants_replacement = child.wants_replacement or lifeline.REPLACE in signs
         if lifeline.PROGRESS in signs:
             place.progressed_at = child.signed_at
