@@ -25,7 +25,7 @@ from django_mysqlqueue import (
 )
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import Operation, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import rescheduling, sequencing, wakeups
+from django_mysqlqueue.service import health, problems, rescheduling, sequencing, wakeups
 from django_mysqlqueue.service.transactions import Session
 from tests.harness import USING, Sub, handler, in_thread, sequence
 
@@ -376,6 +376,25 @@ def test_subscribers_do_not_poll_for_a_message_whose_cancel_is_open(db):
         assert not [query["sql"] for query in captured if "queue_outbox" in query["sql"]]
     sub.settle()
     assert in_log() == ["x"]
+
+
+@pytest.mark.servers_only
+def test_an_open_cancel_is_not_taken_for_a_missing_sequencer(db, monkeypatch):
+    """On an idle queue all that is due may be locked: it is no outbox that nobody sequences."""
+    monkeypatch.setattr(problems, "OUTBOX_SECONDS", 0.5)
+    publish("t", 1, id="x", delay=1000)
+    soon("x")
+    sub = Sub(handler())
+    sub.step()
+    with elsewhere(CHANGES["cancel"], commit=False):
+        until_due("x")
+        time.sleep(1)
+        sub.step()
+        sub.heart.beat()
+        found = health.check(USING, health.Limits())
+        assert not found.findings
+        assert [note.kind for note in found.notes] == ["outbox_behind"]
+    sub.leave()
 
 
 @pytest.mark.servers_only

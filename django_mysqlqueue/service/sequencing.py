@@ -59,8 +59,10 @@ def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_B
 def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     if not take_mutex(session):
         return Sequenced(0, more=False, busy=True)
-    immediate, scheduled, more = _due_ids(session, max_rows, max_bytes)
+    immediate, scheduled, more, is_locked = _due_ids(session, max_rows, max_bytes)
     if not immediate and not scheduled:
+        if is_locked:  # by transactions that cancel or move it: monitoring must not take the sequencer for dead
+            session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
         return Sequenced(0, more=False)
     for ids, order in ((immediate, "outbox_id"), (scheduled, "deliver_at, outbox_id")):
         for chunk in session.chunks(ids):
@@ -92,8 +94,8 @@ def take_mutex(session: Session) -> bool:
     return True
 
 
-def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int], list[int], bool]:
-    """Ids to move now: published at once, come due, and whether a limit cut them.
+def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int], list[int], bool, bool]:
+    """Ids to move now: published at once, come due; whether a limit cut them, and whether what came due is all locked.
 
     Always read from the head of the index: a lower bound would break the order
     when an old transaction commits late. Each kind has its share, so that
@@ -110,7 +112,7 @@ def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int]
     rows, size = max_rows // share or 1, max_bytes // share
     ids_now, cut_now = _within(immediate, rows, size)
     ids_due, cut_due = _take_scheduled(session, scheduled, max_rows, rows, size)
-    return ids_now, ids_due, cut_now or cut_due or len(immediate) == max_rows
+    return ids_now, ids_due, cut_now or cut_due or len(immediate) == max_rows, bool(scheduled) and not ids_due
 
 
 def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tuple[int, int, int]]:
