@@ -88,6 +88,16 @@ class LimitedCommand(BaseCommand):
         with self._limited(options.get("database")):
             return super().execute(*args, **options)
 
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        # From Django 6.1 on, checks of models ask each database what it can do.
+        try:
+            super().check(*args, **kwargs)
+        except Error as error:
+            alias = failures.alias_of(error)
+            if alias is None:
+                raise
+            raise CommandError(failures.explain(alias, error)) from error
+
     @contextlib.contextmanager
     def _limited(self, alias: str | None) -> Iterator[None]:
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
 from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.sql import FailureKind, failure_kind
@@ -11,6 +14,15 @@ from django_mysqlqueue.sql import FailureKind, failure_kind
 def kind_of(using: str, error: Error) -> FailureKind | None:
     """Why the database refused or did not answer; None: some other error, such as a defect of a statement."""
     return failure_kind(connections[using], error)
+
+
+def alias_of(error: Error) -> str | None:
+    """The database whose connection raised an error; None: it was raised elsewhere."""
+    for frame, _line in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, BaseDatabaseWrapper):
+            return str(owner.alias)
+    return None
 
 
 def explain(using: str, error: Error) -> str:
