@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.SeparateDatabaseAndState(
-            database_operations=[migrations.RunPython(forwards, backwards)],
+            database_operations=[migrations.RunPython(forwards, backwards, hints={"model_name": "outboxmessage"})],
             state_operations=[
                 migrations.RemoveIndex(model_name='outboxmessage', name=NAME),
                 migrations.AddIndex(

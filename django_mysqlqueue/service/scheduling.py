@@ -58,6 +58,8 @@ def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = N
             another one has; nothing was cancelled.
         OperationRefused: the open transaction is at SERIALIZABLE; nothing was
             cancelled.
+        CommitOutcomeUnknown: outside a transaction: the connection broke during
+            COMMIT. Call it again.
     """
     return _change(id, topic, key, using, lambda session, ids: remove(session, ids, wait=True))
 
@@ -88,6 +90,7 @@ def reschedule(
         InvalidMessage: names the value and the rule; nothing was changed.
         TransactionMismatch: as in ``cancel``.
         OperationRefused: as in ``cancel``.
+        CommitOutcomeUnknown: as in ``cancel``.
     """
     delay_ms, moment = messages.schedule(delay, deliver_at)
     if delay_ms is None and not moment:

@@ -101,7 +101,7 @@ def preview(using: str, ref: GroupRef, place: Place) -> Preview:
     session = Session(using)
     registered = groups.find(using, ref)
     if registered is None:
-        raise OperationRefused(f"There is no group {ref.group!r} of {ref.topic!r}.")
+        raise OperationRefused(groups.no_group_text(ref))
     # Twice as far: what is settled ahead of the watermark is taken off again.
     replayed, skipped = _Counter(session, ref, COUNTED), _Counter(session, ref, 2 * COUNTED)
     after: str | None = None

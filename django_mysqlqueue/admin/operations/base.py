@@ -13,7 +13,7 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -164,12 +164,10 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     back = _way_back(dashboard, request, given.get("next", ""))
     form = operation.form(given)
     sentences: list[str] = []
-    refusal = digest = subject = ""
+    digest = subject = ""
     confirmed = posted and "confirmed" in given
-    forbidden = "error" in form.fields and bool(given.get("error")) and not may_search_errors(request)
-    if forbidden:
-        refusal = search_refused()
-    elif form.is_valid():
+    refusal, status = _refused_search(request, form, given.get("error", ""))
+    if not refusal and form.is_valid():
         digest = _digest(form.cleaned_data)
         one = operation(form.cleaned_data, request.user.get_username())
         subject = one.subject()
@@ -199,9 +197,19 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
     }
     request.current_app = dashboard.admin_site.name
     response = TemplateResponse(request, "admin/django_mysqlqueue/dashboard/confirm.html", context)
-    response.status_code = 403 if forbidden else 200
+    response.status_code = status
     response["Cache-Control"] = "no-store"
     return response
+
+
+def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[str, int]:
+    """Why this person may not search the errors for a text, and the status; '' and 200: they may, or do not search."""
+    if "error" not in form.fields or not text:
+        return "", 200
+    try:
+        return ("", 200) if may_search_errors(request) else (search_refused(), 403)
+    except ImproperlyConfigured as error:  # a bad REDACT
+        return str(error), 500
 
 
 def _do(dashboard: DashboardAdmin, request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
