@@ -176,14 +176,16 @@ def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarc
 
 
 def test_an_alias_that_is_not_used_any_more_is_forgotten(db):
-    with sessions.noting_uses("forgets"):
-        sessions._role.used.add(SCARCE)
+    def call(*aliases):
+        sessions.begin_call()
+        sessions._role.used.update(aliases)
+        sessions.end_call("forgets")
+
+    call(SCARCE)
     for _ in range(sessions.FORGOTTEN_AFTER):
-        with sessions.noting_uses("forgets"):
-            sessions._role.used.add(USING)
+        call(USING)
     assert sessions._uses["forgets"] == {SCARCE: sessions.FORGOTTEN_AFTER, USING: 0}
-    with sessions.noting_uses("forgets"):
-        pass
+    call()
     assert sessions._uses.pop("forgets") == {USING: 1}
 
 

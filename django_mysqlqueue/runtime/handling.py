@@ -138,13 +138,15 @@ def _connect(handler: Handler) -> None:
 def _call(handler: Handler, deliveries: list[Delivery]) -> None:
     _not_started.failures = 0
     pid = os.getpid()
+    sessions.begin_call()
     try:
-        with sessions.noting_uses(handler.ref):
-            result = handler.function(list(deliveries) if handler.batch else deliveries[0])
+        result = handler.function(list(deliveries) if handler.batch else deliveries[0])
     except BaseException as error:
         if os.getpid() != pid:
             forks.leave(error)
         raise
+    finally:
+        sessions.end_call(handler.ref)
     if os.getpid() != pid:
         # A child that the handler has forked: the delivery, the thread and the transaction are its parent's.
         forks.leave()

@@ -240,7 +240,8 @@ def refresh(*, idle: bool) -> None:
     After a pause (``idle``) each is asked, since a route may be gone without a word; else only those that have
     something to read.
     """
-    for connection in connections.all(initialized_only=True):
+    # Not connections.all() for each message: it asks for every alias of the project.
+    for connection in connections.all(initialized_only=True) if idle else getattr(_role, "open", ()):
         is_open = connection.connection is not None
         if is_open and (idle or has_unread(connection)) and not connection.is_usable():
             drop(connection)
@@ -252,22 +253,30 @@ FORGOTTEN_AFTER = 100
 """Calls of a handler after which an alias that they did not use is not opened for it any more."""
 
 
-@contextlib.contextmanager
-def noting_uses(handler: Hashable) -> Iterator[None]:
-    """Around a handler's call: notes which aliases it uses, for ``connect``."""
-    used: set[str] = set()
-    _role.used = used
-    try:
-        yield
-    finally:
-        _role.used = None
+def begin_call() -> None:
+    """Before a handler's call: from now on the aliases that this thread uses are noted."""
+    _role.used = set()
+
+
+def end_call(handler: Hashable) -> None:
+    """After the call, for ``connect``."""
+    used: set[str] = _role.used
+    _role.used = None
+    uses = _uses.get(handler)
+    if uses is None:
+        if not used:
+            return
         uses = _uses.setdefault(handler, {})
-        for alias, ago in tuple(uses.items()):
-            if ago >= FORGOTTEN_AFTER:
-                uses.pop(alias, None)
-            else:
-                uses[alias] = ago + 1
-        uses.update(dict.fromkeys(used, 0))
+    for alias in used:
+        uses[alias] = 0
+    if len(uses) == len(used):
+        return
+    for alias in uses.keys() - used:
+        ago = uses.get(alias, 0) + 1
+        if ago > FORGOTTEN_AFTER:
+            uses.pop(alias, None)
+        else:
+            uses[alias] = ago
 
 
 def connect(handler: Hashable, *, insist: bool) -> None:
@@ -282,15 +291,19 @@ def connect(handler: Hashable, *, insist: bool) -> None:
     Raises:
         django.db.Error: a connection cannot be opened.
     """
-    for alias in tuple(_uses.get(handler, ())):
-        if alias not in connections:
+    uses = _uses.get(handler)
+    if not uses:
+        return
+    is_open = {one.alias for one in getattr(_role, "open", ()) if one.connection is not None}
+    for alias in tuple(uses):
+        if alias in is_open or alias not in connections:
             continue
         try:
             connections[alias].ensure_connection()
         except Error:
             if insist or alias == getattr(_role, "using", None):
                 raise
-            _uses[handler].pop(alias, None)  # the next calls need not wait either, until one has used it
+            uses.pop(alias, None)  # the next calls need not wait either, until one has used it
 
 
 def tidy() -> None:
@@ -304,6 +317,8 @@ def tidy() -> None:
     transaction begun so, what the next handlers write would never be committed.
     """
     changed: set[str] = getattr(_role, "changed", set())
+    still_open: list[Any] = []
+    _role.open = still_open
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
         if connection.connection is None:
@@ -317,6 +332,8 @@ def tidy() -> None:
         astray = is_astray(connection) or connection.alias in changed
         if left_open or expired or astray or connection.errors_occurred:
             drop(connection)
+        else:
+            still_open.append(connection)
 
 
 def drop(connection: Any) -> None:
