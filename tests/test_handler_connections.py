@@ -177,9 +177,9 @@ def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarc
 
 def test_an_alias_that_is_not_used_any_more_is_forgotten(db):
     def call(*aliases):
-        sessions.begin_call()
+        outer = sessions.begin_call()
         sessions._role.used.update(aliases)
-        sessions.end_call("forgets")
+        sessions.end_call("forgets", outer)
 
     call(SCARCE)
     for _ in range(sessions.FORGOTTEN_AFTER):

@@ -603,3 +603,21 @@ def test_trouble_with_connections_costs_no_delivery_its_outcome(db, monkeypatch,
     monkeypatch.setattr(sessions, where, lambda: 1 / 0)
     (outcome,) = Executor(sub.inbox, USING, threads=0, timeouts=None)._safely(sub._batches[id(held)])
     assert outcome.kind is Kind.ACK
+
+
+def test_a_handler_may_run_handlers(db, monkeypatch):
+    """As with EAGER: the inner call's end must not take away what the outer one's needs."""
+    got = []
+    monkeypatch.setitem(sessions._uses, GroupRef("g", "t"), {USING: 0})  # an earlier call has used the database
+    inner = handler(group="inner", topic="u", function=lambda delivery: got.append("inner"))
+
+    def function(delivery):
+        publish_many("u", [Message(1, key="k")])
+        sub = Sub(inner)
+        sub.settle()
+        got.append("outer")
+
+    publish_many("t", [Message(1, key="k")])
+    Sub(handler(function=function)).settle()
+    assert got == ["inner", "outer"]
+    assert lag() == 0

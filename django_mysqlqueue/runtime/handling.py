@@ -138,7 +138,7 @@ def _connect(handler: Handler) -> None:
 def _call(handler: Handler, deliveries: list[Delivery]) -> None:
     _not_started.failures = 0
     pid = os.getpid()
-    sessions.begin_call()
+    outer = sessions.begin_call()
     try:
         result = handler.function(list(deliveries) if handler.batch else deliveries[0])
     except BaseException as error:
@@ -146,7 +146,7 @@ def _call(handler: Handler, deliveries: list[Delivery]) -> None:
             forks.leave(error)
         raise
     finally:
-        sessions.end_call(handler.ref)
+        sessions.end_call(handler.ref, outer)
     if os.getpid() != pid:
         # A child that the handler has forked: the delivery, the thread and the transaction are its parent's.
         forks.leave()

@@ -191,12 +191,12 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
 def transaction_of_handler(using: str) -> Iterator[None]:
     """The transaction around an atomic handler."""
     block = transaction.atomic(using)
-    _role.transaction = block
+    outer, _role.transaction = getattr(_role, "transaction", None), block
     try:
         with block:
             yield
     finally:
-        _role.transaction = None
+        _role.transaction = outer
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
@@ -253,15 +253,21 @@ FORGOTTEN_AFTER = 100
 """Calls of a handler after which an alias that they did not use is not opened for it any more."""
 
 
-def begin_call() -> None:
-    """Before a handler's call: from now on the aliases that this thread uses are noted."""
+def begin_call() -> set[str] | None:
+    """Before a handler's call: from now on the aliases that this thread uses are noted.
+
+    Returns:
+        What ``end_call`` wants: a handler may itself run handlers (``EAGER``).
+    """
+    before: set[str] | None = getattr(_role, "used", None)
     _role.used = set()
+    return before
 
 
-def end_call(handler: Hashable) -> None:
+def end_call(handler: Hashable, before: set[str] | None) -> None:
     """After the call, for ``connect``."""
     used: set[str] = _role.used
-    _role.used = None
+    _role.used = before
     uses = _uses.get(handler)
     if uses is None:
         if not used:
