@@ -1,4 +1,4 @@
-"""What the tables of the queue say at one moment, read whole, so that two moments can be compared."""
+"""What the tables of the queue say in the crash tests: each message by its name, so that two runs can be compared."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Model
 
-from django_mysqlqueue import models
-from django_mysqlqueue.service.transactions import Session
+from tests import invariants
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS, empty
 from tests.crashes import DLQ, TOPIC
 from tests.harness import USING
+from tests.invariants import Message, Settled
+from tests.tables import Tables
 
 OLD_MS = 1_800_000
 """A heartbeat of half an hour ago is not one of this run."""
@@ -24,6 +24,7 @@ OLD_MS = 1_800_000
 class Picture:
     """The tables of the queue at one moment, and what they mean."""
 
+    rows: Tables
     tables: dict[str, Any]
     """Every row, with messages by their names, and times and tokens by what they say: comparable between runs."""
     messages: Counter[str]
@@ -34,22 +35,8 @@ class Picture:
     """(group, message): acked or dead-lettered."""
     failures: dict[tuple[str, str], int]
     """(group, message) → attempts that count, of what has a state row."""
-    offsets: dict[tuple[str, str], tuple[int, int]]
-    """(group, partition key) → watermark and cursor."""
     broken: list[str]
-    """What holds at no moment."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows as they are. All groups are of the one topic."""
-
-    log: dict[int, tuple[str, str, str]]
-    """Offset → topic, partition key, name."""
-    groups: list[tuple[Any, ...]]
-    offsets: dict[tuple[str, str], tuple[int, int]]
-    state: dict[tuple[str, str, int], tuple[Any, ...]]
-    """(group, partition key, offset) → acked, retry count, by whom, token, invisible until, error."""
+    """What holds at any moment, and does not hold here."""
 
 
 class Observer:
@@ -58,83 +45,57 @@ class Observer:
     def __init__(self) -> None:
         self._places: dict[int, tuple[str, str, str]] = {}
         """Offset → topic, partition key, name."""
-        self._settled: frozenset[tuple[str, str]] = frozenset()
+        self._settled: Settled = frozenset()
 
     def read(self) -> Picture:
-        now = Session(USING).now()
-        outbox = [
-            (topic, key, _name(message_id, group, original), _when(at, now), count, error)
-            for topic, key, message_id, group, original, at, count, error in _rows(
-                models.OutboxMessage,
-                "topic partition_key message_id failed_group original_id deliver_at failure_count last_error",
-                order="outbox_id",
-            )
-        ]
-        rows = self._read_rows()
-        settled, broken = self._judge_messages(rows)
-        everything = [(topic, name) for topic, _, name in rows.log.values()] + [(row[0], row[2]) for row in outbox]
-        return Picture(
-            tables={"outbox": outbox, **self._tables(rows, now)},
-            messages=Counter(name for topic, name in everything if topic == TOPIC),
-            letters=Counter(tuple(name.split(":", 1)) for topic, name in everything if topic == DLQ),
-            settled=settled,
-            failures={(group, self._at(offset)): row[1] for (group, _, offset), row in rows.state.items()},
-            offsets=rows.offsets,
-            broken=broken + self._judge_state(rows),
-        )
-
-    def _read_rows(self) -> _Rows:
-        log = {
-            offset: (topic, key, _name(message_id, group, original))
-            for offset, topic, key, message_id, group, original in _rows(
-                models.QueueMessage,
-                "offset topic partition_key message_id failed_group original_id",
-                order="offset",
-            )
+        rows = Tables.read(USING)
+        self._places = self._places | {
+            offset: (message.topic, message.key, _name(message)) for offset, message in rows.log.items()
         }
-        self._places = self._places | log
-        state = _rows(
-            models.DeliveryState,
-            "consumer_group partition_key message_offset acked retry_count delivered_by delivery_token "
-            "invisible_until last_error",
-        )
-        groups = _rows(
-            models.ConsumerGroup,
-            "consumer_group topic mode start_offset paused",
-            order="consumer_group",
-        )
-        return _Rows(
-            log,
-            list(groups),
-            offsets(),
-            {(group, key, offset): tuple(row) for group, key, offset, *row in state},
+        self._settled = invariants.settled(rows, self._settled)
+        names = [(message.topic, _name(message)) for message in invariants.messages(rows)]
+        return Picture(
+            rows=rows,
+            tables=self._tables(rows),
+            messages=Counter(name for topic, name in names if topic == TOPIC),
+            letters=Counter(tuple(name.split(":", 1)) for topic, name in names if topic == DLQ),
+            settled=frozenset((ref.group, self._at(offset)) for ref, offset in self._settled),
+            failures={(ref.group, self._at(offset)): row.retry_count for (ref, _, offset), row in rows.state.items()},
+            broken=invariants.at_any_moment(rows),
         )
 
-    def _tables(self, rows: _Rows, now: int) -> dict[str, Any]:
+    def _tables(self, rows: Tables) -> dict[str, Any]:
+        """All groups are of the one topic."""
+        now = rows.now
         return {
-            "log": list(rows.log.values()),
-            "groups": rows.groups,
+            "log": [self._places[offset] for offset in rows.log],
+            "outbox": [
+                (one.topic, one.key, _name(one), _when(one.deliver_at, now), one.failure_count, one.last_error)
+                for one in rows.outbox
+            ],
+            "groups": [(*ref, group.mode, group.start_offset, group.paused) for ref, group in rows.groups.items()],
             "offsets": {
-                (group, key): (self._passed(key, watermark), self._passed(key, cursor))
-                for (group, key), (watermark, cursor) in rows.offsets.items()
+                (ref.group, key): (self._passed(key, watermark), self._passed(key, cursor))
+                for (ref, key), (watermark, cursor) in rows.offsets.items()
             },
             "state": {
-                (group, key, self._at(offset)): (acked, count, _who(by), bool(token), _when(until, now), error)
-                for (group, key, offset), (acked, count, by, token, until, error) in rows.state.items()
-            },
-            "leases": {
-                (group, key): _who(by)
-                for group, key, by in _rows(models.PartitionLease, "consumer_group partition_key leased_by")
-            },
-            "heartbeats": {
-                (group, _who(name), topic): (at > now - OLD_MS, bool(gone))
-                for group, name, topic, at, gone in _rows(
-                    models.SubscriberHeartbeat,
-                    "consumer_group subscriber_name topic heartbeat_at deregistered_at",
+                (ref.group, key, self._at(offset)): (
+                    row.acked,
+                    row.retry_count,
+                    _who(row.delivered_by),
+                    bool(row.delivery_token),
+                    _when(row.invisible_until, now),
+                    row.last_error,
                 )
+                for (ref, key, offset), row in rows.state.items()
             },
-            "sequencer": [self._at(last) for (last,) in _rows(models.Sequencer, "last_offset")],
-            "effects": sorted(name for (name,) in _rows(Effect, "name")),
+            "leases": {(ref.group, key): _who(owner) for (ref, key), owner in rows.leases.items()},
+            "heartbeats": {
+                (ref.group, _who(name), ref.topic): (beat.heartbeat_at > now - OLD_MS, bool(beat.deregistered_at))
+                for (ref, name), beat in rows.heartbeats.items()
+            },
+            "sequencer": None if rows.sequencer is None else self._at(rows.sequencer),
+            "effects": sorted(effect.name for effect in rows.effects),
         }
 
     def _at(self, offset: int) -> str:
@@ -143,59 +104,6 @@ class Observer:
     def _passed(self, key: str, offset: int) -> int:
         """How many messages of a partition are at or below an offset."""
         return sum(at <= offset and place[:2] == (TOPIC, key) for at, place in self._places.items())
-
-    def _judge_messages(self, rows: _Rows) -> tuple[frozenset[tuple[str, str]], list[str]]:
-        """What each group has settled, and where a message is neither that nor going to be delivered."""
-        settled: set[tuple[str, str]] = set()
-        broken: list[str] = []
-        places = [(offset, key, name) for offset, (topic, key, name) in self._places.items() if topic == TOPIC]
-        for group, topic, _, _, paused in rows.groups:
-            if topic != TOPIC or paused:  # a drop that died leaves a paused group: it is run again
-                continue
-            for offset, key, name in places:
-                watermark, cursor = rows.offsets.get((group, key), (0, 0))
-                row = rows.state.get((group, key, offset))
-                if offset not in rows.log:
-                    if (group, name) in self._settled:
-                        settled.add((group, name))
-                    else:
-                        broken.append(f"{name} was deleted from the log and {group} had not settled it")
-                elif offset <= watermark or (row is not None and row[0]):
-                    settled.add((group, name))
-                elif offset <= cursor and row is None:
-                    broken.append(f"{name} is between watermark and cursor of {group} and has no state row")
-        self._settled = frozenset(settled)
-        return self._settled, broken
-
-    def _judge_state(self, rows: _Rows) -> list[str]:
-        broken = [
-            f"the watermark of {place} is above the cursor"
-            for place, (watermark, cursor) in rows.offsets.items()
-            if watermark > cursor
-        ]
-        known = {group for group, topic, *_ in rows.groups if topic == TOPIC}
-        left = {place[0] for place in (*rows.offsets, *rows.state)} - known
-        # They would meet the claims of a group that is registered anew.
-        broken += [f"there are rows of {group}, which is not registered" for group in left]
-        for (group, key, offset), (acked, *_) in rows.state.items():
-            name = self._at(offset)
-            watermark, cursor = rows.offsets.get((group, key), (-1, -1))
-            if not acked and offset <= watermark:
-                broken.append(f"the watermark of {group} has passed {name}, which is not settled")
-            if offset > cursor:
-                broken.append(f"{name} has a state row of {group} above the cursor")
-        return broken
-
-
-def offsets() -> dict[tuple[str, str], tuple[int, int]]:
-    """Watermark and cursor of each group and partition."""
-    return {
-        (group, key): (watermark, cursor)
-        for group, key, watermark, cursor in _rows(
-            models.ConsumerOffset,
-            "consumer_group partition_key offset_acked offset_claimed",
-        )
-    }
 
 
 class Snapshot:
@@ -220,15 +128,8 @@ class Snapshot:
                 cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
 
 
-def _rows(model: type[Model], names: str, *, order: str = "") -> list[tuple[Any, ...]]:
-    """Columns of a table by the names of the model's fields; plain SQL, since this is done thousands of times."""
-    columns = ", ".join(connection.ops.quote_name(model._meta.get_field(name).column) for name in names.split())
-    ordered = f" ORDER BY {connection.ops.quote_name(order)}" if order else ""
-    return Session(USING).rows(f"SELECT {columns} FROM {model._meta.db_table}{ordered}")
-
-
-def _name(message_id: str, failed_group: str, original_id: str) -> str:
-    return f"{failed_group}:{original_id}" if failed_group else message_id
+def _name(message: Message) -> str:
+    return f"{message.failed_group}:{message.original_id}" if message.failed_group else message.id
 
 
 def _who(name: str) -> str:

@@ -405,9 +405,14 @@ def _rows_of(tables: Tables, name: str, refs: Collection[GroupRef]) -> dict[Any,
 # -- when everything has been handled -----------------------------------------
 
 
-def drained(tables: Tables) -> list[str]:
-    """What holds when healthy subscribers of all groups that are not paused have handled everything."""
-    return [*_nothing_due(tables), *_no_work(tables), *_all_settled(tables)]
+def drained(tables: Tables, *, idle: Collection[GroupRef] = ()) -> list[str]:
+    """What holds when healthy subscribers have handled everything that there was for groups that are not paused.
+
+    Args:
+        tables: the queue as it stands.
+        idle: groups that have never had a subscriber. They have settled nothing, and begun nothing either.
+    """
+    return [*_nothing_due(tables), *_no_work(tables), *_all_settled(tables, idle)]
 
 
 def _nothing_due(tables: Tables) -> Iterator[str]:
@@ -428,14 +433,14 @@ def _no_work(tables: Tables) -> Iterator[str]:
             yield f"the lease of {key!r} in {ref} is still there"
 
 
-def _all_settled(tables: Tables) -> Iterator[str]:
+def _all_settled(tables: Tables, idle: Collection[GroupRef]) -> Iterator[str]:
     """Every group has settled the whole log, and its watermark has come up to the cursor and to the log's end."""
     for (ref, key), (acked, claimed) in tables.offsets.items():
         if ref in tables.groups and not tables.groups[ref].paused and acked != claimed:
             yield f"the watermark of {ref} in {key!r} is {acked}, the cursor {claimed}"
     for message in tables.log.values():
         for ref in _readers(tables, message.topic):
-            if tables.groups[ref].paused:
+            if tables.groups[ref].paused or ref in idle:
                 continue
             if is_for(message, ref) and not is_settled(tables, ref, message):
                 yield f"{_at(ref, message.offset)} in {message.key!r} is not settled"

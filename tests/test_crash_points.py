@@ -25,13 +25,15 @@ from django_mysqlqueue import service
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import ordered, sessions
 from django_mysqlqueue.service import groups
+from tests import invariants
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
-from tests.crash_audit import Observer, Picture, Snapshot, offsets
+from tests.crash_audit import Observer, Picture, Snapshot
 from tests.crash_cases import CASES, Case, resume, undo
-from tests.crash_worlds import G, World
+from tests.crash_worlds import OTHER, G, World
 from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
 from tests.harness import USING, Sub, handler
+from tests.tables import Tables
 from tests.test_operation_crashes import ACTS, begin
 
 # -- running them -------------------------------------------------------------
@@ -70,7 +72,7 @@ class Start:
         sessions.drop(connections[ALIAS])
         end = Observer().read()
         if self.world.sub is not None and self._remembers:
-            self.world, self._observer, _ = self._anew()
+            self.world, self._observer, self.picture = self._anew()
             self._snapshot = Snapshot()
         return end
 
@@ -282,12 +284,8 @@ def outlive(
 def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
     """What holds after anything at all."""
     assert not later.broken
-    if not one.forgets:
-        assert earlier.settled <= later.settled, "what was settled is not any more"
-        never_back(earlier.offsets, later.offsets)
-    assert all(count == 1 for count in later.letters.values()), "two dead letters of one message"
+    check_between(one, earlier, later)
     for group, name in later.letters:
-        assert (group, name) in later.settled, f"{name} is dead-lettered and still live for {group}"
         assert group == "g"
         assert name in one.dead
     # An atomic handler whose connection ends has failed.
@@ -297,18 +295,20 @@ def check_step(one: Case, mode: str, earlier: Picture, later: Picture) -> None:
             assert lost <= 0 or (group == "g" and name in one.fails), f"{name} has lost an attempt"
     for group, name in later.settled - earlier.settled:
         assert name not in one.dead or group != "g" or later.letters[group, name], f"{name} is neither live nor dead"
+    # What it deletes was settled before: no operation does both.
     deleted = earlier.messages.keys() - later.messages.keys() - set(one.cancels)
     assert all((group, name) in earlier.settled for name in deleted for group in ("g", "other"))
-    if one.name != "collect":
-        assert theirs(earlier) == theirs(later), "it has touched another group"
 
 
-def theirs(picture: Picture) -> list[Any]:
-    """The bystander's rows."""
-    return [
-        {place: row for place, row in picture.tables[table].items() if place[0] == "other"}
-        for table in ("state", "offsets", "leases", "heartbeats")
-    ]
+def check_between(one: Case, earlier: Picture, later: Picture, *, bystander: bool = True) -> None:
+    """``bystander``: nobody has worked for the other group meanwhile."""
+    assert not invariants.between(
+        earlier.rows,
+        later.rows,
+        forgets=(G,) if one.forgets else (),
+        deletes=one.cancels,
+        untouched=(OTHER,) if bystander and one.name != "collect" else (),
+    )
 
 
 def check_outcome(one: Case, ended: Ended, there: Picture, before: Picture, after: Picture) -> None:
@@ -323,16 +323,6 @@ def check_outcome(one: Case, ended: Ended, there: Picture, before: Picture, afte
         assert there.tables == after.tables, "it returned, and was undone"
     if ended.error is not None and not one.unsure and not isinstance(ended.error, CommitOutcomeUnknown):
         assert there.tables == before.tables, "it failed, and had been done"
-
-
-Places = dict[tuple[str, str], tuple[int, int]]
-
-
-def never_back(earlier: Places, later: Places) -> None:
-    """Watermarks and cursors; a row may go with the last of its partition's messages."""
-    for place in earlier.keys() & later.keys():
-        assert later[place][0] >= earlier[place][0], f"the watermark of {place} went back"
-        assert later[place][1] >= earlier[place][1], f"the cursor of {place} went back"
 
 
 def drain(one: Case, world: World, release: Callable[[], object] | None = None) -> list[tuple[str, str, int]]:
@@ -361,19 +351,22 @@ def drain(one: Case, world: World, release: Callable[[], object] | None = None) 
     clock.advance(3700)
     try:
         healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
-        marks: Places = {} if one.forgets else offsets()
+        before, forgets = Tables.read(USING), (G,) if one.forgets else ()
         for then in (release, None) if release is not None else (None,):
             quiet = 0
             while quiet < 2:
-                before = len(done)
+                handled = len(done)
                 for work in healthy.poller.works:
                     work.rests_until = 0.0
                 with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
                     healthy.step()
                 healthy.work()
                 healthy.flush()
-                never_back(marks, marks := offsets())
-                quiet = quiet + 1 if len(done) == before else 0
+                now = Tables.read(USING)
+                assert not invariants.at_any_moment(now)
+                assert not invariants.between(before, now, forgets=forgets, deletes=one.cancels)
+                before, forgets = now, ()
+                quiet = quiet + 1 if len(done) == handled else 0
             if then is not None:
                 then()
         for _ in healthy.poller.housekeeping._round():
@@ -387,6 +380,8 @@ def drain(one: Case, world: World, release: Callable[[], object] | None = None) 
 def check_drained(one: Case, world: World, there: Picture, end: Picture, done: list[tuple[str, str, int]]) -> None:
     """Each group has handled what it had not settled, once, in order; nothing is left."""
     assert not end.broken
+    assert not invariants.drained(end.rows, idle=end.rows.groups.keys() - {G, OTHER})
+    check_between(one, there, end, bystander=False)
     handled = Counter((group, name) for group, name, _ in done)
     for group in ("g", "other"):
         for name in end.messages.keys() | there.messages.keys():
@@ -401,13 +396,9 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
         failed = 0 if one.forgets else there.failures.get((group, name), 0)
         assert attempt == failed + 1, f"{name} has lost an attempt"
     assert all(count == 1 for count in end.messages.values())
-    assert all(count == 1 for count in end.letters.values())
     assert {name for _, name in end.letters} <= set(one.dead)
-    assert not end.tables["outbox"]
-    assert not end.tables["state"]
-    assert not end.tables["leases"]
-    for (group, key), (watermark, cursor) in end.offsets.items():
-        assert watermark == cursor, f"{group} has not passed all of {key}"
+    assert not end.tables["outbox"], "an hour later everything is due"
+    assert not any(group.paused for group in end.rows.groups.values())
     if one.atomic:
         effects = Counter(end.tables["effects"])
         for name in end.messages:
