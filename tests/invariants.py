@@ -98,7 +98,7 @@ def is_being_dropped(tables: Tables, ref: GroupRef) -> bool:
 # -- at any moment ------------------------------------------------------------
 
 
-def at_any_moment(tables: Tables, *, again: Collection[GroupRef] = ()) -> list[str]:
+def at_any_moment(tables: Tables, *, began_at: Mapping[GroupRef, int] | None = None) -> list[str]:
     """What holds at every moment, whatever is under way.
 
     Two rules do not hold during a seek: that state rows are between watermark
@@ -107,8 +107,8 @@ def at_any_moment(tables: Tables, *, again: Collection[GroupRef] = ()) -> list[s
 
     Args:
         tables: the queue as it stands.
-        again: groups that have begun again, where the tables do not say when: of their messages
-            there may be dead letters from before.
+        began_at: when groups were registered, where the test's clock is not that of their rows (epoch
+            milliseconds). Their dead letters of that time or before are from an earlier life.
     """
     return [
         *_registered(tables),
@@ -117,7 +117,7 @@ def at_any_moment(tables: Tables, *, again: Collection[GroupRef] = ()) -> list[s
         *_nothing_lost(tables),
         *_leases(tables),
         *_log(tables),
-        *_in_one_place(tables, again),
+        *_in_one_place(tables, began_at or {}),
     ]
 
 
@@ -203,7 +203,7 @@ def _log(tables: Tables) -> Iterator[str]:
         yield f"the log ends at {last} and the sequencer says {tables.sequencer}"
 
 
-def _in_one_place(tables: Tables, again: Collection[GroupRef]) -> Iterator[str]:
+def _in_one_place(tables: Tables, began_at: Mapping[GroupRef, int]) -> Iterator[str]:
     """A message of a group is live once or in the DLQ once.
 
     Live is what the group has not settled: the message itself and what an
@@ -214,7 +214,7 @@ def _in_one_place(tables: Tables, again: Collection[GroupRef]) -> Iterator[str]:
     for one in dead_letters(tables):
         ref = GroupRef(one.failed_group, one.original_topic)
         group = tables.groups.get(ref)
-        if group is not None and ref not in again and one.failed_at > max(group.registered_at, group.sought_at):
+        if group is not None and one.failed_at > max(group.sought_at, began_at.get(ref, group.registered_at)):
             letters[ref, one.original_offset] += 1
     if not letters:
         return
@@ -265,7 +265,7 @@ def between(
         *_groups_stay(earlier, later, kept, forgets),
         *_settled_stays(earlier, later, kept),
         *_never_back(earlier, later, kept),
-        *_log_is_immutable(earlier, later),
+        *log_grows(earlier.log, end_of_log(earlier), later),
         *_collected(earlier, later, kept, deletes),
         *_from_outbox_to_log(earlier, later, deletes),
         *_records_stay(earlier, later),
@@ -318,22 +318,26 @@ def _never_back(earlier: Tables, later: Tables, kept: Mapping[GroupRef, Group]) 
             yield f"the cursor of {ref} in {key!r} went back from {before.claimed} to {now.claimed}"
 
 
-def _log_is_immutable(earlier: Tables, later: Tables) -> Iterator[str]:
-    """A message in the log never changes, and a new one takes its place behind all others."""
-    end = end_of_log(earlier)
+def log_grows(known: Mapping[int, Logged], end: int, later: Tables) -> Iterator[str]:
+    """A message in the log never changes, and a new one takes its place behind all others.
+
+    Args:
+        known: what has been in the log so far.
+        end: how far it went.
+        later: the queue as it is.
+    """
     for offset, message in later.log.items():
-        if offset not in earlier.log:
+        if offset not in known:
             if offset <= end:
                 yield f"{message.identity} appeared at {offset}, below the end of the log, {end}"
-        elif earlier.log[offset] != message:
-            yield f"the message at {offset} has changed: {earlier.log[offset]}, now {message}"
+        elif known[offset] != message:
+            yield f"the message at {offset} has changed: {known[offset]}, now {message}"
 
 
 def _collected(
     earlier: Tables, later: Tables, kept: Mapping[GroupRef, Group], deletes: Collection[str]
 ) -> Iterator[str]:
-    """A message leaves the log when every group has settled it, a dead letter when an operator takes it."""
-    recorded = {(one.ref, one.offset) for one in later.events if one.outcome in SETTLES}
+    """A message leaves the log when every group's watermark has passed it, a dead letter when an operator takes it."""
     taken = {(one.ref.topic, one.offset) for one in later.events if one.outcome in TAKES}
     for offset in earlier.log.keys() - later.log.keys():
         message = earlier.log[offset]
@@ -344,10 +348,22 @@ def _collected(
         if message.failed_group and names.is_dlq(message.topic) and not _readers(earlier, message.topic):
             yield f"the dead letter {message.id} at {offset} is gone, and no operator has taken it"
         for ref in kept:
-            if not is_for(message, ref) or is_settled(earlier, ref, message):
-                continue
-            if offset > offsets_of(later, ref, message.key).acked and (ref, offset) not in recorded:
-                yield f"{_at(ref, offset)} was deleted from the log before the group had settled it"
+            if is_for(message, ref) and not _has_passed(earlier, later, ref, message):
+                yield f"{_at(ref, offset)} was deleted from the log before the group had passed it"
+
+
+def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged) -> bool:
+    """Whether a group's watermark has passed a message that is in the log no more.
+
+    Where GC may have forgotten the row of the partition as well, it is enough that the message was settled.
+    """
+    if message.offset <= offsets_of(later, ref, message.key).acked:
+        return True
+    before, now = earlier.offsets.get((ref, message.key)), later.offsets.get((ref, message.key))
+    if before is not None and now is not None and before <= now:
+        return False
+    recorded = ((one.ref, one.offset) for one in later.events if one.outcome in SETTLES)
+    return is_settled(earlier, ref, message) or (ref, message.offset) in recorded
 
 
 def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]) -> Iterator[str]:

@@ -14,17 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_mysqlqueue import names
-from django_mysqlqueue.models import (
-    ConsumerGroup,
-    ConsumerOffset,
-    DeliveryState,
-    OutboxMessage,
-    PartitionLease,
-    QueueMessage,
-)
+from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef
-from tests.app.models import Effect
+from tests import invariants
+from tests.invariants import Message
+from tests.tables import Logged, State, Tables
 
 RETENTION = 20
 """Seconds that the log keeps what every group has passed."""
@@ -69,35 +64,6 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Logged:
-    """A row of the log, or of the outbox (without an offset)."""
-
-    offset: int
-    topic: str
-    key: str
-    id: str
-    number: int
-    published_at: int
-    failed_group: str
-    original_topic: str
-    original_offset: int
-
-    @property
-    def failed(self) -> GroupRef:
-        return GroupRef(self.failed_group, self.original_topic)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A delivery row."""
-
-    acked: bool
-    token: int
-    by: str
-    retries: int
-
-
-@dataclass(frozen=True)
 class Verdict:
     """What a handler said of a delivery, whether or not that was ever written."""
 
@@ -132,56 +98,14 @@ class Life:
     """What an operator has dead-lettered."""
 
 
-@dataclass
-class Tables:
-    """The queue as it stands."""
+def number_of(message: Message) -> Any:
+    """Its payload."""
+    return json.loads(message.payload)
 
-    log: dict[int, Logged]
-    outbox: list[Logged]
-    rows: dict[tuple[GroupRef, int], Row]
-    keys: dict[tuple[GroupRef, int], str]
-    places: dict[tuple[GroupRef, str], tuple[int, int]]
-    leases: dict[tuple[GroupRef, str], str]
-    groups: dict[GroupRef, int]
-    effects: list[tuple[int, GroupRef, int]]
 
-    @classmethod
-    def read(cls) -> Tables:
-        columns = ("topic", "partition_key", "message_id", "payload")
-        origin = ("failed_group", "original_topic", "original_offset")
-        log, outbox = QueueMessage.objects.order_by("offset"), OutboxMessage.objects.order_by("outbox_id")
-        rows, keys = {}, {}
-        for row in DeliveryState.objects.all():
-            place = GroupRef(row.consumer_group, row.topic), row.message_offset
-            rows[place] = Row(row.acked, row.delivery_token, row.delivered_by, row.retry_count)
-            keys[place] = row.partition_key
-        return cls(
-            log={
-                offset: Logged(offset, topic, key, name, json.loads(bytes(payload)), at, *failed)
-                for offset, topic, key, name, payload, at, *failed in log.values_list(
-                    "offset", *columns, "published_at", *origin
-                )
-            },
-            outbox=[
-                Logged(0, topic, key, name, json.loads(bytes(payload)), 0, *failed)
-                for topic, key, name, payload, *failed in outbox.values_list(*columns, *origin)
-            ],
-            rows=rows,
-            keys=keys,
-            places={
-                (GroupRef(one.consumer_group, one.topic), one.partition_key): (one.offset_acked, one.offset_claimed)
-                for one in ConsumerOffset.objects.all()
-            },
-            leases={
-                (GroupRef(one.consumer_group, one.topic), one.partition_key): one.leased_by
-                for one in PartitionLease.objects.all()
-            },
-            groups={GroupRef(one.consumer_group, one.topic): one.start_offset for one in ConsumerGroup.objects.all()},
-            effects=[
-                (number, GroupRef(*name.split("|")), offset)
-                for number, name, offset in Effect.objects.order_by("id").values_list("id", "name", "value")
-            ],
-        )
+def effects(tables: Tables) -> list[tuple[int, GroupRef, int]]:
+    """What atomic handlers have written: its number, group, offset."""
+    return [(one.id, GroupRef(*one.name.split("|")), one.value) for one in tables.effects]
 
 
 class Model:
@@ -203,6 +127,8 @@ class Model:
         self.lives: dict[GroupRef, Life] = {}
         self.old_tokens: set[int] = set()
         """Of groups that have been dropped since."""
+        self.began_at: dict[GroupRef, int] = {}
+        """Just before each group was registered, by the clock that the model moves."""
         self.letters: set[str] = set()
         self.problems: list[BaseException] = []
         """What was found inside a handler, where raising means something else."""
@@ -229,15 +155,13 @@ class Model:
         """The group exists from now on (it may have existed before)."""
         if ref in self.lives:
             return
-        start = ConsumerGroup.objects.get(consumer_group=ref.group, topic=ref.topic).start_offset
-        self.read_log(Tables.read())
-        last = Effect.objects.order_by("-id").values_list("id", flat=True).first() or 0
-        present = set(QueueMessage.objects.values_list("offset", flat=True))
-        life = self.lives[ref] = Life(self.specs[ref], start, last)
+        now = Tables.read()
+        self.began_at[ref] = self.now - 1
+        self.read_log(now)
+        start = now.groups[ref].start_offset
+        life = self.lives[ref] = Life(self.specs[ref], start, max((one.id for one in now.effects), default=0))
         life.expected = {
-            offset: one.key
-            for offset, one in self.logged.items()
-            if one.topic == ref.topic and offset > start and offset in present
+            offset: one.key for offset, one in now.log.items() if one.topic == ref.topic and offset > start
         }
 
     def dropped(self, ref: GroupRef) -> None:
@@ -263,7 +187,7 @@ class Model:
         if offset not in life.expected:
             self.read_log(Tables.read())
         assert life.expected.get(offset) == claimed.key, f"1: started, but never published to it: {about}"
-        assert number == self.logged[offset].number, f"another message's payload: {about}"
+        assert number == number_of(self.logged[offset]), f"another message's payload: {about}"
         self._check_attempt(life, claimed, about)
         if life.spec.ordered:
             owner = PartitionLease.objects.filter(
@@ -318,17 +242,17 @@ class Model:
         if self.problems:
             raise self.problems[0]
         now = Tables.read()
+        assert not invariants.at_any_moment(now, began_at=self.began_at)
+        assert not invariants.between(self.before, now, deletes={self.committed[one].id for one in self.cancelled})
         self.read_log(now)
         self._check_outbox(now)
         self._check_collected(now)
         assert now.groups.keys() == self.lives.keys()
-        for ref, _ in (*now.rows, *now.places, *now.leases):
-            assert ref in self.lives, f"left behind of a dropped group: {ref}"
-        for _, ref, offset in now.effects[len(self.before.effects) :]:
+        for _, ref, offset in effects(now)[len(self.before.effects) :]:
             assert ref in self.lives, f"9: {ref}[{offset}] took effect after the group was dropped"
         self._check_letters(now)
         for life in self.lives.values():
-            self._check_places(life, now)
+            self._check_rows(life, now)
             self._check_settled(life, now)
             self._check_effects(life, now)
         self.before = now
@@ -336,21 +260,20 @@ class Model:
 
     def read_log(self, now: Tables) -> None:
         """1 and the order of publishing: what was appended since the last look."""
-        last = max(self.logged, default=0)
+        assert not list(invariants.log_grows(self.logged, max(self.logged, default=0), now))
         for offset, row in now.log.items():
             if offset in self.logged:
-                assert row == self.logged[offset], "the log is immutable"
                 continue
-            assert offset > last, f"{row} appeared below the end of the log, {last}"
             self.logged[offset] = row
             if names.is_dlq(row.topic):
                 continue
-            one = self.committed.get(row.number)
+            number = number_of(row)
+            one = self.committed.get(number)
             assert one is not None, f"1: never committed: {row}"
-            assert (row.topic, row.key, row.id) == one.identity
-            assert row.number not in self.sequenced, f"sequenced twice: {row}"
+            assert row.identity == one.identity
+            assert number not in self.sequenced, f"sequenced twice: {row}"
             assert one.due <= self.now, f"before its time: {row}, {one}"
-            self.sequenced.add(row.number)
+            self.sequenced.add(number)
             self.identities.add(one.identity)
             for life in self.lives.values():
                 if life.spec.ref.topic == row.topic:
@@ -360,7 +283,7 @@ class Model:
     def _check_commit_order(self) -> None:
         latest = latest_number = 0
         for row in self.logged.values():
-            one = None if names.is_dlq(row.topic) else self.committed[row.number]
+            one = None if names.is_dlq(row.topic) else self.committed[number_of(row)]
             if one is None or one.due:
                 continue
             assert one.committed >= latest, f"{one} was committed before {latest_number} began and comes after it"
@@ -368,7 +291,7 @@ class Model:
                 latest, latest_number = one.began, one.number
 
     def _check_outbox(self, now: Tables) -> None:
-        waiting = {row.number for row in now.outbox if not row.failed_group}
+        waiting = {number_of(row) for row in now.outbox if not row.failed_group}
         assert waiting <= self.committed.keys(), f"1: rolled back and yet there: {waiting - self.committed.keys()}"
         assert not waiting & self.sequenced, "in the log and in the outbox"
         assert not self.cancelled & (waiting | self.sequenced), "21: cancelled and yet there"
@@ -387,78 +310,59 @@ class Model:
             for life in self.lives.values():
                 if life.expected.pop(offset, None) is None:
                     continue
-                was = self.before.rows.get((life.spec.ref, offset))
-                acked = (now.places.get((life.spec.ref, row.key)) or (offset, 0))[0]
+                # Nothing is settled by the step that collects.
+                was = self._row_before(life, offset)
                 done = offset in life.settled or (was is not None and was.acked)
                 assert done, f"7: {life.spec.ref} has not settled it: {row}"
-                assert acked >= offset, f"7: {life.spec.ref} has not passed it: {row}"
                 life.settled.add(offset)
 
-    def _check_places(self, life: Life, now: Tables) -> None:
+    def _check_rows(self, life: Life, now: Tables) -> None:
         ref = life.spec.ref
-        for (other, key), (acked, claimed) in now.places.items():
-            if other == ref:
-                assert acked <= claimed, f"{ref} {key}: the watermark {acked} is beyond the cursor {claimed}"
-        for (other, key), (acked, claimed) in self.before.places.items():
-            if other != ref:
-                continue
-            place = now.places.get((ref, key))
-            if place is None:
+        for other, key in self.before.offsets:
+            if other == ref and (ref, key) not in now.offsets:
+                # Nothing is sequenced by the step that collects.
                 assert all(row.topic != ref.topic or row.key != key for row in now.log.values()), "5: not drained"
-                continue
-            assert place[0] >= acked, f"3: {ref} {key}: the watermark went back from {acked} to {place[0]}"
-            assert place[1] >= claimed, f"3: {ref} {key}: the cursor went back from {claimed} to {place[1]}"
-        for (other, offset), row in now.rows.items():
+        for (other, _, offset), row in now.state.items():
             if other != ref:
                 continue
-            if row.token:
-                life.tokens.add(row.token)
-            acked, claimed = now.places[ref, now.keys[other, offset]]
-            assert offset <= claimed, f"{ref}[{offset}] was claimed beyond the cursor {claimed}"
-            assert offset > acked or row.acked, f"2: the watermark {acked} has passed {ref}[{offset}]"
-            assert row.retries <= life.counted[offset], f"8: {ref}[{offset}]: {row} of {life.counted[offset]} failures"
+            if row.delivery_token:
+                life.tokens.add(row.delivery_token)
+            most = life.counted[offset]
+            assert row.retry_count <= most, f"8: {ref}[{offset}]: {row} of {most} failures"
 
     def _check_settled(self, life: Life, now: Tables) -> None:
         ref = life.spec.ref
-        for offset, key in life.expected.items():
-            row = now.rows.get((ref, offset))
-            acked, claimed = now.places.get((ref, key), (life.start_offset, life.start_offset))
-            if row is not None:
-                settled = row.acked
-            else:
-                settled = offset <= acked
-                assert settled or offset > claimed, f"1: {ref}[{offset}] is lost: passed, not settled, no row"
-            if offset in life.settled:
-                assert settled, f"{ref}[{offset}] was settled and has come back"
-            elif settled:
+        for offset in life.expected:
+            if offset not in life.settled and invariants.is_settled(now, ref, self.logged[offset]):
                 life.settled.add(offset)
                 assert self._may_settle(life, offset), f"1: {ref}[{offset}] was settled, but nobody had handled it"
-            assert settled or offset not in life.letters, f"6: {ref}[{offset}] is live and in the DLQ"
             assert offset in life.letters or offset not in life.given_up, f"6: {ref}[{offset}] has no dead letter"
 
     def _may_settle(self, life: Life, offset: int) -> bool:
         """Its present holder has acked it, or it is in the DLQ."""
         return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))
 
+    def _row_before(self, life: Life, offset: int) -> State | None:
+        return self.before.state.get((life.spec.ref, self.logged[offset].key, offset))
+
     def _of_the_holder(self, life: Life, offset: int) -> list[Verdict]:
         """What was said with the token that the row last had: the word of a stale holder does not count."""
-        row = self.before.rows.get((life.spec.ref, offset))
+        row = self._row_before(life, offset)
         said = life.verdicts.get(offset, [])
-        return [one for one in said if one.step == self.step or (row is not None and one.token == row.token)]
+        return [one for one in said if one.step == self.step or (row is not None and one.token == row.delivery_token)]
 
     def _check_letters(self, now: Tables) -> None:
-        for letter in (*now.outbox, *now.log.values()):
-            if not letter.failed_group or letter.id in self.letters:
+        for letter in invariants.dead_letters(now):
+            if letter.id in self.letters:
                 continue
             self.letters.add(letter.id)
             offset, about = letter.original_offset, f"6: {letter}"
-            assert letter.failed in self.lives, about
-            life = self.lives[letter.failed]
-            assert letter.number == self.logged[offset].number, about
-            assert offset not in life.letters, f"{about}: dead-lettered twice"
+            life = self.lives.get(GroupRef(letter.failed_group, letter.original_topic))
+            assert life is not None, about
+            assert letter.payload == self.logged[offset].payload, about
             life.letters[offset] = letter.id
-            row = self.before.rows.get((life.spec.ref, offset))
-            used_up = row is not None and row.by != "" and row.retries >= life.spec.max_attempts
+            row = self._row_before(life, offset)
+            used_up = row is not None and row.delivered_by != "" and row.retry_count >= life.spec.max_attempts
             said = self._of_the_holder(life, offset)
             failed = any(
                 one.kind == "reject" or (one.kind == "nack" and one.attempt >= life.spec.max_attempts) for one in said
@@ -470,7 +374,7 @@ class Model:
         if not life.spec.atomic:
             return
         found = Counter(
-            offset for number, ref, offset in now.effects if ref == life.spec.ref and number > life.effects_before
+            offset for number, ref, offset in effects(now) if ref == life.spec.ref and number > life.effects_before
         )
         for offset in found:
             assert found[offset] == 1, f"9: {life.spec.ref}[{offset}] took effect {found[offset]} times"

@@ -39,11 +39,13 @@ from django_mysqlqueue.service import (
 from django_mysqlqueue.service.redriving import Letters
 from django_mysqlqueue.service.seeking import Place
 from django_mysqlqueue.service.transactions import Session
+from tests import invariants
 from tests.conftest import Clock, empty
 from tests.crash_audit import Observer, Snapshot
 from tests.crash_worlds import LEASE_MS, G, claimed, orphaned, registered, sequenced
 from tests.crashes import ALIAS, DLQ, LOST, MODES, TOPIC, crashes
 from tests.harness import USING, Sub, handler, sequence
+from tests.tables import Tables
 
 ME = "ada"
 
@@ -295,6 +297,7 @@ def test_an_operation_that_is_ended_is_run_again(db, crasher, name, mode):
         before = whereabouts()
         ended = crasher.run(mode, number, one.run)
         after = whereabouts()
+        assert not invariants.at_any_moment(Tables.read(USING)), number
         # At the crash each message is where it was or where it is going: in one place.
         assert all(after[message] in (before[message], there[message]) for message in before | there), number
         if ended.stopped:
@@ -306,7 +309,9 @@ def test_an_operation_that_is_ended_is_run_again(db, crasher, name, mode):
             assert Operation.objects.filter(actor=ME).exclude(ended_at=0).exists() or not changed
         if name == "count" and ended.stopped:
             continue  # it is not run again by anybody: counts may be lost or, where an answer was lost, doubled
-        here = Observer().read().tables, on_record()
+        picture = Observer().read()
+        assert not picture.broken, number
+        here = picture.tables, on_record()
         if here not in seen:  # the same rows come to the same end
             seen.append(here)
             assert drained() == expected, number

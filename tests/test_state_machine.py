@@ -50,10 +50,12 @@ from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
+from tests import invariants
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.harness import USING, Sub, handler, lag
 from tests.queue_model import ORPHAN_RETENTION, RETENTION, Life, Model, Published, Spec
+from tests.tables import Tables
 
 LATE = GroupRef("late", "a")
 SPECS = [
@@ -656,8 +658,9 @@ class Machine(RuleBasedStateMachine):
             self.agrees_with_the_model()
             if not any(model.objects.exists() for model in (OutboxMessage, DeliveryState, PartitionLease)):
                 break
-        for model in (OutboxMessage, DeliveryState, PartitionLease):
-            assert not model.objects.exists(), f"left behind: {list(model.objects.values())}"
+        end = Tables.read(USING)
+        assert not invariants.drained(end)
+        assert not end.outbox, "nothing is scheduled for so long"
         for ref, life in self.model.lives.items():
             assert lag(ref.group, ref.topic) == 0, f"lag of {ref}"
             missing = life.expected.keys() - life.settled
