@@ -246,6 +246,7 @@ def between(
     forgets: Collection[GroupRef] = (),
     deletes: Collection[str] = (),
     untouched: Collection[GroupRef] = (),
+    recorded: bool = True,
 ) -> list[str]:
     """What holds of any two moments, whatever has been done between them.
 
@@ -255,6 +256,7 @@ def between(
         forgets: groups that may have been dropped or sought meanwhile.
         deletes: ids of messages that may have been cancelled, or deleted by hand.
         untouched: groups of which no row may have changed.
+        recorded: whatever was settled, and forgotten by GC with its partition, is in the events or was settled earlier.
     """
     kept = {
         ref: group
@@ -266,7 +268,7 @@ def between(
         *_settled_stays(earlier, later, kept),
         *_never_back(earlier, later, kept),
         *log_grows(earlier.log, end_of_log(earlier), later),
-        *_collected(earlier, later, kept, deletes),
+        *_collected(earlier, later, kept, deletes, recorded=recorded),
         *_from_outbox_to_log(earlier, later, deletes),
         *_records_stay(earlier, later),
         *_untouched(earlier, later, untouched),
@@ -335,7 +337,7 @@ def log_grows(known: Mapping[int, Logged], end: int, later: Tables) -> Iterator[
 
 
 def _collected(
-    earlier: Tables, later: Tables, kept: Mapping[GroupRef, Group], deletes: Collection[str]
+    earlier: Tables, later: Tables, kept: Mapping[GroupRef, Group], deletes: Collection[str], *, recorded: bool
 ) -> Iterator[str]:
     """A message leaves the log when every group's watermark has passed it, a dead letter when an operator takes it."""
     taken = {(one.ref.topic, one.offset) for one in later.events if one.outcome in TAKES}
@@ -348,11 +350,11 @@ def _collected(
         if message.failed_group and names.is_dlq(message.topic) and not _readers(earlier, message.topic):
             yield f"the dead letter {message.id} at {offset} is gone, and no operator has taken it"
         for ref in kept:
-            if is_for(message, ref) and not _has_passed(earlier, later, ref, message):
+            if is_for(message, ref) and not _has_passed(earlier, later, ref, message, recorded):
                 yield f"{_at(ref, offset)} was deleted from the log before the group had passed it"
 
 
-def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged) -> bool:
+def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, recorded: bool) -> bool:
     """Whether a group's watermark has passed a message that is in the log no more.
 
     Where GC may have forgotten the row of the partition as well, it is enough that the message was settled.
@@ -362,8 +364,9 @@ def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged) 
     before, now = earlier.offsets.get((ref, message.key)), later.offsets.get((ref, message.key))
     if before is not None and now is not None and before <= now:
         return False
-    recorded = ((one.ref, one.offset) for one in later.events if one.outcome in SETTLES)
-    return is_settled(earlier, ref, message) or (ref, message.offset) in recorded
+    if not recorded or is_settled(earlier, ref, message):
+        return True
+    return any((one.ref, one.offset) == (ref, message.offset) and one.outcome in SETTLES for one in later.events)
 
 
 def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]) -> Iterator[str]:

@@ -15,9 +15,12 @@ import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.append(str(TOOLS))
-from soak import checker, logs, plan, records, timeline  # noqa: E402
-from soak.facts import Collected, DeadLetter, Entry, Evidence, Leftovers, Progress, Trouble  # noqa: E402
+from soak import checker, logs, moments, plan, records, timeline  # noqa: E402
+from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble  # noqa: E402
 from soak.records import Step, Transaction  # noqa: E402
+
+from django_mysqlqueue.service.groups import GroupRef  # noqa: E402
+from tests.tables import Group, Logged, Offsets, State, Tables, Waiting  # noqa: E402
 
 pytestmark = pytest.mark.any_engine
 
@@ -261,7 +264,7 @@ def test_offsets_out_of_publishing_order(evidence):
 
 def samples(group, *seen):
     """Of one partition, ``a``: (time, watermark) each."""
-    return [Progress(at, {(group, "a"): (watermark, watermark, 1)}) for at, watermark in seen]
+    return [Progress(at, {(group, "a"): (watermark, watermark)}) for at, watermark in seen]
 
 
 def again(number, at, process=ONE, verbs=(records.STARTED, records.DONE)):
@@ -293,7 +296,7 @@ def test_what_was_settled_starts_again(evidence, group):
     # Not clearly later; another group's watermark; another partition's.
     assert violations(dataclasses.replace(broken, progress=samples(group, (BEGAN + 213.5, 300)))) == {}
     assert violations(dataclasses.replace(broken, progress=samples("strict", (BEGAN + 200, 300)))) == {}
-    elsewhere = [Progress(BEGAN + 200, {(group, "b"): (300, 300, 1)})]
+    elsewhere = [Progress(BEGAN + 200, {(group, "b"): (300, 300)})]
     assert violations(dataclasses.replace(broken, progress=elsewhere)) == {}
 
 
@@ -463,47 +466,66 @@ def test_a_partition_that_is_slow_and_one_that_stands_still(evidence):
 
 # -- what is left -------------------------------------------------------------
 
-DRAINED = Leftovers(
-    counts={"queue_outbox": 0, "queue_delivery_state": 0, "queue_partition_leases": 0},
-    lags=dict.fromkeys(GROUPS, 0),
-    ends={"a": 10, "b": 7},
-    watermarks={(group, key): (end, end) for group in GROUPS for key, end in (("a", 10), ("b", 7))},
+REFS = [GroupRef(group, plan.TOPIC) for group in GROUPS]
+DRAINED = Tables(
+    log={offset: Logged(offset, plan.TOPIC, key, name(offset), b"") for offset, key in ((7, "b"), (10, "a"))},
+    groups={ref: Group() for ref in REFS},
+    offsets={(ref, key): Offsets(end, end) for ref in REFS for key, end in (("a", 10), ("b", 7))},
+    sequencer=10,
 )
+SKIP, BATCH_GROUP = GroupRef("skip", plan.TOPIC), GroupRef("batch", plan.TOPIC)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {},
-        {"counts": {"queue_delivery_state": 3}},
-        {"lags": {"skip": 1}},
-        {"watermarks": {**DRAINED.watermarks, ("skip", "a"): (9, 10)}},
-        {"watermarks": {place: at for place, at in DRAINED.watermarks.items() if place != ("batch", "b")}},
-        {"watermarks": {**DRAINED.watermarks, ("skip", "a"): (11, 10)}},
+        {"state": {(SKIP, "a", 10): State()}},
+        {"leases": {(SKIP, "a"): ""}},
+        {"outbox": [Waiting(1, plan.TOPIC, "a", "1", b"", deliver_at=9)]},
+        {"groups": {ref: Group() for ref in REFS if ref != SKIP}},
+        {"offsets": {**DRAINED.offsets, (SKIP, "a"): Offsets(9, 10)}},
+        {"offsets": {place: at for place, at in DRAINED.offsets.items() if place != (BATCH_GROUP, "b")}},
+        {"offsets": {**DRAINED.offsets, (SKIP, "a"): Offsets(11, 10)}},
     ],
 )
 def test_what_is_left_behind(change):
-    found = checker.check_leftovers(dataclasses.replace(DRAINED, **change), plan.GROUPS)
-    assert found.count == bool(change), found.violations
+    found = moments.check_leftovers(dataclasses.replace(DRAINED, **change), dict.fromkeys(GROUPS, 0), plan.GROUPS)
+    assert found.ok == (not change), found.violations
+
+
+def test_a_lag_that_is_left():
+    found = moments.check_leftovers(DRAINED, dict.fromkeys(GROUPS, 0) | {"skip": 1}, plan.GROUPS)
+    assert found.violations == ("skip lags by 1",)
+
+
+def verdict_of(*places):
+    """Of moments at which the group ``skip`` was there in the partition ``a``, whose log begins at the last number."""
+    seen = moments.Moments()
+    for acked, claimed, lowest in places:
+        log = {n: Logged(n, plan.TOPIC, "a", name(n), b"") for n in range(lowest, 31)} if lowest else {}
+        rows = {(SKIP, "a", n): State() for n in log if acked < n <= claimed}
+        offsets = {(SKIP, "a"): Offsets(acked, claimed)} if claimed else {}
+        collected = {plan.TOPIC: lowest - 1 if lowest else 30}
+        seen.add(Tables(log, [], {SKIP: Group()}, offsets, rows, sequencer=30, collected=collected))
+    return seen.verdict()
 
 
 def test_watermarks_that_go_back():
-    place = ("skip", "a")
-    assert checker.check_progress([{place: (5, 6, 1)}, {place: (5, 9, 1)}, {place: (9, 9, 1)}]).ok
-    assert not checker.check_progress([{place: (5, 6, 1)}, {place: (4, 6, 1)}]).ok
-    assert not checker.check_progress([{place: (5, 6, 1)}, {}, {place: (5, 5, 1)}]).ok
+    assert verdict_of((5, 6, 1), (5, 9, 1), (9, 9, 1)).ok
+    assert verdict_of((5, 6, 1), (4, 6, 1)).count == 2, "and a message is live again"
+    assert not verdict_of((5, 6, 1), (0, 0, 0), (5, 5, 1)).ok
     # All of it was collected, the row as well: the next message begins anew.
-    assert checker.check_progress([{place: (5, 6, 1)}, {}, {place: (0, 0, 8)}]).ok
-    assert checker.check_progress([{place: (5, 6, 1)}, {place: (0, 0, 0)}, {place: (0, 0, 8)}]).ok
+    assert verdict_of((5, 6, 1), (0, 0, 8)).ok
+    assert verdict_of((5, 6, 1), (0, 0, 0)).ok
 
 
 def test_a_row_that_goes_before_its_partition_is_drained():
     """The cursor says up to where the log must hold nothing; what is not settled is above the watermark."""
-    place = ("skip", "a")
-    assert not checker.check_progress([{place: (10, 20, 15)}, {place: (0, 0, 15)}]).ok
-    assert not checker.check_progress([{place: (10, 20, 11)}, {place: (0, 0, 20)}]).ok
-    assert not checker.check_progress([{place: (10, 20, 15)}, {place: (10, 19, 15)}]).ok
-    assert checker.check_progress([{place: (10, 20, 15)}, {place: (0, 0, 21)}]).ok
+    assert not verdict_of((10, 20, 11), (0, 0, 15)).ok
+    assert not verdict_of((10, 20, 11), (0, 0, 20)).ok
+    assert not verdict_of((10, 20, 11), (10, 19, 11)).ok
+    assert verdict_of((10, 20, 11), (0, 0, 21)).ok
 
 
 def test_retention():

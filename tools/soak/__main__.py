@@ -122,7 +122,7 @@ class Soak:
     def _run(self) -> bool:
         from django.db import connection
 
-        from soak import evidence, report
+        from soak import evidence, moments, report
         from soak.killer import Killer
         from soak.monitor import Monitor
 
@@ -158,11 +158,10 @@ class Soak:
             {path.name: path.read_text(errors="replace").splitlines() for path in sorted(self.folder.glob("*.log"))}
         )
         gathered = evidence.gather(self.folder, monitor.progress, killer.troubles)
-        left = evidence.leftovers()
         verdicts = [
             *checker.check(gathered, plan.GROUPS),
-            checker.check_leftovers(left, plan.GROUPS),
-            checker.check_progress([one.places for one in monitor.progress]),
+            monitor.moments.verdict(),
+            moments.check_leftovers(moments.snapshot(), evidence.lags(), plan.GROUPS),
             checker.check_retention(gathered.ledger, evidence.collect_garbage(), plan.RETENTION * 1000),
             checker.check_memory(monitor.memory),
             *findings.verdicts(logs.bounds(killer.troubles, PROCESSES)),

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from soak import timeline
-from soak.facts import Collected, DeadLetter, Entry, Evidence, Leftovers, Verdict, verdict
+from soak.facts import Collected, DeadLetter, Entry, Evidence, Verdict, verdict
 from soak.plan import MAX_ATTEMPTS, POISON, Group, fate, is_for_the_dlq
 from soak.records import AGAIN, COMMITTED, DONE, FAILED, REJECTED, ROLLED_BACK, STARTED, WRONG, Step
 
-__all__ = ["Collected", "DeadLetter", "Entry", "Evidence", "Leftovers", "Verdict", "check", "verdict"]
+__all__ = ["Collected", "DeadLetter", "Entry", "Evidence", "Verdict", "check", "verdict"]
 
 GC_TIME = 10_000.0
 """Milliseconds that the last GC may take."""
@@ -238,26 +238,6 @@ def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
 # -- what is left -------------------------------------------------------------
 
 
-def check_leftovers(left: Leftovers, groups: Sequence[Group]) -> Verdict:
-    """A drained queue: nothing waits, no state rows, no leases, watermarks at the end of the log."""
-
-    def violations() -> Iterator[str]:
-        for table, count in left.counts.items():
-            if count:
-                yield f"{count} rows are left in {table}"
-        for name, lag in left.lags.items():
-            if lag:
-                yield f"{name} lags by {lag}"
-        for group in groups:
-            for key, end in left.ends.items():
-                watermark, cursor = left.watermarks.get((group.name, key), (0, 0))
-                if watermark < end or cursor < watermark:
-                    yield f"{group.name}, {key}: watermark {watermark}, cursor {cursor}, end of the log {end}"
-
-    compared = f"{len(left.counts)} tables, {len(left.watermarks)} watermarks"
-    return verdict("nothing is left behind", compared, violations())
-
-
 def check_retention(ledger: Iterable[Entry], collected: Collected, retention_ms: float) -> Verdict:
     """GC has left alone what is younger than the retention, and nothing else."""
 
@@ -275,28 +255,6 @@ def check_retention(ledger: Iterable[Entry], collected: Collected, retention_ms:
                 yield f"{message_id} is in the log {(collected.now - at) / 1000:.1f} s after it was sequenced"
 
     return verdict("GC leaves what it should", f"{len(collected.before)} messages in the log", violations())
-
-
-def check_progress(samples: Sequence[Mapping[tuple[str, str], tuple[int, int, int]]]) -> Verdict:
-    """Watermarks and cursors never go back.
-
-    A sample has, by group and partition, watermark, cursor and the lowest
-    offset in the log (0: none). A drained partition's row may go once the log
-    holds nothing of it, which is nothing up to its cursor: offsets only grow.
-    Then it begins anew.
-    """
-
-    def violations() -> Iterator[str]:
-        highest: dict[tuple[str, str], tuple[int, int]] = {}
-        for sample in samples:
-            for place, (watermark, cursor, lowest) in sample.items():
-                before = highest.get(place, (0, 0))
-                went_back = watermark < before[0] or cursor < before[1]
-                if went_back and 0 < lowest <= before[1]:
-                    yield f"{place[0]}, {place[1]}: from {before} back to {(watermark, cursor)}"
-                highest[place] = (watermark, cursor)
-
-    return verdict("watermarks never go back", f"{len(samples)} samples", violations())
 
 
 def check_memory(samples: Mapping[str, Sequence[float]]) -> Verdict:

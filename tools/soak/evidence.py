@@ -9,18 +9,12 @@ from typing import Any
 
 from django.db import connection
 
-from django_mysqlqueue.models import (
-    ConsumerOffset,
-    DeliveryState,
-    OutboxMessage,
-    PartitionLease,
-    QueueMessage,
-)
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.service import retention, stats
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
 from soak import plan, records
-from soak.facts import Collected, DeadLetter, Entry, Evidence, Leftovers, Progress, Trouble
+from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble
 
 TABLES = (
     """
@@ -37,7 +31,6 @@ TABLES = (
     """,
 )
 MUST_BE_EMPTY = (OutboxMessage, DeliveryState, PartitionLease)
-OFFSETS = ConsumerOffset._meta.db_table
 LOG = QueueMessage._meta.db_table
 
 
@@ -68,24 +61,6 @@ def is_drained() -> bool:
     return not any(model.objects.exists() for model in MUST_BE_EMPTY) and not any(lags().values())
 
 
-def progress() -> Progress:
-    """One statement, so one snapshot: what the log begins with and the offsets rows are of the same moment."""
-    found = rows(
-        f"SELECT '', m.partition_key, 0, 0, MIN(m.`offset`) FROM {LOG} m WHERE m.topic = %s GROUP BY m.partition_key "
-        "UNION ALL SELECT o.consumer_group, o.partition_key, o.offset_acked, o.offset_claimed, 0 "
-        f"FROM {OFFSETS} o WHERE o.topic = %s",
-        (plan.TOPIC, plan.TOPIC),
-    )
-    lowest = {key: int(offset) for group, key, _, _, offset in found if not group}
-    places = {(group.name, key): (0, 0, offset) for group in plan.GROUPS for key, offset in lowest.items()}
-    places |= {
-        (group, key): (int(watermark), int(cursor), lowest.get(key, 0))
-        for group, key, watermark, cursor, _ in found
-        if group
-    }
-    return Progress(records.now(), places)
-
-
 def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Trouble]) -> Evidence:
     effects: dict[str, Counter[str]] = {group.name: Counter() for group in plan.GROUPS if group.atomic}
     for group, message_id, count in rows(
@@ -110,20 +85,6 @@ def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Troubl
         ],
         progress=progress,
         troubles=troubles,
-    )
-
-
-def leftovers() -> Leftovers:
-    return Leftovers(
-        counts={model._meta.db_table: model.objects.count() for model in MUST_BE_EMPTY},
-        lags=lags(),
-        ends={
-            key: int(end)
-            for key, end in rows(
-                f"SELECT partition_key, MAX(`offset`) FROM {LOG} WHERE topic = %s GROUP BY partition_key", (plan.TOPIC,)
-            )
-        },
-        watermarks={place: (watermark, cursor) for place, (watermark, cursor, _) in progress().places.items()},
     )
 
 

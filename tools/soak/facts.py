@@ -34,19 +34,6 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftovers:
-    """What the drained queue holds."""
-
-    counts: Mapping[str, int]
-    """Rows by table, of those tables that must be empty."""
-    lags: Mapping[str, int]
-    ends: Mapping[str, int]
-    """By partition: the highest offset in the log."""
-    watermarks: Mapping[tuple[str, str], tuple[int, int]]
-    """By group and partition: watermark and cursor."""
-
-
-@dataclass(frozen=True, slots=True)
 class Collected:
     """The log before and after a last GC."""
 
@@ -59,12 +46,12 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where every group was in every partition, in one snapshot."""
+    """Where every group was in every partition, at one moment."""
 
     at: float
     """When the answer had come; by the clock of ``records.now``, like all times that are not said to be others."""
-    places: Mapping[tuple[str, str], tuple[int, int, int]]
-    """By group and partition: watermark, cursor (both 0 where there is no row), lowest offset in the log (0: none)."""
+    places: Mapping[tuple[str, str], tuple[int, int]]
+    """By group and partition: watermark and cursor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Samples taken while the soak runs: lags, memory, watermarks."""
+"""Samples taken while the soak runs: lags, memory, the tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django.db import Error, connection
 
-from soak import evidence
+from soak import evidence, moments, records
 from soak.facts import Progress
 from soak.fleet import Fleet, resident_mb
 from soak.publisher import HOLD
@@ -41,6 +41,7 @@ class Monitor:
         self.memory: dict[str, list[float]] = {slot.name: [] for slot in fleet.subscribers if slot.is_spared}
         """Megabytes of the subscribers that nobody kills."""
         self.progress: list[Progress] = []
+        self.moments = moments.Moments()
 
     def stuck_for(self) -> float:
         """Seconds since the lags were last seen to fall."""
@@ -56,14 +57,15 @@ class Monitor:
                 self.memory[slot.name].append(resident)
         try:
             sample = Sample(round(now - self._began, 1), evidence.committed(), evidence.lags(), self._hold.exists())
-            progress = evidence.progress()
+            tables = moments.snapshot()
         except Error:
             connection.close()
             return
         if not self.samples or sum(sample.lags.values()) < sum(self.samples[-1].lags.values()):
             self._fell_at = now
         self.samples.append(sample)
-        self.progress.append(progress)
+        self.progress.append(moments.progress(tables, records.now()))
+        self.moments.add(tables)
         lag = max(sample.lags.values())
         if lag > MOST:
             self._hold.touch()

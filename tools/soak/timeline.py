@@ -64,7 +64,7 @@ def _marks(evidence: Evidence, group: Group) -> dict[str, tuple[list[float], lis
     """By partition: when its watermark was first seen so high, and how high; both rise."""
     marks: dict[str, tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
     for sample in evidence.progress:
-        for (name, key), (watermark, _, _) in sample.places.items():
+        for (name, key), (watermark, _) in sample.places.items():
             if name != group.name:
                 continue
             times, watermarks = marks[key]
