@@ -137,6 +137,28 @@ def test_an_offsets_row_that_is_in_use_is_not_removed(db, no_retention):
     assert retention.collect(USING).offsets_rows == 1
 
 
+@pytest.mark.servers_only
+def test_two_at_a_time_count_each_message_once(db, settings):
+    """Both had read them before either deleted them, and both reported them."""
+    settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0}
+    publish_many("t", (Message(number, key=f"k{number % 2}") for number in range(4)))
+    sequence()  # nobody reads the topic: they are orphans
+    others = []
+
+    def meanwhile(execute, sql, params, many, context):
+        if sql.startswith("DELETE") and not others:
+            others.append(None)
+            others.append(in_thread(lambda: retention.collect(USING)))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(meanwhile):
+        mine = retention.collect(USING)
+    theirs = others[1]
+    assert not QueueMessage.objects.exists()
+    assert (theirs.messages, mine.messages) == (4, 0)
+    assert ([one.messages for one in theirs.orphans], mine.orphans) == ([4], ())
+
+
 def test_subscribers_collect_by_themselves(db, no_retention):
     publish("t", 1, key="k")
     sub = Sub(handler())
