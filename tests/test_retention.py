@@ -7,7 +7,7 @@ from django.db import connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import claiming, groups, retention, settling, watermarks
+from django_mysqlqueue.service import claiming, dropping, groups, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.stats import status
@@ -121,7 +121,7 @@ def test_an_abandoned_group_is_shown_and_can_be_dropped(db, no_retention):
     shown = {group.group: group for group in status(USING, lease_ms=30_000).groups}
     assert shown["gone"].abandoned
     assert not shown["g"].abandoned
-    groups.drop(USING, GroupRef("gone", "t"))
+    dropping.drop(USING, GroupRef("gone", "t"))
     assert retention.collect(USING).messages == 1
 
 
