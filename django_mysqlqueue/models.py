@@ -168,9 +168,10 @@ class ConsumerGroup(models.Model):
         SHARED = "shared", _("shared")
 
     class AfterSeek(models.TextChoices):
-        NOTHING = "", _("no seek is under way")
+        NOTHING = "", _("no seek or drop is under way")
         RESUME = "resume", _("the group goes on")
         STAY = "stay", _("the group stays paused")
+        DROPPED = "dropped", _("the group is dropped")
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
@@ -184,7 +185,10 @@ class ConsumerGroup(models.Model):
         db_default="",
         blank=True,
         choices=AfterSeek,
-        help_text=_("a seek has begun and not ended; run it again if it died"),
+        help_text=_("a seek or drop has not finished; if it was interrupted, run it again"),
+    )
+    operation = models.BigIntegerField(
+        _("operation"), db_default=0, help_text=_("id of the seek or drop that is under way; 0: none")
     )
     revision = models.BigIntegerField(
         _("revision"), db_default=0, help_text=_("rises when subscribers must read the group's state anew")

@@ -14,6 +14,7 @@ from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
 from django_mysqlqueue.service import (
     claiming,
+    dropping,
     groups,
     heartbeats,
     leasing,
@@ -246,7 +247,7 @@ def _(world: World) -> None:
 
 @case("drop a group", acked_ahead, commits=None, rerun=True, forgets=True)
 def _(world: World) -> None:
-    groups.drop(ALIAS, G)
+    dropping.drop(ALIAS, G)
 
 
 @case("beat", leased)

@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from django_mysqlqueue import names
-from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
 from django_mysqlqueue.service.groups import GroupRef
 from tests.tables import Group, Logged, Offsets, Tables, Waiting
 
 Message = Logged | Waiting
 Settled = frozenset[tuple[GroupRef, int]]
 """(group, offset) of what is acked or dead-lettered."""
+DROPPED = ConsumerGroup.AfterSeek.DROPPED
 Outcome = DeliveryEvent.Outcome
 SETTLES = (Outcome.ACKED, Outcome.DEAD_LETTERED, Outcome.DELETED)
 TAKES = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
@@ -83,16 +84,12 @@ def end_of_log(tables: Tables) -> int:
 
 def is_seeking(group: Group) -> bool:
     """A seek has begun and not ended. It stores the offsets of all partitions before it deletes state rows."""
-    return group.after_seek != ""
+    return group.after_seek not in ("", DROPPED)
 
 
 def is_being_dropped(tables: Tables, ref: GroupRef) -> bool:
     """A drop has begun and not ended: it deletes the leases, then the state rows, then the offsets rows."""
-    group = tables.groups[ref]
-    return group.paused and any(
-        one.action == "drop" and one.ref == ref and one.ended_at == 0 and one.started_at >= group.registered_at
-        for one in tables.operations
-    )
+    return tables.groups[ref].after_seek == DROPPED
 
 
 # -- at any moment ------------------------------------------------------------
@@ -131,8 +128,8 @@ def _registered(tables: Tables) -> Iterator[str]:
         for ref in refs - tables.groups.keys():
             yield f"there are {table} rows of {ref}, which is not registered"
     for ref, group in tables.groups.items():
-        if is_seeking(group) and not group.paused:
-            yield f"{ref} is not paused during a seek"
+        if group.after_seek and not group.paused:
+            yield f"{ref} is not paused during a seek or drop"
 
 
 def _offsets(tables: Tables) -> Iterator[str]:
@@ -142,7 +139,7 @@ def _offsets(tables: Tables) -> Iterator[str]:
         group = tables.groups.get(ref)
         if acked > claimed:
             yield f"the watermark {acked} of {ref} in {key!r} is above the cursor {claimed}"
-        if group is not None and not is_seeking(group) and acked < group.start_offset:
+        if group is not None and not group.after_seek and acked < group.start_offset:
             yield f"the watermark {acked} of {ref} in {key!r} is below its start offset {group.start_offset}"
         if tables.sequencer is not None and claimed > end:
             yield f"the cursor {claimed} of {ref} in {key!r} is above the end of the log, {end}"
@@ -158,7 +155,7 @@ def _state(tables: Tables) -> Iterator[str]:
             continue
         if (ref, key) not in tables.offsets:
             yield f"{_at(ref, offset)} has a state row, and its partition {key!r} no offsets row"
-        elif not is_seeking(group):
+        elif not group.after_seek:
             acked, claimed = tables.offsets[ref, key]
             if offset <= acked:
                 what = "is settled and has a row still" if row.acked else "is not settled"

@@ -13,11 +13,12 @@ from django.utils import timezone
 
 from django_mysqlqueue import Message, names, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, lives, logbook, redriving, seeking
+from django_mysqlqueue.service import dropping, groups, lives, logbook, redriving, seeking
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count
 from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.service.seeking import Place
 from django_mysqlqueue.service.transactions import Session
 from tests import test_admin
 from tests.harness import USING, Sub, handler, sequence
@@ -424,6 +425,16 @@ def test_a_seek_makes_it_skipped_and_its_records_stay(client, settings):
     assert told == [f"The group goes on behind offset {second}: it was settled before a seek, or is passed over."]
 
 
+@pytest.mark.parametrize(("module", "operation"), [(seeking, "seek"), (dropping, "drop")])
+def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, operation):
+    (offset,) = log(1, "a")
+    Sub(handler())
+    monkeypatch.setattr(module, "_end", None)
+    with pytest.raises(TypeError):
+        getattr(module, operation)(USING, G, *([Place(0)] if module is seeking else []), by="ada")
+    assert life(client, offset)[1][-1] == f"A {operation} of the group did not finish: run it again."
+
+
 def test_what_is_before_it_is_counted_no_further_than_the_cap(db, monkeypatch):
     monkeypatch.setattr(lives, "BEFORE_CAP", 3)
     sub = Sub(handler(function=fail, max_attempts=9, backoff=WAITS), batch_size=2, prefetch=2)
@@ -533,7 +544,7 @@ def test_a_dropped_groups_records_stay(client, settings):
     (offset,) = log(1, "a")
     sub.settle()
     sub.leave()
-    groups.drop(USING, G, by="ada")
+    dropping.drop(USING, G, by="ada")
     assert life(client, offset)[0] == "acked"
 
 

@@ -264,7 +264,7 @@ def test_a_seek_that_did_not_finish_comes_first(db):
     _, _, offsets = retrying_sub()
     seeking.run(USING, lambda session: seeking._begin(session, G, Place(0), ME, ""))
     before = everything()
-    with pytest.raises(OperationRefused, match=r"A seek .* has begun and not ended: run it again first"):
+    with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
         dead_letter_now(USING, G, offsets[:1], by=ME)
     assert everything() == before
 

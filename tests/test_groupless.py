@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.service import groupless, groups, health, overview, problems, retention, timetable
+from django_mysqlqueue.service import dropping, groupless, groups, health, overview, problems, retention, timetable
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.health import Limits
 from django_mysqlqueue.service.problems import Problem
@@ -87,10 +87,10 @@ def test_a_topic_whose_last_group_was_dropped_has_no_group(clock, settings):
     send()
     register()
     groups.register(USING, GroupRef("other", TYPO), mode="ordered", start="earliest")
-    groups.drop(USING, GroupRef("g", TYPO))
+    dropping.drop(USING, GroupRef("g", TYPO))
     clock.advance(61)
     assert found() == []
-    groups.drop(USING, GroupRef("other", TYPO))
+    dropping.drop(USING, GroupRef("other", TYPO))
     assert [one.topic for one in found()] == [TYPO]
     assert retention.collect(USING).messages == 0
     clock.advance(7 * DAY)

@@ -24,7 +24,18 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, health, overview, problems, redriving, seeking, sequencing, stats, topics
+from django_mysqlqueue.service import (
+    dropping,
+    groups,
+    health,
+    overview,
+    problems,
+    redriving,
+    seeking,
+    sequencing,
+    stats,
+    topics,
+)
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.health import Limits
 from django_mysqlqueue.service.subsets import Subset
@@ -437,6 +448,16 @@ def test_after_a_seek_messages_are_as_old_as_the_seek(db, clock):
     clock.advance(60)
     sub.heart.beat()
     assert kinds("--max-age", "60") == {("age", "g")}
+
+
+def test_a_drop_that_did_not_finish_is_told(db, monkeypatch):
+    backlog()
+    Sub(handler())
+    monkeypatch.setattr(dropping, "_delete_some", None)
+    with pytest.raises(TypeError):
+        dropping.drop(USING, GroupRef("g", "t"), by="ada")
+    assert kinds() == {("drop_ended_early", "g")}
+    assert "A drop of g/t did not finish: run it again." in run()[1]
 
 
 def test_while_a_seek_is_under_way_messages_are_as_old_as_its_begin(db, clock, monkeypatch):

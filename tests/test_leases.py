@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import groups, heartbeats, leasing, settling
+from django_mysqlqueue.service import dropping, groups, heartbeats, leasing, settling
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
@@ -416,7 +416,7 @@ def test_a_dropped_group_is_not_brought_back_by_its_subscriber(db):
     sub = Sub(handler(), batch_size=1, prefetch=1)
     sub.step()
     sub.work()
-    assert groups.drop(USING, REF)
+    assert dropping.drop(USING, REF)
     sub.settle()
     for model in (ConsumerGroup, DeliveryState, PartitionLease):
         assert not model.objects.exists(), model

@@ -26,6 +26,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.service import (
     audit,
     dead_lettering,
+    dropping,
     groups,
     heartbeats,
     history,
@@ -38,7 +39,7 @@ from django_mysqlqueue.service import (
 )
 from django_mysqlqueue.service.redriving import Letters
 from django_mysqlqueue.service.seeking import Place
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.transactions import Session, run
 from tests import invariants
 from tests.conftest import Clock, empty
 from tests.crash_audit import Observer, Snapshot
@@ -150,6 +151,27 @@ def _() -> None:
 @act("seek to the end past what is claimed", claimed)
 def _() -> None:
     seeking.seek(ALIAS, G, seeking.place_of(ALIAS, "latest"), by=ME)
+
+
+@act("drop", claimed)
+def _() -> None:
+    dropping.drop(ALIAS, G, by=ME)
+
+
+def half_sought() -> None:
+    """A seek of the group died; what it had not deleted is still there."""
+    claimed()
+    run(USING, lambda session: seeking._begin(session, G, Place(0), "bob", ""))
+
+
+@act("seek where another died", half_sought)
+def _() -> None:
+    seeking.seek(ALIAS, G, Place(0), by=ME)
+
+
+@act("drop where a seek died", half_sought)
+def _() -> None:
+    dropping.drop(ALIAS, G, by=ME)
 
 
 @act("redrive", buried)
@@ -307,6 +329,8 @@ def test_an_operation_that_is_ended_is_run_again(db, crasher, name, mode):
         if one.audited:
             assert sum(Operation.objects.filter(actor=ME).values_list("changed", flat=True)) == changed, number
             assert Operation.objects.filter(actor=ME).exclude(ended_at=0).exists() or not changed
+        if name.startswith(("seek", "drop")):
+            assert not Operation.objects.filter(ended_at=0).exists(), number
         if name == "count" and ended.stopped:
             continue  # it is not run again by anybody: counts may be lost or, where an answer was lost, doubled
         picture = Observer().read()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
+import time
 
 import pytest
 from django.db import connection, transaction
@@ -22,6 +25,8 @@ from django_mysqlqueue.models import (
     Sequencer,
 )
 from django_mysqlqueue.service import (
+    dead_lettering,
+    dropping,
     groups,
     heartbeats,
     leasing,
@@ -311,8 +316,8 @@ def test_flushes_during_a_seek_move_nothing(db, mode):
 
     def half_way(session):
         groups.lock(session, G)
-        groups.change(session, G, paused=True, after_seek="resume", start_offset=0)
-        seeking._reset_offsets(session, G, Place(0), "")
+        operation = seeking._begin(session, G, Place(0), ME, "")
+        seeking._reset_offsets(session, G, Place(0), operation, "")
 
     seeking.run(USING, half_way)
     sub.flush()
@@ -338,10 +343,15 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     assert len(got.payloads) == 4
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "resume")
-    with pytest.raises(OperationRefused, match="has begun and not ended"):
-        groups.resume(USING, G, by=ME)
-    with pytest.raises(OperationRefused, match="has begun and not ended"):
-        groups.pause(USING, G, by=ME)
+    for refused in (
+        lambda: groups.resume(USING, G, by=ME),
+        lambda: groups.pause(USING, G, by=ME),
+        lambda: groups.set_mode(USING, G, "shared", lease_ms=30_000),
+        lambda: retrying.retry_now(USING, G, by=ME),
+        lambda: dead_lettering.dead_letter_now(USING, G, [1], by=ME),
+    ):
+        with pytest.raises(OperationRefused, match="A seek of the group 'g' of 't' has not finished"):
+            refused()
     seeking.seek(USING, G, Place(0), by=ME)
     resumed(sub).settle()
     assert len(got.payloads) == 8
@@ -363,14 +373,242 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
     begun = seeking.run(USING, lambda session: seeking._begin(session, G, Place(0), ME, ""))
     seeking.seek(USING, G, Place(offsets[1]), by="bob")
     for step in (
-        lambda session: seeking._reset_offsets(session, G, Place(0), ""),
-        lambda session: seeking._delete_states(session, G, Place(0), begun),
-        lambda session: seeking._end(session, G, Place(0), begun),
+        lambda session: seeking._reset_offsets(session, G, Place(0), begun, ""),
+        lambda session: seeking._delete_states(session, G, begun),
+        lambda session: seeking._end(session, G, begun),
     ):
-        with pytest.raises(OperationRefused, match=r"[Aa]nother seek"):
+        with pytest.raises(OperationRefused, match="Another seek or drop"):
             seeking.run(USING, step)
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(offsets[1], offsets[1])}
     assert not ConsumerGroup.objects.get().paused
+
+
+def frozen_before(monkeypatch, module, transaction, meanwhile):
+    """A process that is frozen before one of its operation's transactions; ``meanwhile`` happens before it wakes."""
+    real, numbers = module.run, itertools.count(1)
+
+    def run(using, operation):
+        if next(numbers) == transaction:
+            monkeypatch.setattr(module, "run", real)
+            in_thread(meanwhile)
+        return real(using, operation)
+
+    monkeypatch.setattr(module, "run", run)
+
+
+@pytest.mark.parametrize("before", [2, 3, 4])  # behind the first: offsets, state rows, the end
+def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, monkeypatch, before):
+    """The group looked as the seek had left it: paused, at the same start. What had been claimed since was lost."""
+    log(6)
+    before_it = Sub(handler())
+    before_it.settle()
+    before_it.leave()
+    later = Sub(handler())
+
+    def the_same_again():
+        seeking.seek(USING, G, Place(0), by="bob")
+        resumed(later)  # it claims, and holds what it has claimed
+        groups.pause(USING, G, by="bob")
+
+    frozen_before(monkeypatch, seeking, before, the_same_again)
+    with pytest.raises(OperationRefused, match="Another seek or drop"):
+        seeking.seek(USING, G, Place(0), by=ME)
+    assert DeliveryState.objects.filter(consumer_group="g").count() == 6
+    groups.resume(USING, G, by=ME)
+    later.leave()
+    got = Recorder()
+    Sub(handler(function=got)).settle()
+    assert sorted(got.payloads) == list(range(6))
+    assert lag() == 0
+
+
+def test_the_record_of_a_seek_says_that_another_stopped_it(db):
+    log(2)
+    Sub(handler()).settle()
+    seeking.run(USING, lambda session: seeking._begin(session, G, Place(0), ME, "once"))
+    seeking.seek(USING, G, Place(0), by="bob")
+    first, second = Operation.objects.order_by("id")
+    assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: a seek by bob took over")
+    assert second.detail == "to offset 1"
+    assert 0 < first.ended_at <= second.ended_at
+    assert ConsumerGroup.objects.get().operation == 0
+
+
+def test_a_seek_that_older_code_has_begun_is_run_again(db):
+    """It has no operation in the group row."""
+    log(2)
+    Sub(handler()).settle()
+    ConsumerGroup.objects.update(paused=True, after_seek="resume", start_offset=0)
+    with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
+        groups.resume(USING, G, by=ME)
+    seeking.seek(USING, G, Place(0), by=ME)
+    group = ConsumerGroup.objects.get()
+    assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
+
+
+def rejected(sub):
+    sub.work()
+    sub.flush()
+
+
+@both_modes
+def test_what_is_settled_during_a_seek_and_before_it_deletes_the_row_has_happened_before_it(db, monkeypatch, mode):
+    """The dead letter stays and the message is live again; an ack's effect stays and the message comes again."""
+    log(2, "a")
+
+    def end(delivery):
+        if delivery.payload == 0:
+            delivery.reject("no")
+        else:
+            Effect.objects.create(name="done")
+
+    sub = Sub(handler(function=end, mode=mode))
+    sub.step()
+    frozen_before(monkeypatch, seeking, 3, lambda: rejected(sub))
+    seeking.seek(USING, G, Place(0), by=ME)
+    sub.leave()
+    sequence()
+    assert [bytes(one.payload) for one in QueueMessage.objects.filter(topic="t_dlq")] == [b"0"]
+    assert Effect.objects.count() == 1
+    got = Recorder()
+    Sub(handler(function=got, mode=mode)).settle()
+    assert got.payloads == [0, 1]
+
+
+# -- drop ---------------------------------------------------------------------
+
+
+def half_dropped(monkeypatch):
+    """A group whose drop died behind its first step."""
+    log(4)
+    Sub(handler()).step()
+
+    def die(*args):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dropping, "_delete_some", die)
+        with pytest.raises(RuntimeError):
+            dropping.drop(USING, G, by=ME)
+
+
+def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, monkeypatch):
+    half_dropped(monkeypatch)
+    group = ConsumerGroup.objects.get()
+    assert (group.paused, group.after_seek, group.operation) == (True, "dropped", Operation.objects.get().pk)
+    for refused in (
+        lambda: groups.resume(USING, G, by=ME),
+        lambda: groups.pause(USING, G, by=ME),
+        lambda: groups.set_mode(USING, G, "shared", lease_ms=30_000),
+        lambda: seeking.seek(USING, G, Place(0), by=ME),
+        lambda: retrying.retry_now(USING, G, by=ME),
+        lambda: dead_lettering.dead_letter_now(USING, G, [1], by=ME),
+    ):
+        with pytest.raises(OperationRefused, match="A drop of the group 'g' of 't' has not finished"):
+            refused()
+    assert dropping.drop(USING, G, by="bob")
+    first, second = Operation.objects.order_by("id")
+    assert first.detail == "stopped: a drop by bob took over"
+    assert first.ended_at
+    assert (second.changed, second.ended_at > 0) == (4, True)
+    for model in (ConsumerGroup, DeliveryState, PartitionLease, ConsumerOffset):
+        assert not model.objects.exists(), model
+
+
+def test_a_subscriber_that_starts_during_a_drop_takes_nothing(db, monkeypatch):
+    half_dropped(monkeypatch)
+    got = Recorder()
+    sub = Sub(handler(function=got))
+    sub.settle()
+    assert got.payloads == []
+    dropping.drop(USING, G, by=ME)
+    sub.settle()
+    assert got.payloads == []
+    assert not ConsumerGroup.objects.exists()
+
+
+@pytest.mark.parametrize("before", range(2, 8))  # behind the first: leases, state rows, …, the group
+def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, monkeypatch, before):
+    log(6)
+    Sub(handler()).step()
+    later = []
+
+    def drop_register_claim():
+        dropping.drop(USING, G, by="bob")
+        later.append(Sub(handler()))
+        resumed(later[0])
+        groups.pause(USING, G, by="bob")
+
+    frozen_before(monkeypatch, dropping, before, drop_register_claim)
+    with pytest.raises(OperationRefused, match="Another seek or drop"):
+        dropping.drop(USING, G, by=ME)
+    assert DeliveryState.objects.count() == 6
+    assert ConsumerOffset.objects.count() == 2
+    assert not Operation.objects.filter(ended_at=0).exists()
+
+
+@pytest.mark.parametrize("before", range(2, 8))  # behind the first: leases, state rows, …, the group
+def test_a_frozen_drop_that_wakes_when_the_group_is_gone_ends(db, monkeypatch, before):
+    log(2)
+    Sub(handler()).step()
+    frozen_before(monkeypatch, dropping, before, lambda: dropping.drop(USING, G, by="bob"))
+    assert dropping.drop(USING, G, by=ME)
+    assert not dropping.drop(USING, G, by=ME)
+    assert not Operation.objects.filter(ended_at=0).exists()
+
+
+@pytest.mark.parametrize("before", [2, 3, 4])  # behind the first: offsets, state rows, the end
+def test_a_drop_stops_a_seek(db, monkeypatch, before):
+    log(2)
+    Sub(handler()).settle()
+
+    def drop_and_register():
+        dropping.drop(USING, G, by="bob")
+        Sub(handler()).settle()
+
+    frozen_before(monkeypatch, seeking, before, drop_and_register)
+    with pytest.raises(OperationRefused, match="Another seek or drop"):
+        seeking.seek(USING, G, Place(0), by=ME)
+    assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: a drop by bob took over"
+    group = ConsumerGroup.objects.get()
+    assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
+    assert lag() == 0
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("operation", ["drop", "seek"])
+def test_a_locked_delivery_is_passed_over_and_holds_nobody_up(db, monkeypatch, operation):
+    """An atomic handler's transaction may last: nobody is to wait for it behind the group row."""
+    offsets = log(3, "a")
+    Sub(handler()).step()
+    waited = []
+
+    def sleep(seconds):
+        waited.append(DeliveryState.objects.count())
+        # Behind the step: the group row is free, and what was not locked is gone.
+        in_thread(lambda: groups.run(USING, lambda session: groups.wait_for_claims(session, G)))
+        held.set()
+
+    held, locked = threading.Event(), threading.Event()
+
+    def handle():
+        with transaction.atomic():
+            list(DeliveryState.objects.select_for_update().filter(pk=("g", "t", "a", offsets[1])))
+            locked.set()
+            assert held.wait(30)
+
+    thread = threading.Thread(target=in_thread, args=(handle,))
+    thread.start()
+    assert locked.wait(30)
+    monkeypatch.setattr(time, "sleep", sleep)
+    if operation == "drop":
+        assert dropping.drop(USING, G, by=ME)
+    else:
+        seeking.seek(USING, G, Place(0), by=ME)
+    thread.join(30)
+    assert waited
+    assert set(waited) == {1}
+    assert Operation.objects.get().changed == 3
 
 
 def test_the_preview_knows_what_is_settled_ahead_of_the_watermark(db):
@@ -533,7 +771,7 @@ def test_an_ordinary_message_is_never_taken_for_a_dead_letter(db):
 def test_redrive_to_a_group_that_is_gone_is_refused(db):
     """Nobody would get it, and GC would take it: a silent loss."""
     dead_letters(2)
-    groups.drop(USING, G, by=ME)
+    dropping.drop(USING, G, by=ME)
     with pytest.raises(OperationRefused, match="group 'g' of 't', which failed the message, is not registered"):
         redriving.redrive(USING, Letters("t_dlq"), by=ME)
     assert len(offsets_of("t_dlq")) == 2
@@ -640,6 +878,26 @@ def test_retry_goes_through_many_with_one_due_time(db, monkeypatch):
     DeliveryState.objects.update(invisible_until=Session(USING).now() + 10**6)
     assert retrying.retry_now(USING, G, by=ME) == 50
     assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {0}
+
+
+def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
+    monkeypatch.setattr(retrying, "CHUNK", 2)
+    log(4, "a")
+    put_off = handler(function=lambda delivery: delivery.nack(delay=3600))
+    Sub(put_off).settle()
+
+    def drop_and_register():
+        dropping.drop(USING, G, by="bob")
+        Sub(put_off).settle()
+
+    frozen_before(monkeypatch, retrying, 3, drop_and_register)  # behind its first page
+    with pytest.raises(OperationRefused, match="was dropped and registered again"):
+        retrying.retry_now(USING, G, by=ME, rows=[("a", offset) for offset in offsets_of()])
+    assert DeliveryState.objects.filter(invisible_until__gt=0).count() == 4
+    record = Operation.objects.get(action="retry")
+    assert record.changed == 2
+    assert record.ended_at
+    assert record.detail.startswith("stopped: The group 'g' of 't' was dropped and registered again")
 
 
 # -- scheduled messages -------------------------------------------------------

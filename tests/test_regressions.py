@@ -22,7 +22,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.runtime import executor, handling
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.lanes import Batch
-from django_mysqlqueue.service import claiming, groups, heartbeats, retention, settling, watermarks
+from django_mysqlqueue.service import claiming, dropping, heartbeats, retention, settling, steps, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.transactions import Session
@@ -126,24 +126,24 @@ def test_a_drop_that_died_leaves_a_paused_group_and_is_run_again(db, monkeypatch
     """Its state rows met the claims of a group that was registered anew."""
     publish_many("t", (Message(number, key="k") for number in range(4)))
     Sub(handler()).step()
-    monkeypatch.setattr(groups, "CHUNK", 2)
-    real = groups._delete_chunk
+    monkeypatch.setattr(steps, "CHUNK", 2)
+    real = dropping._delete_some
     calls = []
 
-    def dying(session, ref):
+    def dying(session, ref, operation):
         calls.append(ref)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(session, ref)
+        return real(session, ref, operation)
 
-    monkeypatch.setattr(groups, "_delete_chunk", dying)
+    monkeypatch.setattr(dropping, "_delete_some", dying)
     with pytest.raises(KeyboardInterrupt):
-        groups.drop(USING, REF)
+        dropping.drop(USING, REF)
     assert ConsumerGroup.objects.get().paused
     got = Recorder()
     Sub(handler(function=got)).settle()
     assert got.payloads == []
-    assert groups.drop(USING, REF)
+    assert dropping.drop(USING, REF)
     for model in (ConsumerGroup, DeliveryState, PartitionLease, ConsumerOffset):
         assert not model.objects.exists(), model
     Sub(handler(function=got)).settle()
@@ -341,7 +341,7 @@ def test_a_dropped_partition_is_not_flushed_for_ever(db, monkeypatch):
     sub = Sub(handler())
     sub.step()
     held = sub.take()
-    groups.drop(USING, REF)
+    dropping.drop(USING, REF)
     sub.run(held)
     sub.step(times=2)
     flushes = []

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import claiming, groups, retention, settling, watermarks
+from django_mysqlqueue.service import claiming, dropping, groups, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.stats import status
@@ -121,7 +121,7 @@ def test_an_abandoned_group_is_shown_and_can_be_dropped(db, no_retention):
     shown = {group.group: group for group in status(USING, lease_ms=30_000).groups}
     assert shown["gone"].abandoned
     assert not shown["g"].abandoned
-    groups.drop(USING, GroupRef("gone", "t"))
+    dropping.drop(USING, GroupRef("gone", "t"))
     assert retention.collect(USING).messages == 1
 
 
@@ -135,6 +135,28 @@ def test_an_offsets_row_that_is_in_use_is_not_removed(db, no_retention):
         watermarks.lock(Session(USING), REF, ["k"])
         assert in_thread(lambda: retention.collect(USING)).offsets_rows == 0
     assert retention.collect(USING).offsets_rows == 1
+
+
+@pytest.mark.servers_only
+def test_two_at_a_time_count_each_message_once(db, settings):
+    """Both had read them before either deleted them, and both reported them."""
+    settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0}
+    publish_many("t", (Message(number, key=f"k{number % 2}") for number in range(4)))
+    sequence()  # nobody reads the topic: they are orphans
+    others = []
+
+    def meanwhile(execute, sql, params, many, context):
+        if sql.startswith("DELETE") and not others:
+            others.append(None)
+            others.append(in_thread(lambda: retention.collect(USING)))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(meanwhile):
+        mine = retention.collect(USING)
+    theirs = others[1]
+    assert not QueueMessage.objects.exists()
+    assert (theirs.messages, mine.messages) == (4, 0)
+    assert ([one.messages for one in theirs.orphans], mine.orphans) == ([4], ())
 
 
 def test_subscribers_collect_by_themselves(db, no_retention):

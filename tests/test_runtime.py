@@ -17,7 +17,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.service import groups, heartbeats, scheduling, settling, transactions
+from django_mysqlqueue.service import dropping, groups, heartbeats, scheduling, settling, transactions
 from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry
@@ -565,7 +565,7 @@ def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
     if end == "paused":
         groups.pause(USING, one.ref, by="ada")
     else:
-        groups.drop(USING, one.ref, by="ada")
+        dropping.drop(USING, one.ref, by="ada")
     sub.step(times=3)
     assert sub.work() == 0
     assert draining._is_drained()

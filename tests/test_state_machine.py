@@ -44,7 +44,7 @@ from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage
 from django_mysqlqueue.runtime import handling
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.lanes import Batch, Held
-from django_mysqlqueue.service import groups, overview, retention, sequencing, stats
+from django_mysqlqueue.service import dropping, groups, overview, retention, sequencing, stats
 from django_mysqlqueue.service.dead_lettering import dead_letter_now
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.groups import GroupRef
@@ -571,7 +571,7 @@ class Machine(RuleBasedStateMachine):
         elif what in ("pause", "resume"):
             ConsumerGroup.objects.filter(consumer_group=ref.group, topic=ref.topic).update(paused=what == "pause")
         elif what == "drop" and ref in self.model.lives:
-            groups.drop(USING, ref)
+            dropping.drop(USING, ref)
             self.model.dropped(ref)
             for process in self.processes:
                 process.outdated.add(ref)

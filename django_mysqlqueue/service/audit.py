@@ -6,8 +6,12 @@ exactly what was done.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from django.db.models import F
 
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.fields import NowMilliseconds
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.names import KEY_LENGTH
@@ -37,6 +41,29 @@ def add(session: Session, operation: int, changed: int) -> None:
 def end(session: Session, operation: int) -> None:
     """The operation is complete."""
     Operation.objects.using(session.using).filter(pk=operation).update(ended_at=NowMilliseconds())
+
+
+def stop(session: Session, operation: int, why: str) -> None:
+    """The operation will not be completed; one that has ended stays as it is.
+
+    Args:
+        why: added to its detail.
+    """
+    row = Operation.objects.using(session.using).filter(pk=operation, ended_at=0)
+    for detail in list(row.values_list("detail", flat=True)):
+        row.update(ended_at=NowMilliseconds(), detail=f"{detail}; {why}" if detail else why)
+
+
+@contextlib.contextmanager
+def ending(using: str, operation: int) -> Iterator[None]:
+    """Ends the record of an operation behind its last transaction, or says in it why the operation was refused."""
+    try:
+        yield
+    except OperationRefused as refusal:
+        why = f"stopped: {refusal}"
+        run(using, lambda session: stop(session, operation, why))
+        raise
+    run(using, lambda session: end(session, operation))
 
 
 def collect(using: str) -> int:

@@ -74,14 +74,14 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
         How many messages were dead-lettered.
 
     Raises:
-        OperationRefused: there is no such group, a seek of it did not finish, its topic is a
-            DLQ topic, or one of the messages does not qualify; the text says which and why.
+        OperationRefused: there is no such group, a seek or drop of it has not finished, its topic
+            is a DLQ topic, or one of the messages does not qualify; the text says which and why.
         CommitOutcomeUnknown: the connection broke during COMMIT. Run it again: messages that
             were dead-lettered are then refused as settled.
     """
 
     def give_up(session: Session) -> int:
-        groups.refuse_during_seek(ref, groups.lock(session, ref))
+        groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
         found = _find(session, ref, offsets)
         rejects = [Outcome(_claimed(ref, one, by), Kind.REJECT, 0, _error(one, by, reason)) for one in found]
         # Not waited for: whoever holds a partition's offsets row will move its watermark.

@@ -1,26 +1,19 @@
-"""Consumer groups: registering them, fencing claims from them, dropping them."""
+"""Consumer groups: registering them, fencing claims from them, pausing them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from django.db.models import F
 
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.models import (
-    ConsumerGroup,
-    ConsumerOffset,
-    DeliveryState,
-    PartitionLease,
-    SubscriberHeartbeat,
-)
+from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import audit, topics
 from django_mysqlqueue.service.transactions import Session, apart, flat, run
 
 GROUPS = ConsumerGroup._meta.db_table
-CHUNK = 1000
 
 
 class GroupRef(NamedTuple):
@@ -61,6 +54,8 @@ class Fence:
     paused: bool
     start_offset: int
     now: int
+    operation: int
+    """Id of the seek or drop that is under way; 0: none."""
 
 
 def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
@@ -107,11 +102,11 @@ def registered_refs(using: str) -> list[GroupRef]:
 def fence(session: Session, ref: GroupRef) -> Fence | None:
     """Locks the group row shared; None if the group has been dropped."""
     row = session.row(
-        f"SELECT paused, start_offset, {session.dialect.now_ms} FROM {GROUPS} "
+        f"SELECT paused, start_offset, {session.dialect.now_ms}, operation FROM {GROUPS} "
         f"WHERE consumer_group = %s AND topic = %s{session.dialect.share_lock}",
         ref,
     )
-    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]))
+    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]), int(row[3]))
 
 
 def wait_for_claims(session: Session, ref: GroupRef) -> None:
@@ -144,9 +139,13 @@ def steering(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, Steer
 class Locked(NamedTuple):
     """A group row under its exclusive lock: no claim of the group is under way, and none begins."""
 
+    id: int
+    """The number of this registration: a group that is dropped and registered again has another one."""
     paused: bool
     start_offset: int
     after_seek: str
+    operation: int
+    """Id of the seek or drop that is under way; 0: none."""
 
 
 def lock(session: Session, ref: GroupRef) -> Locked:
@@ -156,7 +155,7 @@ def lock(session: Session, ref: GroupRef) -> Locked:
         OperationRefused: there is no such group.
     """
     group = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
-    rows = list(group.select_for_update().values_list("paused", "start_offset", "after_seek"))
+    rows = list(group.select_for_update().values_list(*Locked._fields))
     if not rows:
         raise OperationRefused(no_group_text(ref))
     return Locked(*rows[0])
@@ -167,15 +166,26 @@ def no_group_text(ref: GroupRef) -> str:
     return f"There is no group {ref.group!r} of {ref.topic!r}."
 
 
-def refuse_during_seek(ref: GroupRef, found: Locked) -> None:
-    """Keeps other operations from what a seek has only half done.
+def unfinished(after_seek: str) -> Literal["", "seek", "drop"]:
+    """What has begun on a group and not ended, by the column ``after_seek`` of its row."""
+    if not after_seek:
+        return ""
+    return "drop" if after_seek == ConsumerGroup.AfterSeek.DROPPED else "seek"
+
+
+def refuse_unfinished(ref: GroupRef, after_seek: str) -> None:
+    """Keeps other operations from what a seek or drop has only half done.
+
+    Args:
+        after_seek: the column of the group row, read under its exclusive lock.
 
     Raises:
-        OperationRefused: a seek of the group has begun and not ended.
+        OperationRefused: a seek or drop of the group has not finished.
     """
-    if found.after_seek:
+    if action := unfinished(after_seek):
         raise OperationRefused(
-            f"A seek of the group {ref.group!r} of {ref.topic!r} has begun and not ended: run it again first."
+            f"A {action} of the group {ref.group!r} of {ref.topic!r} has not finished. "
+            "If it was interrupted, run it again."
         )
 
 
@@ -192,7 +202,7 @@ def pause(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
         Whether it was running.
 
     Raises:
-        OperationRefused: there is no such group, or a seek of it has not ended.
+        OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
     return _set_paused(using, ref, paused=True, by=by, detail=reason)
 
@@ -204,7 +214,7 @@ def resume(using: str, ref: GroupRef, *, by: str) -> bool:
         Whether it was paused.
 
     Raises:
-        OperationRefused: there is no such group, or a seek of it has not ended.
+        OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
     return _set_paused(using, ref, paused=False, by=by)
 
@@ -212,7 +222,7 @@ def resume(using: str, ref: GroupRef, *, by: str) -> bool:
 def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, detail: str = "") -> bool:
     def write(session: Session) -> bool:
         found = lock(session, ref)
-        refuse_during_seek(ref, found)
+        refuse_unfinished(ref, found.after_seek)
         if found.paused is paused:
             return False
         change(session, ref, paused=paused)
@@ -223,69 +233,21 @@ def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, detail: str
         return run(using, write)
 
 
-def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
-    """Forgets a group and all its state; GC no longer waits for it.
-
-    It is paused first, under its exclusive lock, and its row goes last: a drop
-    that died leaves a paused group, and is run again. Returns whether it existed.
-    """
-
-    def begin(session: Session) -> int | None:
-        try:
-            lock(session, ref)
-        except OperationRefused:
-            return None
-        change(session, ref, paused=True)
-        return audit.begin(session, "drop", by=by, group=ref.group, topic=ref.topic)
-
-    with apart(using):
-        operation = run(using, begin)
-        while not run(using, lambda session: _delete_chunk(session, ref)):
-            pass
-        if operation is not None:
-            run(using, lambda session: audit.end(session, operation))
-    return operation is not None
-
-
-def _delete_chunk(session: Session, ref: GroupRef) -> bool:
-    """Deletes some of the group's rows by primary key, at last its own; returns whether it is gone.
-
-    The exclusive lock keeps out whoever would make new rows: they all hold the
-    group row shared and do nothing while it is paused.
-    """
-    wait_for_claims(session, ref)
-    for model, key in (
-        (PartitionLease, ("partition_key",)),
-        (DeliveryState, ("partition_key", "message_offset")),
-        (ConsumerOffset, ("partition_key",)),
-        (SubscriberHeartbeat, ("subscriber_name",)),
-    ):
-        table = model._meta.db_table
-        columns = ", ".join(key)
-        rows = session.rows(
-            f"SELECT {columns} FROM {table} WHERE consumer_group = %s AND topic = %s ORDER BY {columns} LIMIT %s",
-            (*ref, CHUNK),
-        )
-        if rows:
-            on = "s.consumer_group = %s AND s.topic = %s AND " + " AND ".join(f"s.{name} = v.{name}" for name in key)
-            session.execute(session.dialect.delete_joined(table, key, len(rows), on), (*flat(rows), *ref))
-            return False
-    ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).delete()
-    return True
-
-
 def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int) -> None:
     """Changes a group's mode while nobody works for it.
 
     Raises:
         SubscriberError: the group does not exist or has a live subscriber.
+        OperationRefused: a seek or drop of it has not finished.
     """
     from django_mysqlqueue.service import heartbeats
 
     def change(session: Session) -> None:
         group = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
-        if not list(group.select_for_update().values_list("id")):
+        found = list(group.select_for_update().values_list("after_seek", flat=True))
+        if not found:
             raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} is not registered.")
+        refuse_unfinished(ref, found[0])
         live = heartbeats.live(session, [ref], lease_ms)[ref]
         if live:
             raise SubscriberError(

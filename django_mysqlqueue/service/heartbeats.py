@@ -137,9 +137,9 @@ def forget_old(using: str, *, limit: int = 500) -> int:
             f"WHERE heartbeat_at < {session.dialect.now_ms} - %s ORDER BY {', '.join(KEY)} LIMIT %s",
             (FORGET_AFTER_MS, limit),
         )
-        if rows:
-            on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
-            session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(rows), on), flat(rows))
-        return len(rows)
+        if not rows:
+            return 0
+        on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
+        return session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(rows), on), flat(rows))
 
     return run(using, delete)

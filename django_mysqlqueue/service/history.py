@@ -84,9 +84,10 @@ def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
             (CHUNK, keep_ms),
         )
     ]
-    for chunk in session.chunks(sorted(ids)):
+    return sum(
         session.execute(session.dialect.delete_joined(table, ("i",), len(chunk), "s.id = v.i"), chunk)
-    return len(ids)
+        for chunk in session.chunks(sorted(ids))
+    )
 
 
 def of_message(session: Session, offsets: Iterable[int]) -> list[tuple[object, ...]]:

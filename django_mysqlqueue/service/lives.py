@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from django_mysqlqueue import names
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
-from django_mysqlqueue.service import bodies, logbook, messages, seeking
+from django_mysqlqueue.service import bodies, groups, logbook, messages, seeking
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.logbook import Entry
 from django_mysqlqueue.service.overview import Count
@@ -82,7 +82,8 @@ class State:
     ``passed``: the cursor is behind it and the group has nothing of it."""
     mode: str
     paused: bool
-    seeking: bool
+    unfinished: Literal["", "seek", "drop"]
+    """What has begun on the group and not ended."""
     start_offset: int
     failed: int = 0
     """Attempts that count."""
@@ -178,7 +179,7 @@ def _state(
     else:
         standing = "unclaimed"
         more = {"before": _before(session, ref, entry, start if cursor is None else max(start, cursor))}
-    return State(ref, standing, mode, bool(paused), bool(after_seek), start, **more)
+    return State(ref, standing, mode, bool(paused), groups.unfinished(after_seek), start, **more)
 
 
 def _before(session: Session, ref: GroupRef, entry: Entry, cursor: int) -> Count:

@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import names
 from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.models import PartitionLease
-from django_mysqlqueue.service import groupless, rollups
+from django_mysqlqueue.service import groupless, groups, rollups
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.overview import Count, GroupOverview, QueueOverview
 from django_mysqlqueue.service.rollups import Bucket
@@ -46,6 +46,7 @@ Kind = Literal[
     "recent_dead_letters",
     "paused",
     "seek_ended_early",
+    "drop_ended_early",
     "unserved",
     "still",
     "dead_letters",
@@ -121,8 +122,13 @@ def _of_group(group: GroupOverview, now: int, *, moves: bool) -> Iterator[Proble
     ref = group.ref
     waits = _age(now, group.oldest_at)
     if group.after_seek:
-        text = _("A seek of %(ref)s has begun and not ended: the group stands still until it is run again.")
-        yield Problem(0, "seek_ended_early", text % {"ref": ref}, ref)
+        kind: Kind
+        kind, text = (
+            ("drop_ended_early", _("A drop of %(ref)s did not finish: run it again."))
+            if groups.unfinished(group.after_seek) == "drop"
+            else ("seek_ended_early", _("A seek of %(ref)s did not finish; the group stays paused. Run it again."))
+        )
+        yield Problem(0, kind, text % {"ref": ref}, ref)
     elif group.paused:
         text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": _waiting(group.lag)}
         yield Problem(1 if group.lag else 2, "paused", text, ref)

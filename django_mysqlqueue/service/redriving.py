@@ -274,17 +274,17 @@ def _take_all(
                 session, action, by=by, group=letters.group or "", topic=letters.topic, detail=detail
             ),
         )
-        for page in pages(Session(using), letters, size=size):
-            began = time.monotonic()
-            wanted = page if limit is None else page[: limit - done]
-            taken = run(using, lambda session, wanted=wanted: write(session, wanted))  # type: ignore[misc]
-            done += taken
-            progress(taken)
-            if limit is not None and done >= limit:
-                break
-            if rate is not None:
-                time.sleep(max(0.0, taken / rate - (time.monotonic() - began)))
-        run(using, lambda session: audit.end(session, operation))
+        with audit.ending(using, operation):
+            for page in pages(Session(using), letters, size=size):
+                began = time.monotonic()
+                wanted = page if limit is None else page[: limit - done]
+                taken = run(using, lambda session, wanted=wanted: write(session, wanted))  # type: ignore[misc]
+                done += taken
+                progress(taken)
+                if limit is not None and done >= limit:
+                    break
+                if rate is not None:
+                    time.sleep(max(0.0, taken / rate - (time.monotonic() - began)))
     return done
 
 

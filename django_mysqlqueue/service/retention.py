@@ -10,7 +10,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import archiving, partitions, seeking, watermarks
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, flat, last_row, run
+from django_mysqlqueue.service.transactions import Retry, Session, flat, last_row, run
 from django_mysqlqueue.service.watermarks import BY_KEY
 
 LOG = QueueMessage._meta.db_table
@@ -175,6 +175,9 @@ def _collect_chunk(
     Returns:
         Which, in order, and what to say of them if the topic has no group. Whether it has one is read here, in the
         transaction of the deletes.
+
+    Raises:
+        Retry: somebody else has deleted some of them after they were read here.
     """
     lowest = floors(session, topic, sorted(above))
     settings = get_settings()
@@ -204,7 +207,9 @@ def _collect_chunk(
     if doomed and not dry_run:
         offsets = sorted(offset for of_key in doomed.values() for offset in of_key)
         for chunk in session.chunks(offsets):
-            session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
+            deleted = session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
+            if deleted != len(chunk):
+                raise Retry  # another GC, a redrive or a discard has taken some of them, and counts those
         _note(session, topic, offsets[-1], max(times))
     orphans: tuple[Orphans, ...] = ()
     if doomed and lowest is None and not settings.may_lack_groups(topic):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.groups import GroupRef
@@ -61,6 +62,9 @@ def retry_now(
 ) -> int:
     """Makes deliveries due that wait; what is being handled is left alone.
 
+    It takes several transactions. Each looks at what waits then, so a seek in between may
+    let it retry deliveries that began after it; it stops where the group has been dropped.
+
     Args:
         by: who does it, for the record.
         rows: (partition key, offset) of those that are meant; None: all that wait now.
@@ -71,27 +75,40 @@ def retry_now(
         How many became due.
 
     Raises:
-        OperationRefused: there is no such group.
+        OperationRefused: there is no such group, or a seek or drop of it has begun. What became due before
+            that stays due.
     """
 
-    def begin(session: Session) -> int:
-        groups.lock(session, ref)
+    def begin(session: Session) -> tuple[int, int]:
+        found = groups.lock(session, ref)
+        groups.refuse_unfinished(ref, found.after_seek)
         detail = "attempts from one again" if reset_attempts else ""
-        return audit.begin(session, "retry", by=by, group=ref.group, topic=ref.topic, detail=detail)
+        return audit.begin(session, "retry", by=by, group=ref.group, topic=ref.topic, detail=detail), found.id
 
     with apart(using):
-        operation = run(using, begin)
+        operation, registration = run(using, begin)
         changed = 0
-        for page in _pages(using, ref) if rows is None else _chunks(rows):
+        with audit.ending(using, operation):
+            for page in _pages(using, ref) if rows is None else _chunks(rows):
 
-            def make_due(session: Session, page: Sequence[tuple[str, int]] = page) -> int:
-                return _make_due(session, ref, page, operation, reset_attempts=reset_attempts)
+                def make_due(session: Session, page: Sequence[tuple[str, int]] = page) -> int:
+                    _check(session, ref, registration)
+                    return _make_due(session, ref, page, operation, reset_attempts=reset_attempts)
 
-            done = run(using, make_due)
-            changed += done
-            progress(done)
-        run(using, lambda session: audit.end(session, operation))
+                done = run(using, make_due)
+                changed += done
+                progress(done)
     return changed
+
+
+def _check(session: Session, ref: GroupRef, registration: int) -> None:
+    found = groups.lock(session, ref)
+    groups.refuse_unfinished(ref, found.after_seek)
+    if found.id != registration:
+        raise OperationRefused(
+            f"The group {ref.group!r} of {ref.topic!r} was dropped and registered again meanwhile: "
+            "what waits in it now was not retried."
+        )
 
 
 def _chunks(rows: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
@@ -133,7 +150,6 @@ def _pages(using: str, ref: GroupRef) -> Iterator[list[tuple[str, int]]]:
 def _make_due(
     session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]], operation: int, *, reset_attempts: bool
 ) -> int:
-    groups.lock(session, ref)
     changed = 0
     for chunk in session.chunks(rows):
         free = session.rows(

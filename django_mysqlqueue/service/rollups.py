@@ -89,8 +89,7 @@ def collect(using: str) -> int:
                 (grain, now - kept, CHUNK),
             )
             for chunk in session.chunks(rows):
-                session.execute(session.dialect.delete_joined(ROLLUPS, KEY, len(chunk), BY_KEY), flat(chunk))
-            deleted += len(rows)
+                deleted += session.execute(session.dialect.delete_joined(ROLLUPS, KEY, len(chunk), BY_KEY), flat(chunk))
         return deleted
 
     return run(using, delete)

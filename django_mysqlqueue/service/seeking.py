@@ -19,19 +19,16 @@ from django.db.models.expressions import RawSQL
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import audit, groups, logbook, partitions, topics, watermarks
+from django_mysqlqueue.service import audit, groups, logbook, partitions, steps, topics, watermarks
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import UNION_TERMS, Session, apart, flat, run
-from django_mysqlqueue.service.watermarks import BY_ROW
 
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
 CHUNK = 1000
-"""Partitions, or state rows, of one transaction."""
-LOCKED_PAUSE = 0.05
-"""Seconds to wait for rows that an atomic handler has locked."""
+"""Partitions of one transaction."""
 COUNTED = 10_000
 """A preview counts no further."""
 READ = 100_000
@@ -223,6 +220,10 @@ def seek(
 ) -> int:
     """Puts a group to another place; it goes on from there, unless it was paused before.
 
+    What is in flight is revoked: an ack, nack or reject that commits after the seek has deleted the delivery changes
+    nothing. One that commits before that has happened before the seek: what an atomic handler wrote stays, and so does
+    a dead letter, whose message is live again if the seek replays it.
+
     Args:
         by: who does it, for the record.
         progress: is told how many partitions and deliveries each step has reset.
@@ -231,46 +232,53 @@ def seek(
         How many deliveries were forgotten: in flight, waiting, or settled ahead of the watermark.
 
     Raises:
-        OperationRefused: there is no such group, or another seek of it has begun meanwhile.
+        OperationRefused: there is no such group, a drop of it has not finished, or another seek or drop of it has
+            begun meanwhile.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, place, by, detail))
         after: str | None = ""
         while after is not None:
             last: str = after
-            reset, after = run(using, lambda session, last=last: _reset_offsets(session, ref, place, last))  # type: ignore[misc]
+            reset, after = run(using, lambda session, last=last: _reset_offsets(session, ref, place, operation, last))  # type: ignore[misc]
             progress(reset)
         forgotten = 0
-        while (deleted := run(using, lambda session: _delete_states(session, ref, place, operation))) is not None:
+        while (deleted := run(using, lambda session: _delete_states(session, ref, operation))) is not None:
             forgotten += deleted
             progress(deleted)
             if not deleted:
-                time.sleep(LOCKED_PAUSE)
-        run(using, lambda session: _end(session, ref, place, operation))
+                time.sleep(steps.LOCKED_PAUSE)
+        run(using, lambda session: _end(session, ref, operation))
     return forgotten
 
 
 def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str) -> int:
     found = groups.lock(session, ref)
+    if found.after_seek == AfterSeek.DROPPED:
+        groups.refuse_unfinished(ref, found.after_seek)
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
-    groups.change(session, ref, paused=True, after_seek=after, start_offset=place.offset, sought_at=_now(session))
     text = f"to offset {place.offset + 1}" + (f" ({detail})" if detail else "")
-    return audit.begin(session, "seek", by=by, group=ref.group, topic=ref.topic, detail=text)
+    operation = steps.begin(session, ref, found, "seek", by=by, detail=text)
+    groups.change(
+        session,
+        ref,
+        paused=True,
+        after_seek=after,
+        operation=operation,
+        start_offset=place.offset,
+        sought_at=_now(session),
+    )
+    return operation
 
 
-def _check(session: Session, ref: GroupRef, place: Place) -> None:
-    """Under the group row's shared lock: this seek is still the one that is under way."""
+def _check(session: Session, ref: GroupRef, operation: int) -> None:
     fence = groups.fence(session, ref)
-    if fence is None or not fence.paused or fence.start_offset != place.offset:
-        raise OperationRefused(
-            f"The group {ref.group!r} of {ref.topic!r} was dropped, or another seek of it has begun: "
-            "this one has stopped."
-        )
+    steps.refuse_stopped(ref, operation, None if fence is None else fence.operation)
 
 
-def _reset_offsets(session: Session, ref: GroupRef, place: Place, above: str) -> tuple[int, str | None]:
+def _reset_offsets(session: Session, ref: GroupRef, place: Place, operation: int, above: str) -> tuple[int, str | None]:
     """Stores both offsets of the next partitions; returns how many, and behind which key to go on."""
-    _check(session, ref, place)
+    _check(session, ref, operation)
     comparison = ">" if above else ">="
     keys = [
         key
@@ -285,45 +293,21 @@ def _reset_offsets(session: Session, ref: GroupRef, place: Place, above: str) ->
     return len(keys), keys[-1] if len(keys) == CHUNK else None
 
 
-def _delete_states(session: Session, ref: GroupRef, place: Place, operation: int) -> int | None:
-    """Deletes some of the group's state rows by primary key; None when there are no more.
-
-    Rows that an atomic handler has locked are passed over: it commits its ack or
-    rolls back in a moment.
-    """
-    _check(session, ref, place)
-    rows = session.rows(
-        f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT %s",
-        (*ref, CHUNK),
-    )
-    if not rows:
-        return None
-    deleted = 0
-    for chunk in session.chunks(rows):
-        free = session.rows(
-            f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join} {STATE} s ON {BY_ROW}{session.dialect.skip_locked}",
-            (*flat(chunk), *ref),
-        )
-        if free:
-            deleted += session.execute(
-                session.dialect.delete_joined(STATE, ("k", "o"), len(free), BY_ROW), (*flat(sorted(free)), *ref)
-            )
-    audit.add(session, operation, deleted)
-    return deleted
+def _delete_states(session: Session, ref: GroupRef, operation: int) -> int | None:
+    _check(session, ref, operation)
+    return steps.delete_states(session, ref, operation)
 
 
-def _end(session: Session, ref: GroupRef, place: Place, operation: int) -> None:
+def _end(session: Session, ref: GroupRef, operation: int) -> None:
     found = groups.lock(session, ref)
-    if found.start_offset != place.offset or not found.after_seek:
-        raise OperationRefused(f"Another seek of the group {ref.group!r} of {ref.topic!r} has begun meanwhile.")
+    steps.refuse_stopped(ref, operation, found.operation)
     groups.change(
         session,
         ref,
         revise=True,
         paused=found.after_seek == AfterSeek.STAY,
         after_seek=AfterSeek.NOTHING,
+        operation=0,
         sought_at=_now(session),
     )
     audit.end(session, operation)

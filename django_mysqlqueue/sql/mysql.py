@@ -200,7 +200,8 @@ class MySQL(Dialect):
 
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
         condition = f" WHERE {where}" if where else ""
-        return f"DELETE s FROM {self.rows(names, count)} STRAIGHT_JOIN {table} s ON {on}{condition}"
+        force = self.force_index("PRIMARY")
+        return f"DELETE s FROM {self.rows(names, count)} STRAIGHT_JOIN {table} s{force} ON {on}{condition}"
 
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = {value}" for column, value in assign.items())

@@ -14,7 +14,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import dropping, groups
 from django_mysqlqueue.service.groups import GroupRef
 from tests.browser.conftest import Desk, Open
 from tests.browser.site import Site
@@ -247,7 +247,7 @@ def test_a_session_that_has_ended(desk: Desk, live, queue: Sub):
 def test_a_group_that_goes_while_it_is_looked_at(desk: Desk, live, db: None):
     Sub(handler("orders", "billing"))
     live(GROUP)
-    groups.drop(USING, GroupRef("billing", "orders"), by="somebody else")
+    dropping.drop(USING, GroupRef("billing", "orders"), by="somebody else")
     refresh(desk.page)
     expect(desk.page.get_by_text("There is no group billing/orders.")).to_be_visible()
     expect(live_text(desk.page)).to_have_text("")

@@ -190,8 +190,7 @@ ALLOWED = {
         "offsets": {**SOUND.offsets, (G, "a"): Offsets(0, 0)},
     },
     "a drop has deleted the state rows": {
-        "groups": with_group(paused=True),
-        "operations": [Operation(1, "drop", G, started_at=200)],
+        "groups": with_group(paused=True, after_seek="dropped"),
         "state": without(SOUND.state, (G, "a", 2), (G, "a", 3)),
         "leases": {},
     },

@@ -12,7 +12,7 @@ from django_mysqlqueue import names
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, RowsField, TimeField
 from django_mysqlqueue.admin.words import messages
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import dead_lettering, groups, retention, retrying, seeking
+from django_mysqlqueue.service import dead_lettering, dropping, groups, retention, retrying, seeking
 from django_mysqlqueue.service.seeking import Place
 from django_mysqlqueue.service.transactions import Session
 
@@ -121,7 +121,7 @@ class Seek(AdminOperation):
             _("Handled ones that come again: %(count)s.") % {"count": counted(found.replayed)},
             _("Unhandled ones that never come: %(count)s.") % {"count": counted(found.skipped)},
             *([] if found.exact else [stopped % {"number": f"{seeking.READ:,}"}]),
-            _("What is being handled now becomes stale: its end changes nothing in the queue."),
+            _("Deliveries in flight are revoked. If one ends before the seek reaches it, its dead letter stays."),
         ]
 
     def run(self) -> str:
@@ -233,7 +233,7 @@ class Drop(AdminOperation):
         ]
 
     def run(self) -> str:
-        if groups.drop(self.using, self.ref, by=self.by):
+        if dropping.drop(self.using, self.ref, by=self.by):
             return _("The group %(ref)s was dropped.") % {"ref": self.ref}
         return _("The group %(ref)s was gone already.") % {"ref": self.ref}
 

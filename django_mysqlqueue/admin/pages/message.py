@@ -218,8 +218,13 @@ class MessagePage(Page):
         if now:
             steps.append(now)
         if state.standing in ("in_flight", "waits", "unclaimed"):
-            if state.seeking:
-                steps.append(Step(_("A seek of the group has begun and not ended."), css="mq-life-bad"))
+            if state.unfinished:
+                text = (
+                    _("A drop of the group did not finish: run it again.")
+                    if state.unfinished == "drop"
+                    else _("A seek of the group did not finish: run it again.")
+                )
+                steps.append(Step(text, css="mq-life-bad"))
             elif state.paused:
                 steps.append(Step(_("The group is paused: nothing is claimed until it is resumed.")))
         retry = ""

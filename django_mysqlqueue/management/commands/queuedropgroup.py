@@ -8,12 +8,15 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.operations import COUNTED, OperationCommand, Plan, add_group, counted, group_of, who
-from django_mysqlqueue.service import groups, heartbeats, retention, seeking
+from django_mysqlqueue.service import dropping, heartbeats, retention, seeking
 from django_mysqlqueue.service.transactions import Session
 
 
 class Command(OperationCommand):
-    help = "Forgets a consumer group of a topic with all its state: GC no longer keeps messages for it."
+    help = (
+        "Forgets a consumer group of a topic with all its state: GC no longer keeps messages for it. "
+        "If the command is interrupted, the group stays paused: run it again."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -35,7 +38,7 @@ class Command(OperationCommand):
         )
 
         def drop(progress: object) -> int:
-            return int(groups.drop(using, ref, by=who()))
+            return int(dropping.drop(using, ref, by=who()))
 
         facts = {
             "group": ref.group,

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.management.operations import add_group, group_of
 from django_mysqlqueue.models import ConsumerGroup
@@ -30,6 +30,6 @@ class Command(QueueCommand):
         lease_ms = int(get_settings().lease_duration * 1000)
         try:
             groups.set_mode(using, ref, options["mode"], lease_ms=lease_ms)
-        except SubscriberError as error:
+        except (SubscriberError, OperationRefused) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"The group {ref.group!r} of {ref.topic!r} is {options['mode']} now.")

@@ -23,7 +23,10 @@ from django_mysqlqueue.service import seeking
 class Command(OperationCommand):
     help = (
         "Lets a consumer group go on from another place of the log, forwards or back, while its subscribers run. "
-        "Says how many messages that replays or skips."
+        "Says how many messages that replays or skips. Deliveries in flight are revoked: their handlers run to the "
+        "end, but their acks are ignored and atomic handlers roll back. If a delivery ends before the seek reaches it, "
+        "its effect stays, and so does its dead letter, even if the seek replays the message. "
+        "If the command is interrupted, the group stays paused: run it again."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -51,7 +54,7 @@ class Command(OperationCommand):
             f"The group {group.ref} will go on at offset {place.offset + 1} ({said}).",
             f"  handled again:  {counted(preview.replayed, 'message')}",
             f"  skipped:        {counted(preview.skipped, 'message')}",
-            "What is in flight is given up: its end changes nothing.",
+            "Deliveries in flight are revoked. If one ends before the seek reaches it, its dead letter stays.",
         ]
         warnings = [f"{counted(preview.skipped, 'message')} will never be handled."] if preview.skipped else []
         if not preview.exact:

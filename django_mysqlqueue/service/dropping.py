@@ -1,0 +1,100 @@
+"""Drop: a group is forgotten with all its state, and GC no longer waits for it.
+
+The group is paused first, under its row's exclusive lock, and its row goes last.
+A drop that died leaves a paused group, with which nothing else can be done, and
+is run again. Meanwhile nobody can register the group anew beside its old rows.
+"""
+
+from __future__ import annotations
+
+import time
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.service import audit, groups, steps
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import Session, apart, flat, run
+
+CHUNK = 1000
+"""Leases, offsets rows or heartbeats of one transaction."""
+
+
+def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
+    """Forgets a group and all its state; GC no longer waits for it.
+
+    A seek that is under way is stopped. If another drop of the group has ended meanwhile what this one began, this
+    one ends too, and leaves alone a group that was registered since.
+
+    Args:
+        by: who does it, for the record.
+
+    Returns:
+        Whether the group existed.
+
+    Raises:
+        OperationRefused: another drop has begun since; or the group was dropped by it and registered again.
+    """
+    with apart(using):
+        operation = run(using, lambda session: _begin(session, ref, by))
+        if operation is None:
+            return False
+        while (deleted := run(using, lambda session: _delete_some(session, ref, operation))) is not None:
+            if not deleted:
+                time.sleep(steps.LOCKED_PAUSE)
+        run(using, lambda session: _end(session, ref, operation))
+    return True
+
+
+def _begin(session: Session, ref: GroupRef, by: str) -> int | None:
+    try:
+        found = groups.lock(session, ref)
+    except OperationRefused:
+        return None
+    operation = steps.begin(session, ref, found, "drop", by=by)
+    groups.change(session, ref, paused=True, after_seek=ConsumerGroup.AfterSeek.DROPPED, operation=operation)
+    return operation
+
+
+def _delete_some(session: Session, ref: GroupRef, operation: int) -> int | None:
+    """Deletes some of the group's rows by primary key; returns how many, or None when there are no more.
+
+    Nobody makes new ones: whoever could holds the group row shared, and does nothing while the group is paused.
+    """
+    fence = groups.fence(session, ref)
+    if fence is None:
+        return None  # another drop has ended
+    steps.refuse_stopped(ref, operation, fence.operation)
+    deleted = _delete_of(session, PartitionLease, "partition_key", ref)
+    if not deleted:
+        states = steps.delete_states(session, ref, operation)
+        if states is not None:
+            return states
+    return (
+        deleted
+        or _delete_of(session, ConsumerOffset, "partition_key", ref)
+        or _delete_of(session, SubscriberHeartbeat, "subscriber_name", ref)
+        or None
+    )
+
+
+def _delete_of(
+    session: Session, model: type[PartitionLease | ConsumerOffset | SubscriberHeartbeat], key: str, ref: GroupRef
+) -> int:
+    table = model._meta.db_table
+    rows = session.rows(
+        f"SELECT {key} FROM {table} WHERE consumer_group = %s AND topic = %s ORDER BY {key} LIMIT %s", (*ref, CHUNK)
+    )
+    if rows:
+        on = f"s.consumer_group = %s AND s.topic = %s AND s.{key} = v.k"
+        session.execute(session.dialect.delete_joined(table, ("k",), len(rows), on), (*flat(rows), *ref))
+    return len(rows)
+
+
+def _end(session: Session, ref: GroupRef, operation: int) -> None:
+    try:
+        found = groups.lock(session, ref)
+    except OperationRefused:
+        return  # another drop has ended
+    steps.refuse_stopped(ref, operation, found.operation)
+    ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
+    audit.end(session, operation)
