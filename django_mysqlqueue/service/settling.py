@@ -18,7 +18,7 @@ from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.transactions import Session, apart, flat, run
-from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
+from django_mysqlqueue.service.watermarks import BY_ROW, Advanced, Offsets
 
 STATE = DeliveryState._meta.db_table
 ACKS = (Kind.ACK, Kind.DELETED)
@@ -217,9 +217,6 @@ def apply(
     It stores the new watermarks afterwards, where a claim may have moved cursors as well.
     """
     flushed = Flushed()
-    failures = [outcome for outcome in outcomes if outcome.kind not in (*ACKS, Kind.SETTLED, Kind.STALE)]
-    if failures:
-        _apply_failures(session, ref, failures, max_attempts, flushed)
     acks: dict[str, dict[int, int]] = {}
     by_row: dict[tuple[str, int], Outcome] = {}
     for outcome in outcomes:
@@ -229,17 +226,37 @@ def apply(
             by_row[delivery.key, delivery.offset] = outcome
     touched = {outcome.delivery.key for outcome in outcomes} | set(also)
     locked = {key: offsets[key] for key in sorted(touched) if key in offsets}
+    # First what waits for rows that others have locked, while nothing else is locked; the rest passes over them.
     advanced = watermarks.advance(session, ref, locked, acks)
     beyond = advanced.beyond + [
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
     ]
+    failures = [outcome for outcome in outcomes if outcome.kind not in (*ACKS, Kind.SETTLED, Kind.STALE)]
+    if failures:
+        _apply_failures(session, ref, failures, max_attempts, flushed)
     _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
+    if flushed.dead:
+        _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
     _record_acks(session, ref, outcomes, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # One without a row (the group was dropped, the partition collected) has no watermark to move.
     flushed.skipped = watermarks.existing(session, ref, left) if left else set()
     return flushed
+
+
+def _pass_dead(
+    session: Session, ref: GroupRef, locked: Mapping[str, Offsets], advanced: Advanced, keys: Collection[str]
+) -> None:
+    """Moves the watermarks of some partitions past the messages that this transaction has dead-lettered."""
+    places = {
+        key: Offsets(advanced.watermarks.get(key, locked[key].acked), locked[key].claimed)
+        for key in sorted(keys)
+        if key in locked
+    }
+    further = watermarks.advance(session, ref, places, {})
+    advanced.watermarks |= further.watermarks
+    advanced.unfinished |= further.unfinished
 
 
 def _record_acks(session: Session, ref: GroupRef, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
