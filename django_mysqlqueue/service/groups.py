@@ -135,7 +135,8 @@ def steering(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, Steer
         return {}
     rows = session.rows(
         f"SELECT s.consumer_group, s.topic, s.paused, s.revision FROM {session.dialect.rows(('g', 't'), len(refs))} "
-        f"{session.dialect.join} {GROUPS} s ON s.consumer_group = v.g AND s.topic = v.t",
+        f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
+        "ON s.consumer_group = v.g AND s.topic = v.t",
         flat(refs),
     )
     return {GroupRef(group, topic): Steering(bool(paused), int(revision)) for group, topic, paused, revision in rows}
@@ -263,7 +264,8 @@ def _delete_chunk(session: Session, ref: GroupRef) -> bool:
         table = model._meta.db_table
         columns = ", ".join(key)
         rows = session.rows(
-            f"SELECT {columns} FROM {table} WHERE consumer_group = %s AND topic = %s ORDER BY {columns} LIMIT %s",
+            f"SELECT {columns} FROM {table}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE consumer_group = %s AND topic = %s ORDER BY {columns} LIMIT %s",
             (*ref, CHUNK),
         )
         if rows:
