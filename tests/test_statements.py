@@ -198,7 +198,7 @@ def test_keys_are_looked_up_by_the_whole_primary_key(db):
     )
     dialect = dialect_of(connection)
     sql = (
-        f"SELECT s.leased_by FROM {dialect.rows(('k',), 2)} {dialect.join} queue_partition_leases s "
+        f"SELECT s.leased_by FROM {dialect.rows(('k',), 2)} {dialect.join_to('queue_partition_leases', 's')} "
         f"ON {leasing.BY_KEY}{dialect.for_update}"
     )
     with connection.cursor() as cursor:

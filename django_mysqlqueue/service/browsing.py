@@ -54,8 +54,8 @@ def partitions(
     last = after if after is not None and after >= prefix else None
     condition, parameters = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
     rows = session.rows(
-        f"SELECT partition_key FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s AND {condition} "
-        "ORDER BY partition_key LIMIT %s",
+        f"SELECT partition_key FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE consumer_group = %s AND topic = %s AND {condition} ORDER BY partition_key LIMIT %s",
         (*ref, parameters, limit),
     )
     keys = {key for (key,) in rows}
@@ -77,7 +77,8 @@ def at(session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | Non
         for table, columns in ((OFFSETS, "offset_acked, s.offset_claimed, s.updated_at"), (LEASES, "leased_by")):
             rows = session.rows(
                 f"SELECT s.partition_key, s.{columns} FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join} {table} s ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
+                f"{session.dialect.join_to(table, 's')} "
+                "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
                 (*chunk, *ref),
             )
             if table == OFFSETS:
@@ -94,7 +95,8 @@ def at(session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | Non
     )
     claimed = _counts(
         session,
-        f"SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.acked = 0 THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE} "
+        f"SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.acked = 0 THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
+        f"{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) w",
         [(key, *ref, key, PARTITION_CAP + 1) for key in known],
     )
@@ -125,9 +127,9 @@ def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict
     select = (
         f"SELECT m.`offset`, m.partition_key FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
         "WHERE m.topic = %s AND m.partition_key = %s AND m.`offset` > %s AND m.target_group IN ('', %s) "
-        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = m.topic "
-        "AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` AND d.acked = %s) "
-        "ORDER BY m.`offset` LIMIT 1"
+        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} WHERE d.consumer_group = %s "
+        "AND d.topic = m.topic AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` "
+        "AND d.acked = %s) ORDER BY m.`offset` LIMIT 1"
     )
     places = list(watermarks.items())
     first: list[tuple[int, str]] = []

@@ -302,7 +302,7 @@ def _lock_due(
         for key, offset, *rest in session.rows(
             "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivered_by, s.delivered_at, "
             f"s.retry_count, s.last_error FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False),
         ):
             rows[key, offset] = tuple(rest)
@@ -316,7 +316,7 @@ def _still_unsettled(session: Session, ref: GroupRef, rows: Sequence[tuple[str, 
         found.update(
             session.rows(
                 f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-                f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s",
+                f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s",
                 (*flat(chunk), *ref, False),
             )
         )
@@ -329,7 +329,7 @@ def _sizes(session: Session, offsets: Sequence[int]) -> dict[int, int]:
         sizes.update(
             session.rows(
                 f"SELECT m.`offset`, m.size FROM {session.dialect.rows(('o',), len(chunk))} "
-                f"{session.dialect.join} {LOG} m ON m.`offset` = v.o",
+                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
                 chunk,
             )
         )

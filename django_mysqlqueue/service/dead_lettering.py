@@ -145,16 +145,15 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Uns
 
 
 def _rows(session: Session, ref: GroupRef, offsets: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    hint = session.dialect.force_index("PRIMARY")
     for chunk in session.chunks(offsets):
         yield from session.rows(
             "SELECT m.`offset`, m.partition_key, m.target_group, o.offset_acked, s.acked, s.retry_count, "
             "s.delivered_by, s.delivery_token, s.last_error "
             f"FROM {session.dialect.rows(('o',), len(chunk))} "
-            f"{session.dialect.join} {LOG} m ON m.`offset` = v.o AND m.topic = %s "
-            f"LEFT JOIN {OFFSETS} o{hint} ON o.consumer_group = %s AND o.topic = %s "
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
+            f"{session.dialect.join_to(OFFSETS, 'o', left=True)} ON o.consumer_group = %s AND o.topic = %s "
             "AND o.partition_key = m.partition_key "
-            f"LEFT JOIN {STATE} s{hint} ON s.consumer_group = %s AND s.topic = %s "
+            f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = %s AND s.topic = %s "
             "AND s.partition_key = m.partition_key AND s.message_offset = m.`offset`",
             (*chunk, ref.topic, *ref, *ref),
         )

@@ -69,7 +69,7 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> N
             "CASE WHEN m.original_offset = 0 THEN m.`offset` ELSE m.original_offset END, "
             f"%s, {now}, v.n, v.error "
             f"FROM {session.dialect.rows(('o', 'id', 'n', 'error'), len(chunk))} "
-            f"{session.dialect.join} {LOG} m ON m.`offset` = v.o",
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             (
                 names.dlq_topic(ref.topic),
                 ref.group,

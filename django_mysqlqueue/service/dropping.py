@@ -82,7 +82,9 @@ def _delete_of(
 ) -> int:
     table = model._meta.db_table
     rows = session.rows(
-        f"SELECT {key} FROM {table} WHERE consumer_group = %s AND topic = %s ORDER BY {key} LIMIT %s", (*ref, CHUNK)
+        f"SELECT {key} FROM {table}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE consumer_group = %s AND topic = %s ORDER BY {key} LIMIT %s",
+        (*ref, CHUNK),
     )
     if rows:
         on = f"s.consumer_group = %s AND s.topic = %s AND s.{key} = v.k"

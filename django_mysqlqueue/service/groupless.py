@@ -52,7 +52,7 @@ def _look(session: Session, topic: str, waiting: Count) -> GrouplessTopic:
     oldest = session.row(
         "SELECT w.partitions, m.published_at FROM (SELECT COUNT(*) AS partitions, MIN(f.place) AS place FROM "
         f"(SELECT MIN(`offset`) AS place FROM {LOG}{hint} WHERE topic >= %s AND topic <= %s "
-        f"GROUP BY topic, partition_key LIMIT %s) f) w {session.dialect.join} {LOG} m ON m.`offset` = w.place",
+        f"GROUP BY topic, partition_key LIMIT %s) f) w {session.dialect.join_to(LOG, 'm')} ON m.`offset` = w.place",
         (topic, topic, PARTITIONS + 1),
     )
     in_all = oldest is not None and oldest[0] <= PARTITIONS

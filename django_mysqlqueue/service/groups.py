@@ -130,7 +130,8 @@ def steering(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, Steer
         return {}
     rows = session.rows(
         f"SELECT s.consumer_group, s.topic, s.paused, s.revision FROM {session.dialect.rows(('g', 't'), len(refs))} "
-        f"{session.dialect.join} {GROUPS} s ON s.consumer_group = v.g AND s.topic = v.t",
+        f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
+        "ON s.consumer_group = v.g AND s.topic = v.t",
         flat(refs),
     )
     return {GroupRef(group, topic): Steering(bool(paused), int(revision)) for group, topic, paused, revision in rows}

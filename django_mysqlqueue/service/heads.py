@@ -41,8 +41,9 @@ def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> 
                 "SELECT m.partition_key, m.`offset`, m.published_at, COALESCE(s.acked, 0), "
                 "CASE WHEN s.message_offset IS NULL THEN 0 ELSE 1 END, COALESCE(s.retry_count, 0), "
                 "COALESCE(s.delivered_by, ''), COALESCE(s.invisible_until, 0), COALESCE(s.last_error, '') "
-                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
-                f"ON m.`offset` = v.o LEFT JOIN {STATE} s ON s.consumer_group = %s AND s.topic = m.topic "
+                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
+                f"ON m.`offset` = v.o {session.dialect.join_to(STATE, 's', left=True)} "
+                "ON s.consumer_group = %s AND s.topic = m.topic "
                 "AND s.partition_key = m.partition_key AND s.message_offset = m.`offset`",
                 (*(offset for offset, _ in chunk), ref.group),
             )

@@ -90,7 +90,7 @@ def remove(using: str, subscriber: str, *, by: str, lease_ms: int) -> int:
         on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
         alive = session.rows(
             f"SELECT CASE WHEN {fresh('s', session)} THEN 1 ELSE 0 END "
-            f"FROM {session.dialect.rows(KEY, len(places))} {session.dialect.join} {HEARTBEATS} s ON {on}"
+            f"FROM {session.dialect.rows(KEY, len(places))} {session.dialect.join_to(HEARTBEATS, 's')} ON {on}"
             f"{session.dialect.for_update}",
             (lease_ms, lease_ms, *flat(places)),
         )
@@ -119,7 +119,7 @@ def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
     found: dict[GroupRef, dict[str, Subset]] = {ref: {} for ref in refs}
     for group, topic, name, info in session.rows(
         "SELECT h.consumer_group, h.topic, h.subscriber_name, h.info "
-        f"FROM {session.dialect.rows(('g', 't'), len(refs))} {session.dialect.join} {HEARTBEATS} h "
+        f"FROM {session.dialect.rows(('g', 't'), len(refs))} {session.dialect.join_to(HEARTBEATS, 'h')} "
         "ON h.consumer_group = v.g AND h.topic = v.t "
         f"WHERE {fresh('h', session)}",
         (*flat(refs), lease_ms, lease_ms),

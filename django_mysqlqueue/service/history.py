@@ -92,22 +92,13 @@ def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
 
 def of_message(session: Session, offsets: Iterable[int]) -> list[tuple[object, ...]]:
     """Everything recorded of some messages, in order of time."""
-    rows = (
-        DeliveryEvent.objects.using(session.using)
-        .filter(message_offset__in=list(offsets))
-        .values_list(
-            "id",
-            "settled_at",
-            "consumer_group",
-            "topic",
-            "message_offset",
-            "outcome",
-            "attempt",
-            "delivered_at",
-            "handled_ms",
-            "settled_by",
-            "error",
-            "related_id",
+    rows: list[tuple[object, ...]] = []
+    for chunk in session.chunks(sorted(set(offsets))):
+        rows += session.rows(
+            "SELECT e.id, e.settled_at, e.consumer_group, e.topic, e.message_offset, e.outcome, e.attempt, "
+            "e.delivered_at, e.handled_ms, e.settled_by, e.error, e.related_id "
+            f"FROM {session.dialect.rows(('o',), len(chunk))} "
+            f"{session.dialect.join_to(EVENTS, 'e', 'queue_delivery_events_message')} ON e.message_offset = v.o",
+            chunk,
         )
-    )
-    return [tuple(row[1:]) for row in sorted(rows)]
+    return [row[1:] for row in sorted(rows)]

@@ -73,8 +73,9 @@ def read(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
     for group, topic, key, owner, good in session.rows(
         f"SELECT s.consumer_group, s.topic, s.partition_key, s.leased_by, h.subscriber_name IS NOT NULL "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
-        f"{session.dialect.join} {LEASES} s ON s.consumer_group = v.g AND s.topic = v.t "
-        f"LEFT JOIN {heartbeats.HEARTBEATS} h ON h.consumer_group = s.consumer_group AND h.topic = s.topic "
+        f"{session.dialect.join_to(LEASES, 's')} ON s.consumer_group = v.g AND s.topic = v.t "
+        f"{session.dialect.join_to(heartbeats.HEARTBEATS, 'h', left=True)} "
+        "ON h.consumer_group = s.consumer_group AND h.topic = s.topic "
         f"AND h.subscriber_name = s.leased_by AND {heartbeats.fresh('h', session)}",
         (*flat(refs), lease_ms, lease_ms),
     ):
@@ -100,7 +101,7 @@ def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = 
         found.update(
             session.rows(
                 f"SELECT s.partition_key, s.leased_by FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join} {LEASES} s ON {BY_KEY}{locking}",
+                f"{session.dialect.join_to(LEASES, 's')} ON {BY_KEY}{locking}",
                 (*chunk, *ref),
             )
         )
@@ -179,8 +180,8 @@ def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettl
             for key, offset, token, due, delivered_by, delivered_at, now in session.rows(
                 "SELECT s.partition_key, s.message_offset, s.delivery_token, s.invisible_until, s.delivered_by, "
                 f"s.delivered_at, {session.dialect.now_ms} "
-                f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join} {STATE} s"
-                f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} WHERE s.acked = %s",
+                f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(STATE, 's')} "
+                f"ON {BY_KEY} WHERE s.acked = %s",
                 (*chunk, *ref, False),
             )
         ]
@@ -262,8 +263,8 @@ def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
             key
             for (key,) in session.rows(
                 f"SELECT v.k FROM ({' UNION ALL '.join([one] * len(chunk))}) v "
-                f"LEFT JOIN {OFFSETS} s ON {BY_KEY} WHERE v.top > COALESCE(s.offset_claimed, {start}) "
-                "OR s.offset_acked < s.offset_claimed "
+                f"{session.dialect.join_to(OFFSETS, 's', left=True)} ON {BY_KEY} "
+                f"WHERE v.top > COALESCE(s.offset_claimed, {start}) OR s.offset_acked < s.offset_claimed "
                 f"OR EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
                 "WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
                 (*flat((key, ref.topic, key) for key in chunk), *ref, *ref, *ref),

@@ -166,7 +166,7 @@ def _matching(session: Session, letters: Letters) -> tuple[list[tuple[Any, ...]]
         found: list[tuple[Any, ...]] = []
         for chunk in session.chunks(sorted(set(letters.offsets))):
             found += session.rows(
-                f"{select} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
+                f"{select} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
                 f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
                 (*chunk, letters.topic, *parameters),
             )
@@ -174,7 +174,7 @@ def _matching(session: Session, letters: Letters) -> tuple[list[tuple[Any, ...]]
     hint = session.dialect.force_index("queue_messages_partition")
     found = session.rows(
         f"{select} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
-        f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join} {LOG} m "
+        f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join_to(LOG, 'm')} "
         f"ON m.`offset` = w.place WHERE {condition}",
         (letters.topic, LOOKED, *parameters),
     )
@@ -189,7 +189,8 @@ def _saying(session: Session, letters: Letters, offsets: Sequence[int]) -> set[i
         found.update(
             int(offset)
             for (offset,) in session.rows(
-                f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
+                f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} "
+                f"{session.dialect.join_to(LOG, 'm')} "
                 f"ON m.`offset` = v.o AND {condition}",
                 (*chunk, *parameters),
             )
@@ -203,7 +204,7 @@ def kinds(session: Session, found: Look) -> list[ErrorKind]:
     for chunk in session.chunks(found.offsets[:ERRORS_READ]):
         for group, topic, end in session.rows(
             f"SELECT m.failed_group, m.original_topic, {session.dialect.ending('m.last_error', LINE)} "
-            f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m ON m.`offset` = v.o",
+            f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             sorted(chunk),
         ):
             number[GroupRef(group, topic), messages.last_line(end), is_cut(end)] += 1
@@ -225,7 +226,7 @@ def at(session: Session, offsets: Sequence[int]) -> list[ListedLetter]:
             for row in session.rows(
                 "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.original_id, "
                 f"m.original_offset, m.failed_at, m.failure_count, m.size, {end} "
-                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
+                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
                 "ON m.`offset` = v.o AND m.failed_group <> ''",
                 chunk,
             )

@@ -134,15 +134,14 @@ def recorded(session: Session, offset: int) -> tuple[list[Recorded], bool]:
 
 def states(session: Session, entry: Entry) -> list[State]:
     """Where a message stands for each group of its topic, in order of their names."""
-    hint = session.dialect.force_index("PRIMARY")
     rows = session.rows(
         "SELECT g.consumer_group, g.mode, g.paused, g.after_seek, g.start_offset, o.offset_acked, o.offset_claimed, "
         "s.acked, s.retry_count, s.delivered_by, s.delivered_at, s.invisible_until, s.last_error "
         f"FROM (SELECT consumer_group, mode, paused, after_seek, start_offset FROM {GROUPS} WHERE topic = %s LIMIT %s) "
-        f"g LEFT JOIN {OFFSETS} o{hint} "
+        f"g {session.dialect.join_to(OFFSETS, 'o', left=True)} "
         "ON o.consumer_group = g.consumer_group AND o.topic = %s AND o.partition_key = %s "
-        f"LEFT JOIN {STATE} s{hint} ON s.consumer_group = g.consumer_group AND s.topic = %s AND s.partition_key = %s "
-        "AND s.message_offset = %s",
+        f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = g.consumer_group AND s.topic = %s "
+        "AND s.partition_key = %s AND s.message_offset = %s",
         (entry.topic, GROUPS_READ, entry.topic, entry.key, entry.topic, entry.key, entry.offset),
     )
     return [_state(session, entry, *row) for row in sorted(rows, key=lambda row: str(row[0]))]
@@ -224,8 +223,8 @@ def successors(session: Session, ref: GroupRef, key: str, offset: int, found: Co
         "SELECT w.outcome, w.settled_at, w.settled_by, m.`offset`, m.original_offset, m.metadata FROM ("
         "SELECT e.id, e.outcome, e.settled_at, e.settled_by, e.related_id, e.partition_key "
         f"FROM {EVENTS} e{session.dialect.force_index('queue_delivery_events_group')} "
-        f"WHERE e.consumer_group = %s AND e.topic = %s ORDER BY e.id DESC LIMIT %s) w {session.dialect.join} {LOG} m"
-        f"{session.dialect.force_index('queue_messages_id')} ON m.topic = %s AND m.partition_key = %s "
+        f"WHERE e.consumer_group = %s AND e.topic = %s ORDER BY e.id DESC LIMIT %s) w "
+        f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} ON m.topic = %s AND m.partition_key = %s "
         "AND m.id = w.related_id WHERE w.related_id <> '' AND w.partition_key = %s",
         (ref.group, names.dlq_topic(ref.topic), OPERATIONS_READ, ref.topic, key, key),
     )

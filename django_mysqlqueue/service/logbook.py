@@ -105,7 +105,7 @@ def entries(session: Session, offsets: Sequence[int]) -> list[Entry]:
     found: list[Entry] = []
     for chunk in session.chunks(sorted(offsets)):
         rows = session.rows(
-            f"SELECT {COLUMNS} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
+            f"SELECT {COLUMNS} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
             "ON m.`offset` = v.o",
             chunk,
         )
@@ -230,11 +230,11 @@ def by_id(session: Session, message_id: str, *, topic: str | None = None, key: s
 def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
     """(topic, partition key, id) → offset, of those that are in the log."""
     found: dict[tuple[str, str, str], int] = {}
-    hint = session.dialect.force_index("queue_messages_id")
     for chunk in session.chunks(sorted(set(ids))):
         rows = session.rows(
             "SELECT m.topic, m.partition_key, m.id, m.`offset` "
-            f"FROM {session.dialect.rows(('t', 'k', 'i'), len(chunk))} {session.dialect.join} {LOG} m{hint} "
+            f"FROM {session.dialect.rows(('t', 'k', 'i'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
             "ON m.topic = v.t AND m.partition_key = v.k AND m.id = v.i",
             flat(chunk),
         )
@@ -255,16 +255,15 @@ def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> 
         f"(SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic >= %s AND topic <= %s GROUP BY topic, partition_key LIMIT %s) w"
     )
-    by_id = (
-        f"{LOG} m{session.dialect.force_index('queue_messages_id')} "
-        "ON m.topic = %s AND m.partition_key = w.partition_key AND m.id = %s"
-    )
+    on = "ON m.topic = %s AND m.partition_key = w.partition_key AND m.id = %s"
     parameters = (topic, topic, left + 1, topic, message_id)
-    row = session.row(f"SELECT COUNT(*), COUNT(m.`offset`) FROM {keys} LEFT JOIN {by_id}", parameters)
+    if_there = session.dialect.join_to(LOG, "m", "queue_messages_id", left=True)
+    row = session.row(f"SELECT COUNT(*), COUNT(m.`offset`) FROM {keys} {if_there} {on}", parameters)
     assert row is not None  # noqa: S101  # an aggregate has one row
     rows = []
     if row[1]:
-        rows = session.rows(f"SELECT m.`offset` FROM {keys} {session.dialect.join} {by_id}", parameters)
+        by_id = session.dialect.join_to(LOG, "m", "queue_messages_id")
+        rows = session.rows(f"SELECT m.`offset` FROM {keys} {by_id} {on}", parameters)
     return {int(offset) for (offset,) in rows}, int(row[0])
 
 

@@ -49,8 +49,8 @@ def look(session: Session, ordered: Sequence[GroupRef] = ()) -> Look:
     free = "0"
     if ordered:
         free = (
-            f"EXISTS(SELECT 1 FROM {session.dialect.rows(('g', 't'), len(ordered))} {session.dialect.join} {LEASES} s"
-            f"{session.dialect.force_index('queue_leases_owner')} "
+            f"EXISTS(SELECT 1 FROM {session.dialect.rows(('g', 't'), len(ordered))} "
+            f"{session.dialect.join_to(LEASES, 's', 'queue_leases_owner')} "
             "ON s.leased_by = '' AND s.consumer_group = v.g AND s.topic = v.t)"
         )
     row = session.row(

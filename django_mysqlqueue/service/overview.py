@@ -481,7 +481,7 @@ def _cursors(session: Session, ref: GroupRef, keys: Sequence[str]) -> dict[str, 
         found.update(
             session.rows(
                 f"SELECT s.partition_key, s.offset_claimed FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join} {OFFSETS} s "
+                f"{session.dialect.join_to(OFFSETS, 's')} "
                 "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
                 (*chunk, *ref),
             )

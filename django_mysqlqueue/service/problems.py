@@ -242,7 +242,8 @@ def _with_leases(session: Session, names: Sequence[str]) -> list[str]:
     if not names:
         return []
     places = ", ".join(["%s"] * len(names))
-    rows = session.rows(f"SELECT DISTINCT leased_by FROM {LEASES} WHERE leased_by IN ({places})", names)
+    hint = session.dialect.force_index("queue_leases_owner")
+    rows = session.rows(f"SELECT DISTINCT leased_by FROM {LEASES}{hint} WHERE leased_by IN ({places})", names)
     return [name for (name,) in rows]
 
 

@@ -79,7 +79,8 @@ def pages(session: Session, letters: Letters, *, size: int) -> Iterator[list[int
             found = [
                 offset
                 for (offset,) in session.rows(
-                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(piece))} {session.dialect.join} {LOG} m "
+                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(piece))} "
+                    f"{session.dialect.join_to(LOG, 'm')} "
                     f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
                     (*piece, letters.topic, *parameters),
                 )
@@ -109,7 +110,8 @@ def pages(session: Session, letters: Letters, *, size: int) -> Iterator[list[int
             matching.update(
                 offset
                 for (offset,) in session.rows(
-                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
+                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} "
+                    f"{session.dialect.join_to(LOG, 'm')} "
                     f"ON m.`offset` = v.o AND {condition}",
                     (*chunk, *parameters),
                 )
@@ -296,7 +298,7 @@ def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_Letter]
             _Letter(*row)
             for row in session.rows(
                 "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.failure_count "
-                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join} {LOG} m "
+                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
                 f"ON m.`offset` = v.o AND m.topic = %s AND m.failed_group <> ''{session.dialect.skip_locked}",
                 (*chunk, topic),
             )
@@ -329,7 +331,8 @@ def _send_back(session: Session, topic: str, found: Sequence[_Letter], by: str) 
             "original_topic, original_offset) "
             "SELECT m.original_topic, m.partition_key, v.id, m.payload, m.metadata, m.failed_group, m.original_id, "
             "m.original_topic, m.original_offset "
-            f"FROM {session.dialect.rows(('o', 'id'), len(chunk))} {session.dialect.join} {LOG} m ON m.`offset` = v.o",
+            f"FROM {session.dialect.rows(('o', 'id'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             flat(chunk),
         )
     _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, by, related=ids)

@@ -80,7 +80,7 @@ def _release_deliveries(session: Session, subscriber: str, ref: GroupRef) -> int
     for chunk in session.chunks(sorted(rows)):
         held = session.rows(
             f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s AND s.delivered_by = %s"
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivered_by = %s"
             f"{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False, subscriber),
         )

@@ -143,7 +143,7 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     for group in starts:
         for key, offset in session.rows(
             f"SELECT s.partition_key, s.offset_acked FROM {session.dialect.rows(('k',), len(keys))} "
-            f"{session.dialect.join} {OFFSETS} s ON {BY_KEY}",
+            f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}",
             (*keys, group, topic),
         ):
             acked[key][group] = offset
@@ -244,8 +244,10 @@ def _forget_step(session: Session, place: Place, ref: GroupRef) -> Collected:
     after = None if place.topic is None else place.key
     above = "" if after is None else "AND s.partition_key > %s "
     rows = session.rows(
-        f"SELECT s.partition_key, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = s.topic "
-        f"AND m.partition_key = s.partition_key) FROM {OFFSETS} s "
+        "SELECT s.partition_key, NOT EXISTS ("
+        f"SELECT 1 FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE m.topic = s.topic AND m.partition_key = s.partition_key) "
+        f"FROM {OFFSETS} s{session.dialect.force_index('PRIMARY')} "
         f"WHERE s.consumer_group = %s AND s.topic = %s {above}ORDER BY s.partition_key LIMIT %s",
         (*ref, *(() if after is None else (after,)), CHUNK_ROWS),
     )
@@ -267,7 +269,8 @@ def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:
         key
         for (key,) in session.rows(
             f"SELECT v.k FROM {session.dialect.rows(('k',), len(ordered))} WHERE "
-            f"EXISTS (SELECT 1 FROM {LOG} m WHERE m.topic = %s AND m.partition_key = v.k) OR "
+            f"EXISTS (SELECT 1 FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+            "WHERE m.topic = %s AND m.partition_key = v.k) OR "
             f"EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
             "WHERE d.consumer_group = %s AND d.topic = %s AND d.partition_key = v.k)",
             (*ordered, ref.topic, *ref),

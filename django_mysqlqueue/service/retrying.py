@@ -42,7 +42,8 @@ def at(using: str, ref: GroupRef, offsets: Sequence[int]) -> list[tuple[str, int
             (key, int(offset))
             for key, offset in session.rows(
                 f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('o',), len(chunk))} "
-                f"{session.dialect.join} {LOG} m ON m.`offset` = v.o AND m.topic = %s {session.dialect.join} {STATE} s "
+                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
+                f"{session.dialect.join_to(STATE, 's')} "
                 "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
                 "AND s.message_offset = v.o AND s.acked = %s AND s.delivered_by = '' AND s.invisible_until > 0",
                 (*chunk, ref.topic, ref.group, False),
@@ -154,7 +155,7 @@ def _make_due(
     for chunk in session.chunks(rows):
         free = session.rows(
             f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join} {STATE} s ON {BY_ROW} AND s.acked = %s AND s.delivered_by = '' "
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivered_by = '' "
             f"AND s.invisible_until > 0{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False),
         )

@@ -84,8 +84,8 @@ def collect(using: str) -> int:
         deleted = 0
         for grain, kept in keep_ms.items():
             rows = session.rows(
-                f"SELECT {', '.join(KEY)} FROM {ROLLUPS} WHERE grain = %s AND bucket_at < %s "
-                f"ORDER BY {', '.join(KEY)} LIMIT %s",
+                f"SELECT {', '.join(KEY)} FROM {ROLLUPS}{session.dialect.force_index('PRIMARY')} "
+                f"WHERE grain = %s AND bucket_at < %s ORDER BY {', '.join(KEY)} LIMIT %s",
                 (grain, now - kept, CHUNK),
             )
             for chunk in session.chunks(rows):

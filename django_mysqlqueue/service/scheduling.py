@@ -224,7 +224,8 @@ def advance(using: str, milliseconds: int) -> None:
         # 0 stands for "at once", which is before what has come due.
         earlier = f"{session.dialect.greatest}(1, {{column}} - %s)"
         session.execute(
-            f"UPDATE {OUTBOX} SET deliver_at = {earlier.format(column='deliver_at')} WHERE deliver_at > 0",
+            f"UPDATE {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+            f"SET deliver_at = {earlier.format(column='deliver_at')} WHERE deliver_at > 0",
             (milliseconds,),
         )
         session.execute(

@@ -169,7 +169,7 @@ def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, i
         for chunk in session.chunks(sorted(keys))
         for key, acked in session.rows(
             f"SELECT s.partition_key, s.offset_acked FROM {session.dialect.rows(('k',), len(chunk))} "
-            f"{session.dialect.join} {OFFSETS} s ON {watermarks.BY_KEY}",
+            f"{session.dialect.join_to(OFFSETS, 's')} ON {watermarks.BY_KEY}",
             (*chunk, *ref),
         )
     }
@@ -283,8 +283,9 @@ def _reset_offsets(session: Session, ref: GroupRef, place: Place, operation: int
     keys = [
         key
         for (key,) in session.rows(
-            f"SELECT partition_key FROM {OFFSETS} WHERE consumer_group = %s AND topic = %s "
-            f"AND partition_key {comparison} %s ORDER BY partition_key LIMIT %s",
+            f"SELECT partition_key FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE consumer_group = %s AND topic = %s AND partition_key {comparison} %s "
+            "ORDER BY partition_key LIMIT %s",
             (*ref, above, CHUNK),
         )
     ]

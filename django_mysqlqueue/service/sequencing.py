@@ -175,8 +175,8 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
         got.update(
             outbox_id
             for (outbox_id,) in session.rows(
-                f"SELECT s.outbox_id FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join} {OUTBOX} s"
-                f"{session.dialect.force_index('PRIMARY')} ON s.outbox_id = v.i AND {time}{suffix}",
+                f"SELECT s.outbox_id FROM {session.dialect.rows(('i',), len(chunk))} "
+                f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",
                 chunk,
             )
         )

@@ -153,14 +153,14 @@ def extend_all(
             mine.update(
                 session.rows(
                     f"SELECT s.partition_key, s.message_offset, s.delivery_token "
-                    f"FROM {session.dialect.rows(('k', 'o', 't'), len(chunk))} {session.dialect.join} {STATE} s "
+                    f"FROM {session.dialect.rows(('k', 'o', 't'), len(chunk))} {session.dialect.join_to(STATE, 's')} "
                     f"ON {BY_ROW} AND s.delivery_token = v.t AND s.acked = %s",
                     (*flat(chunk), *ref, False),
                 )
             )
             free = session.rows(
                 f"SELECT s.partition_key, s.message_offset, s.delivery_token "
-                f"FROM {session.dialect.rows(('k', 'o', 't'), len(chunk))} {session.dialect.join} {STATE} s "
+                f"FROM {session.dialect.rows(('k', 'o', 't'), len(chunk))} {session.dialect.join_to(STATE, 's')} "
                 f"ON {BY_ROW} AND s.delivery_token = v.t AND s.acked = %s{session.dialect.skip_locked}",
                 (*flat(chunk), *ref, False),
             )
@@ -319,7 +319,7 @@ def _read_rows(
     for chunk in session.chunks(rows):
         for key, offset, token, acked in session.rows(
             "SELECT s.partition_key, s.message_offset, s.delivery_token, s.acked "
-            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s ON {BY_ROW}",
+            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join_to(STATE, 's')} ON {BY_ROW}",
             (*flat(chunk), *ref),
         ):
             found[key, offset] = (token, bool(acked))
@@ -411,7 +411,7 @@ def _lock_rows(
     for chunk in session.chunks(rows):
         for key, offset, token in session.rows(
             "SELECT s.partition_key, s.message_offset, s.delivery_token "
-            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join} {STATE} s "
+            f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join_to(STATE, 's')} "
             f"ON {BY_ROW} AND s.acked = %s{how}",
             (*flat(chunk), *ref, False),
         ):

@@ -115,7 +115,8 @@ def _topics(session: Session, now: int) -> list[TopicStatus]:
     log = {
         topic: (count, partitions)
         for topic, count, partitions in session.rows(
-            f"SELECT topic, COUNT(*), COUNT(DISTINCT partition_key) FROM {LOG} GROUP BY topic"
+            f"SELECT topic, COUNT(*), COUNT(DISTINCT partition_key) FROM {LOG}"
+            f"{session.dialect.force_index('queue_messages_partition')} GROUP BY topic"
         )
     }
     outbox = {
@@ -150,19 +151,22 @@ def _group(
         "SELECT SUM(CASE WHEN delivered_by <> '' THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN delivered_by = '' AND retry_count > 0 THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN retry_count > 0 THEN 1 ELSE 0 END) "
-        f"FROM {STATE} WHERE consumer_group = %s AND topic = %s AND acked = %s",
+        f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        "WHERE consumer_group = %s AND topic = %s AND acked = %s",
         (*ref, False),
     )
     in_flight, retrying, failed = (int(value or 0) for value in counts or (0, 0, 0))
     dead = session.row(
-        f"SELECT COUNT(*) FROM {LOG} WHERE topic = %s AND failed_group = %s AND original_topic = %s",
+        f"SELECT COUNT(*) FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND failed_group = %s AND original_topic = %s",
         (names.dlq_topic(ref.topic), ref.group, ref.topic),
     )
     live = heartbeats.live(session, [ref], lease_ms)[ref]
     owners = {
         owner: int(count)
         for owner, count in session.rows(
-            f"SELECT leased_by, COUNT(*) FROM {LEASES} WHERE consumer_group = %s AND topic = %s GROUP BY leased_by",
+            f"SELECT leased_by, COUNT(*) FROM {LEASES}{session.dialect.force_index('PRIMARY')} "
+            "WHERE consumer_group = %s AND topic = %s GROUP BY leased_by",
             ref,
         )
     }
@@ -214,11 +218,13 @@ def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:
     """How many messages in the log the group has not settled, and when the oldest took its place there."""
     start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"
     row = session.row(
-        f"SELECT COUNT(*), MIN(m.published_at) FROM {LOG} m "
-        f"LEFT JOIN {OFFSETS} o ON o.consumer_group = %s AND o.topic = m.topic AND o.partition_key = m.partition_key "
+        f"SELECT COUNT(*), MIN(m.published_at) FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        f"{session.dialect.join_to(OFFSETS, 'o', left=True)} "
+        "ON o.consumer_group = %s AND o.topic = m.topic AND o.partition_key = m.partition_key "
         f"WHERE m.topic = %s AND m.`offset` > COALESCE(o.offset_acked, {start}) AND m.target_group IN ('', %s) "
-        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d WHERE d.consumer_group = %s AND d.topic = m.topic "
-        "AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` AND d.acked = %s)",
+        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
+        "WHERE d.consumer_group = %s AND d.topic = m.topic AND d.partition_key = m.partition_key "
+        "AND d.message_offset = m.`offset` AND d.acked = %s)",
         (ref.group, ref.topic, *ref, ref.group, ref.group, True),
     )
     assert row is not None  # noqa: S101  # an aggregate has one row

@@ -69,8 +69,7 @@ def delete_states(session: Session, ref: GroupRef, operation: int) -> int | None
     for chunk in session.chunks(rows):
         free = session.rows(
             f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join} {STATE} s{session.dialect.force_index('PRIMARY')} "
-            f"ON {BY_ROW}{session.dialect.skip_locked}",
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{session.dialect.skip_locked}",
             (*flat(chunk), *ref),
         )
         if free:

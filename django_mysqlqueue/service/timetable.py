@@ -91,7 +91,7 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
             Scheduled(*row)
             for row in session.rows(
                 "SELECT s.outbox_id, s.topic, s.partition_key, s.id, s.size, s.deliver_at, s.created_at "
-                f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join} {OUTBOX} s "
+                f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
                 "ON s.outbox_id = v.i AND s.deliver_at > 0",
                 chunk,
             )
@@ -120,7 +120,7 @@ def still_waiting(session: Session, ids: Sequence[int]) -> int:
     number = 0
     for chunk in session.chunks(sorted(set(ids))):
         row = session.row(
-            f"SELECT COUNT(*) FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join} {OUTBOX} s "
+            f"SELECT COUNT(*) FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
             f"ON s.outbox_id = v.i AND s.deliver_at > {session.dialect.now_ms}",
             chunk,
         )
@@ -135,7 +135,8 @@ def contents(session: Session, ids: Sequence[int]) -> dict[int, Content]:
     for chunk in session.chunks(sorted(set(ids))):
         for row_id, payload, metadata in session.rows(
             "SELECT s.outbox_id, SUBSTR(s.payload, 1, %s), s.metadata "
-            f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join} {OUTBOX} s ON s.outbox_id = v.i",
+            f"FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
             (READ_BYTES, *chunk),
         ):
             found[int(row_id)] = Content(bodies.content(payload), messages.decode_metadata(metadata))

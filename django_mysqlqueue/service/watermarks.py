@@ -81,7 +81,7 @@ def existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]
             key
             for (key,) in session.rows(
                 f"SELECT s.partition_key FROM {session.dialect.rows(('k',), len(chunk))} "
-                f"{session.dialect.join} {OFFSETS} s ON {BY_KEY}",
+                f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}",
                 (*chunk, *ref),
             )
         )
@@ -95,7 +95,8 @@ def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked:
     for chunk in session.chunks(sorted(keys)):
         for key, acked, claimed in session.rows(
             f"SELECT s.partition_key, s.offset_acked, s.offset_claimed "
-            f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join} {OFFSETS} s ON {BY_KEY}{suffix}",
+            f"FROM {session.dialect.rows(('k',), len(chunk))} "
+            f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}{suffix}",
             (*chunk, *ref),
         ):
             found[key] = Offsets(acked, claimed)
@@ -235,8 +236,8 @@ def _all_rows(
         most = 1000 + 2 * sum(limit - LOOK_AHEAD for _, (_, limit) in chunk)
         joined = (
             "SELECT s.partition_key, s.message_offset, s.acked, s.delivery_token "
-            f"FROM {session.dialect.rows(('k', 'w'), len(chunk))} {session.dialect.join} {STATE} s"
-            f"{session.dialect.force_index('PRIMARY')} ON {BY_KEY} AND s.message_offset > v.w LIMIT %s"
+            f"FROM {session.dialect.rows(('k', 'w'), len(chunk))} {session.dialect.join_to(STATE, 's')} "
+            f"ON {BY_KEY} AND s.message_offset > v.w LIMIT %s"
         )
         rows = session.whole(
             session.dialect.union(joined, 1) + last_row(4),

@@ -30,8 +30,6 @@ class Dialect(ABC):
     """Suffix of a SELECT that lets others read and lock shared, but not write."""
     for_update: str
     skip_locked: str
-    join: str
-    """A join that reads its left side first."""
     greatest: str
     max_rows: int
     """Rows that one derived table of keys may have."""
@@ -57,6 +55,13 @@ class Dialect(ABC):
         """A hint after a table's alias that keeps the optimizer on one index."""
 
     @abstractmethod
+    def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
+        """A join that reads its left side first, and ``table`` by that index whatever its statistics say.
+
+        With few rows the optimizers find another index, or none, as good: then they lock rows of other people.
+        """
+
+    @abstractmethod
     def ending(self, column: str, characters: int) -> str:
         """The last characters of a text."""
 
@@ -68,11 +73,11 @@ class Dialect(ABC):
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:
-        """UPDATE of ``table`` (alias ``s``) joined to a derived table ``v``."""
+        """UPDATE of ``table`` (alias ``s``) joined to a derived table ``v`` by its primary key."""
 
     @abstractmethod
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
-        """DELETE from ``table`` (alias ``s``) joined to a derived table ``v``."""
+        """DELETE from ``table`` (alias ``s``) joined to a derived table ``v`` by its primary key."""
 
     @abstractmethod
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:

@@ -164,7 +164,6 @@ class MySQL(Dialect):
     share_lock = " LOCK IN SHARE MODE"
     for_update = " FOR UPDATE"
     skip_locked = " FOR UPDATE SKIP LOCKED"
-    join = "STRAIGHT_JOIN"
     # The first needs the privilege PROCESS, the second SELECT on performance_schema; where that is off it has no row.
     oldest_transaction = (INNODB_TRANSACTIONS, PERFORMANCE_SCHEMA)
     greatest = "GREATEST"
@@ -185,6 +184,9 @@ class MySQL(Dialect):
     def force_index(self, name: str) -> str:
         return f" FORCE INDEX ({name})"
 
+    def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
+        return f"{'LEFT JOIN' if left else 'STRAIGHT_JOIN'} {table} {alias}{self.force_index(index)}"
+
     def ending(self, column: str, characters: int) -> str:
         return f"RIGHT({column}, {characters})"
 
@@ -196,12 +198,11 @@ class MySQL(Dialect):
     ) -> str:
         sets = ", ".join(f"s.{column} = {value}" for column, value in assign.items())
         condition = f" WHERE {where}" if where else ""
-        return f"UPDATE {self.rows(names, count)} STRAIGHT_JOIN {table} s ON {on} SET {sets}{condition}"
+        return f"UPDATE {self.rows(names, count)} {self.join_to(table, 's')} ON {on} SET {sets}{condition}"
 
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
         condition = f" WHERE {where}" if where else ""
-        force = self.force_index("PRIMARY")
-        return f"DELETE s FROM {self.rows(names, count)} STRAIGHT_JOIN {table} s{force} ON {on}{condition}"
+        return f"DELETE s FROM {self.rows(names, count)} {self.join_to(table, 's')} ON {on}{condition}"
 
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = {value}" for column, value in assign.items())

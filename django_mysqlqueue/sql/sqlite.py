@@ -40,7 +40,6 @@ class SQLite(Dialect):
     share_lock = ""
     for_update = ""
     skip_locked = ""
-    join = "CROSS JOIN"
     oldest_transaction = ()
     greatest = "MAX"
     # SQLite takes 32,766 parameters a statement since 3.32; derived rows have up to 8.
@@ -54,6 +53,9 @@ class SQLite(Dialect):
 
     def force_index(self, name: str) -> str:
         return ""
+
+    def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
+        return f"{'LEFT JOIN' if left else 'CROSS JOIN'} {table} {alias}"
 
     def ending(self, column: str, characters: int) -> str:
         return f"SUBSTR({column}, -{characters})"
@@ -70,7 +72,7 @@ class SQLite(Dialect):
 
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
         condition = f" WHERE {where}" if where else ""
-        joined = f"SELECT s.rowid FROM {self.rows(names, count)} CROSS JOIN {table} s ON {on}{condition}"
+        joined = f"SELECT s.rowid FROM {self.rows(names, count)} {self.join_to(table, 's')} ON {on}{condition}"
         return f"DELETE FROM {table} WHERE rowid IN ({joined})"
 
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
