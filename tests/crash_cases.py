@@ -11,7 +11,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_mysqlqueue import publish, publish_many
-from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.service import (
     claiming,
     dropping,
@@ -240,9 +240,23 @@ def _(world: World) -> None:
     groups.register(ALIAS, GroupRef("new", TOPIC), mode="ordered", start="earliest")
 
 
-@case("change a group's mode", sequenced)
-def _(world: World) -> None:
-    groups.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS)
+def frozen(mode: str) -> World:
+    """Its subscriber has fallen silent with all that it holds."""
+    world = claimed(mode)
+    SubscriberHeartbeat.objects.filter(subscriber_name=WHO).update(heartbeat_at=1)
+    return world
+
+
+def no_lease_is_left(world: World, picture: Picture) -> None:
+    if ConsumerGroup.objects.get(consumer_group="g").mode != world.mode:
+        assert not PartitionLease.objects.filter(consumer_group="g").exists()
+
+
+for _mode, _other in (("ordered", "shared"), ("shared", "ordered")):
+
+    @case(f"change a group's mode to {_other}", lambda mode=_mode: frozen(mode), check=no_lease_is_left)
+    def _(world: World, other: str = _other) -> None:
+        groups.set_mode(ALIAS, G, other, lease_ms=LEASE_MS)
 
 
 @case("drop a group", acked_ahead, commits=None, rerun=True, forgets=True)

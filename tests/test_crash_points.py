@@ -456,7 +456,7 @@ def test_every_function_that_writes_has_a_case(db, crasher):
         return execute(sql, params, many, context)
 
     required = writing_functions()
-    assert {"settling.flush", "dropping.drop", "steps.delete_states", "dead_letters.dead_letter"} <= required
+    assert {"settling.flush", "groups.delete_rows", "steps.delete_states", "dead_letters.dead_letter"} <= required
     for one in CASES.values():
         world = Start(one).world
         with connections[ALIAS].execute_wrapper(watch):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import dropping, groups, heartbeats, leasing, settling
+from django_mysqlqueue.service import claiming, dropping, groups, heartbeats, leasing, settling
+from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
@@ -436,6 +437,83 @@ def test_mode_changes_only_while_nobody_works(db):
     got.action = None
     Sub(handler(function=got, mode="shared")).settle()
     assert got.attempts == [(1, 1), (1, 2)]
+
+
+OTHER_MODE = {"ordered": "shared", "shared": "ordered"}
+
+
+def held_by_a_frozen_one(mode):
+    """A subscriber that has claimed one of two messages, and whose heartbeat is as good as forgotten."""
+    publish_many("t", (Message(number, key="k") for number in range(2)))
+    sub = Sub(handler(mode=mode), prefetch=1, batch_size=1).step()
+    assert DeliveryState.objects.get().delivered_by == sub.name
+    SubscriberHeartbeat.objects.update(heartbeat_at=1)
+    return sub
+
+
+def claim(sub, mode):
+    claimant = Claimant(REF, sub.name, 5, 60_000 if mode == "shared" else None)
+    return claiming.claim(USING, claimant, [Want("k", look_at=9)], token=claiming.new_token(), max_due=9)
+
+
+@pytest.mark.parametrize("mode", OTHER_MODE)
+def test_a_group_of_another_mode_gives_nothing(db, mode):
+    """Nor by a lease: the mode is checked under the lock under which one is taken."""
+    sub = held_by_a_frozen_one(mode)
+    ConsumerGroup.objects.update(mode=OTHER_MODE[mode])  # and a lease, if there is one, stays
+    found = claim(sub, mode)
+    assert (found.deliveries, found.dead, found.other_mode) == ([], [], OTHER_MODE[mode])
+    if mode == "ordered":
+        PartitionLease.objects.all().delete()
+        taken = leasing.acquire(USING, REF, sub.name, ["k"], lease_ms=30_000)
+        assert (taken.held, taken.other_mode) == (set(), "shared")
+        assert not PartitionLease.objects.exists()
+    assert DeliveryState.objects.count() == 1
+
+
+def test_leases_go_with_the_mode(db):
+    sub = held_by_a_frozen_one("ordered")
+    groups.register(USING, GroupRef("other", "t"), mode="ordered", start="earliest")
+    PartitionLease.objects.create(consumer_group="other", topic="t", partition_key="k", leased_by="somebody")
+    groups.set_mode(USING, REF, "shared", lease_ms=30_000)
+    assert list(PartitionLease.objects.values_list("consumer_group", flat=True)) == ["other"]
+    # And back, while it is still frozen: by the name of then it owns nothing.
+    groups.set_mode(USING, REF, "ordered", lease_ms=30_000)
+    found = claim(sub, "ordered")
+    assert (found.deliveries, found.lost, found.other_mode) == ([], {"k"}, "")
+
+
+@pytest.mark.parametrize("mode", OTHER_MODE)
+def test_a_subscriber_with_nothing_to_do_learns_of_another_mode(db, mode):
+    sub = Sub(handler(mode=mode)).step()
+    SubscriberHeartbeat.objects.update(heartbeat_at=1)
+    groups.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
+    (work,) = sub.step().poller.works
+    assert work.other_mode == OTHER_MODE[mode]
+
+
+@pytest.mark.parametrize("mode", OTHER_MODE)
+@pytest.mark.parametrize("tick", [True, False])
+def test_a_frozen_subscriber_of_another_mode_claims_nothing(db, mode, tick):
+    """It learns it from its next tick or claim, whichever is first; leases are in doubt before anything else."""
+    sub = held_by_a_frozen_one(mode)
+    groups.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
+    sub.heart.in_doubt = True
+    assert sub.work() == (0 if mode == "ordered" else 1)
+    sub.flush()
+    sub.heart.beat()
+    publish("t", 9, key="new")
+    sub.step(tick=tick)
+    (work,) = sub.poller.works
+    assert (work.stopped, work.other_mode) == (True, OTHER_MODE[mode])
+    assert sub.step().work() == 0
+    assert work.stopped
+    assert not PartitionLease.objects.exists()
+    sub.leave()
+    got = []
+    Sub(handler(mode=OTHER_MODE[mode], function=lambda delivery: got.append(delivery.payload))).settle()
+    assert sorted(got) == ([0, 1, 9] if mode == "ordered" else [1, 9])
+    assert lag() == 0
 
 
 def test_old_heartbeats_are_forgotten(db, clock):

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.models import DeliveryState, OutboxMessage
 from django_mysqlqueue.service import (
     claiming,
     dead_lettering,
@@ -29,7 +29,11 @@ from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.dead_lettering import dead_letter_now
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.transactions import flat
+from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql import dialect_of
 from tests.harness import USING, in_thread, sequence
+from tests.statistics import SIZES, pinned
 
 pytestmark = pytest.mark.servers_only
 G = GroupRef("g", "t")
@@ -103,6 +107,49 @@ def test_a_claim_under_way_keeps_its_lease(owned):
         found = impatiently(lambda: leasing.acquire(USING, G, "thief", ["k"], lease_ms=30_000))
         assert not found.held
     assert in_thread(lambda: leasing.acquire(USING, G, "thief", ["k"], lease_ms=30_000)).held == {"k"}
+
+
+def test_a_claim_under_way_keeps_its_groups_mode(owned):
+    """What comes behind the change finds the other mode, and no lease."""
+    in_thread(lambda: heartbeats.deregister(USING, "owner", [G]))
+
+    def change():
+        groups.set_mode(USING, G, "shared", lease_ms=30_000)
+
+    with transaction.atomic():
+        assert claim()
+        with pytest.raises(OperationalError, match="1205"):
+            impatiently(change)
+    impatiently(change)
+    found = claiming.claim(USING, CLAIMANT, [Want("k", look_at=1)], token=2)
+    assert (found.deliveries, found.lost, found.other_mode) == ([], {"k"}, "shared")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_locked_is_what_is_named(owned, size):
+    """With few rows, too, where another index looks as good: a handler's row is in nobody's way."""
+    rows = [DeliveryState(consumer_group="g", topic="t", partition_key="k", message_offset=n) for n in range(4)]
+    DeliveryState.objects.bulk_create(rows)
+    dialect, named = dialect_of(connection), [("k", 1), ("k", 3)]
+    read = (
+        f"SELECT s.acked FROM {dialect.rows(('k', 'o'), 2)} {dialect.join_to('queue_delivery_state', 's')} ON {BY_ROW}"
+    )
+    statements = (
+        read + dialect.for_update,
+        dialect.update_joined("queue_delivery_state", ("k", "o"), 2, BY_ROW, {"acked": "1"}),
+        dialect.delete_joined("queue_delivery_state", ("k", "o"), 2, BY_ROW),
+    )
+
+    def send(sql):
+        with connection.cursor() as cursor:
+            cursor.execute(sql, (*flat(named), *G))
+
+    with pinned(connection, size):
+        with transaction.atomic():
+            DeliveryState.objects.filter(pk=("g", "t", "k", 2)).update(acked=True)
+            for sql in statements:
+                impatiently(lambda sql=sql: send(sql))
+        assert list(DeliveryState.objects.values_list("message_offset", flat=True)) == [0, 2]
 
 
 def test_one_sequences_at_a_time(db):

@@ -9,11 +9,11 @@ import time
 import pytest
 from django.db import DatabaseError, Error, OperationalError, connection, connections, transaction
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, publish, publish_many, subscriber
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, SubscriberError
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.runtime import inline, sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
 from django_mysqlqueue.runtime.process import Subscriber
@@ -21,6 +21,7 @@ from django_mysqlqueue.service import dropping, groups, heartbeats, scheduling, 
 from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Retry
+from django_mysqlqueue.testing import deliver_all
 from tests.harness import USING, Sub, handler, in_thread, lag
 
 REF = GroupRef("g", "t")
@@ -569,6 +570,47 @@ def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
     sub.step(times=3)
     assert sub.work() == 0
     assert draining._is_drained()
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_a_group_whose_mode_is_changed_ends_the_process(db, caplog, mode):
+    """As it would not have started; its other groups are for one that is started with the right code."""
+    publish("t", 1)
+    one = handler(mode=mode)
+    process = Subscriber(USING, {one.ref: one}, get_settings())
+
+    def change():
+        # It has registered, and is not seen yet.
+        other = "shared" if mode == "ordered" else "ordered"
+        in_thread(lambda: groups.set_mode(USING, one.ref, other, lease_ms=30_000))
+
+    with caplog.at_level(logging.INFO, logger="django_mysqlqueue"):
+        assert in_thread(lambda: process.run(ready=change)) == 1
+    (record,) = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "group.other_mode"]
+    assert record.levelno == logging.CRITICAL
+    assert f"queuegroupmode g t {mode}" in record.getMessage()
+    assert lag() == 1
+    assert not PartitionLease.objects.exists()
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_delivering_inline_refuses_a_group_of_another_mode(db, no_handlers, monkeypatch, mode):
+    subscriber("t", group="g", mode=mode)(lambda delivery: None)
+    other = "shared" if mode == "ordered" else "ordered"
+    publish("t", 1)
+    with monkeypatch.context() as patch:
+        register = inline.register
+
+        def change_behind(*args):
+            register(*args)
+            groups.set_mode(USING, REF, other, lease_ms=30_000)
+
+        patch.setattr(inline, "register", change_behind)
+        with pytest.raises(SubscriberError, match=f"registered as {other}"):
+            deliver_all()
+    with pytest.raises(SubscriberError, match=f"registered as {other}"):
+        deliver_all()
+    assert lag() == 1
 
 
 def test_a_handler_thread_leaves_a_connection_that_is_distrusted(db):

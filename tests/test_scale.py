@@ -128,10 +128,9 @@ SMALL = {
 NOT_IN_THE_SCRIPT = {
     "dropping.drop": "by an operator",
     "dropping._delete_some": "by an operator",
-    "dropping._delete_of": "by an operator",
     "dropping._end": "by an operator",
     "dropping._begin": "by an operator",
-    "groups.set_mode": "by an operator",
+    "groups.delete_rows": "by an operator",
     "scheduling.advance": "in tests of users",
     "sequencing.count_due": "the command queuesequence",
     "stats.silent_topics": "at a start on a terminal",

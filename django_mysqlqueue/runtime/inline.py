@@ -18,7 +18,7 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue.conf import Settings, get_settings
-from django_mysqlqueue.exceptions import InvalidMessage, QueueError
+from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.runtime import registry
 from django_mysqlqueue.runtime.delivery import Delivery
 from django_mysqlqueue.runtime.handling import handle
@@ -26,9 +26,9 @@ from django_mysqlqueue.runtime.inbox import Inbox
 from django_mysqlqueue.runtime.lanes import Batch, Held
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.poller import Poller
-from django_mysqlqueue.runtime.process import incarnation
-from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.service import groups, heartbeats, news, sequencing
+from django_mysqlqueue.runtime.process import incarnation, register
+from django_mysqlqueue.runtime.registry import Handler, mode_text
+from django_mysqlqueue.service import heartbeats, news, sequencing
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import Session
@@ -100,9 +100,9 @@ class InlineSubscriber:
 
         Raises:
             QueueError: there is no end to it.
+            SubscriberError: a group is registered with another mode than its handler's.
         """
-        for ref, handler in self._handlers.items():
-            groups.register(self._using, ref, mode=handler.mode, start=handler.start)
+        register(self._using, self._handlers)
         heartbeats.beat(self._using, self._name, list(self._handlers), {"version": "inline"})
         self._most = MOST + len(self._handlers) * sequencing.count_due(Session(self._using))
         try:
@@ -115,6 +115,9 @@ class InlineSubscriber:
                 quiet = 0 if ran else quiet + 1
         finally:
             self._leave()
+        for work in self._poller.works:
+            if work.other_mode:
+                raise SubscriberError(mode_text(work.handler, work.other_mode))
         for work in self._poller.ordered:
             if left := work.held_elsewhere():
                 ref = work.ref

@@ -215,6 +215,9 @@ class OrderedWork(GroupWork):
         taken = leasing.acquire(
             self.using, self.ref, self.poller.subscriber, wanted, lease_ms=self.poller.lease_ms, steal=steal
         )
+        if taken.other_mode:
+            self.note_mode(taken.other_mode)
+            return
         if taken.paused or taken.dropped:
             # Else it would never be idle, and a drain never end: of such a group nothing is claimed, either.
             self._stop(dropped=taken.dropped)

@@ -349,7 +349,11 @@ class Poller:
         steering = groups.steering(session, [work.ref for work in self.works])
         for group in self.works:
             group.ask_again()
-            if group.ref in steering and group.note_revision(steering[group.ref].revision):
+            found = steering.get(group.ref)
+            if found is None:
+                continue
+            group.note_mode(found.mode)
+            if group.note_revision(found.revision):
                 group.start_anew()
                 self.housekeeping.scan_all()
         if self.ordered:

@@ -389,6 +389,18 @@ class Subscriber:
             self._stops_because = "the event loop has died"
             self.exit_code = EXIT_UNCLEAN
             return True
+        for work in self.poller.works:
+            if work.other_mode:
+                event(
+                    logging.CRITICAL,
+                    "group.other_mode",
+                    group=work.ref.group,
+                    topic=work.ref.topic,
+                    error=mode_text(work.handler, work.other_mode),
+                )
+                self._stops_because = "a group's mode was changed"
+                self.exit_code = EXIT_UNCLEAN
+                return True
         if not self._stopping.is_set() and self.drain and self._is_drained():
             self._stops_because = "drained"
             return True

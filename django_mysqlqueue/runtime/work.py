@@ -76,7 +76,9 @@ class GroupWork(ABC):
         self._locked: list[Outcome] = []
         """Outcomes whose row another transaction had locked: written after the next poll."""
         self.stopped = False
-        """The group is paused or dropped: nothing is claimed."""
+        """The group is paused or dropped, or of the other mode: nothing is claimed."""
+        self.other_mode = ""
+        """The group's mode, if it is not the handler's any more: the process stops."""
         self._announced = False
         self._revision: int | None = None
         """What operators had last changed of the group, as of the last tick."""
@@ -339,6 +341,9 @@ class GroupWork(ABC):
     def _after_claim(self, wants: Sequence[Want], claim: Claim, *, hungry: bool) -> None:
         self._log_dead(claim.dead)
         self.unfinished |= {delivery.key for delivery, _ in claim.dead}
+        if claim.other_mode:
+            self.note_mode(claim.other_mode)
+            return
         if claim.dropped or claim.paused:
             self._stop(dropped=claim.dropped)
             return
@@ -404,6 +409,12 @@ class GroupWork(ABC):
         """At a tick: the group may have been resumed."""
         self._announced = self.stopped
         self.stopped = False
+
+    def note_mode(self, registered: str) -> None:
+        """What the group's mode is by now. Nothing is claimed in another mode than the handler's."""
+        if registered != self.handler.mode:
+            self.other_mode = registered
+            self.stopped = True
 
     def note_revision(self, revision: int) -> bool:
         """Whether an operator has changed what this process remembers of the group (a seek, a retry)."""

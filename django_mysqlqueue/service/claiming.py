@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
 
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.service import dead_letters, groups, history, leasing, settling, watermarks
 from django_mysqlqueue.service.dead_letters import Letter
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
@@ -42,6 +42,10 @@ class Claimant:
     @property
     def shared(self) -> bool:
         return self.visibility_ms is not None
+
+    @property
+    def mode(self) -> str:
+        return ConsumerGroup.Mode.SHARED if self.shared else ConsumerGroup.Mode.ORDERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Claim:
     """Expected redeliveries that are not due yet → when, epoch milliseconds."""
     dropped: bool = False
     paused: bool = False
+    other_mode: str = ""
+    """The group's mode, if it is not the claimant's: nothing was taken."""
 
 
 def new_token() -> int:
@@ -163,7 +169,9 @@ def _claim(
     offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
     flushed = settling.apply(session, ref, outcomes, offsets, max_attempts=claimant.max_attempts, also=also)
     result = Claim(flushed, lost=lost, dropped=fence is None, paused=fence is not None and fence.paused)
-    if fence is None or fence.paused:
+    if fence is not None and fence.mode != claimant.mode:
+        result.other_mode = fence.mode
+    if fence is None or fence.paused or result.other_mode:
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
     budget = _Budget(max_bytes, max_rows)

@@ -13,10 +13,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.service import audit, groups, steps
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, apart, flat, run
-
-CHUNK = 1000
-"""Leases, offsets rows or heartbeats of one transaction."""
+from django_mysqlqueue.service.transactions import Session, apart, run
 
 
 def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
@@ -64,32 +61,17 @@ def _delete_some(session: Session, ref: GroupRef, operation: int) -> int | None:
     if fence is None:
         return None  # another drop has ended
     steps.refuse_stopped(ref, operation, fence.operation)
-    deleted = _delete_of(session, PartitionLease, "partition_key", ref)
+    deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key")
     if not deleted:
         states = steps.delete_states(session, ref, operation)
         if states is not None:
             return states
     return (
         deleted
-        or _delete_of(session, ConsumerOffset, "partition_key", ref)
-        or _delete_of(session, SubscriberHeartbeat, "subscriber_name", ref)
+        or groups.delete_rows(session, ref, ConsumerOffset, "partition_key")
+        or groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name")
         or None
     )
-
-
-def _delete_of(
-    session: Session, model: type[PartitionLease | ConsumerOffset | SubscriberHeartbeat], key: str, ref: GroupRef
-) -> int:
-    table = model._meta.db_table
-    rows = session.rows(
-        f"SELECT {key} FROM {table}{session.dialect.force_index('PRIMARY')} "
-        f"WHERE consumer_group = %s AND topic = %s ORDER BY {key} LIMIT %s",
-        (*ref, CHUNK),
-    )
-    if rows:
-        on = f"s.consumer_group = %s AND s.topic = %s AND s.{key} = v.k"
-        session.execute(session.dialect.delete_joined(table, ("k",), len(rows), on), (*flat(rows), *ref))
-    return len(rows)
 
 
 def _end(session: Session, ref: GroupRef, operation: int) -> None:

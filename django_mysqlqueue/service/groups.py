@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from django.db.models import F
+from django.db.models import F, Model
 
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.models import ConsumerGroup, PartitionLease
 from django_mysqlqueue.service import audit, topics
 from django_mysqlqueue.service.transactions import Session, apart, flat, run
 
 GROUPS = ConsumerGroup._meta.db_table
+CHUNK = 1000
+"""Rows that ``delete_rows`` takes."""
 
 
 class GroupRef(NamedTuple):
@@ -49,13 +51,14 @@ def waiting_since(published_at: int, registered_at: int, sought_at: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A group row locked shared: until the transaction ends it is not paused, sought or dropped."""
+    """A group row locked shared: until the transaction ends it is not paused, sought, dropped or changed."""
 
     paused: bool
     start_offset: int
     now: int
     operation: int
     """Id of the seek or drop that is under way; 0: none."""
+    mode: str
 
 
 def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
@@ -102,11 +105,11 @@ def registered_refs(using: str) -> list[GroupRef]:
 def fence(session: Session, ref: GroupRef) -> Fence | None:
     """Locks the group row shared; None if the group has been dropped."""
     row = session.row(
-        f"SELECT paused, start_offset, {session.dialect.now_ms}, operation FROM {GROUPS} "
+        f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, mode FROM {GROUPS} "
         f"WHERE consumer_group = %s AND topic = %s{session.dialect.share_lock}",
         ref,
     )
-    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]), int(row[3]))
+    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]), int(row[3]), row[4])
 
 
 def wait_for_claims(session: Session, ref: GroupRef) -> None:
@@ -120,6 +123,7 @@ class Steering:
     """What operators have said of a group, for subscribers to follow."""
 
     paused: bool
+    mode: str
     revision: int
     """Rises when what a subscriber remembers of the group is out of date."""
 
@@ -129,12 +133,16 @@ def steering(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, Steer
     if not refs:
         return {}
     rows = session.rows(
-        f"SELECT s.consumer_group, s.topic, s.paused, s.revision FROM {session.dialect.rows(('g', 't'), len(refs))} "
+        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision "
+        f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
         f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
         "ON s.consumer_group = v.g AND s.topic = v.t",
         flat(refs),
     )
-    return {GroupRef(group, topic): Steering(bool(paused), int(revision)) for group, topic, paused, revision in rows}
+    return {
+        GroupRef(group, topic): Steering(bool(paused), mode, int(revision))
+        for group, topic, paused, mode, revision in rows
+    }
 
 
 class Locked(NamedTuple):
@@ -234,8 +242,30 @@ def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, detail: str
         return run(using, write)
 
 
+def delete_rows(session: Session, ref: GroupRef, model: type[Model], key: str) -> int:
+    """Deletes the group's next ``CHUNK`` rows of a table by primary key; returns how many.
+
+    Args:
+        model: of a table whose primary key is group, topic and one more column.
+        key: that column.
+    """
+    table = model._meta.db_table
+    rows = session.rows(
+        f"SELECT {key} FROM {table}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE consumer_group = %s AND topic = %s ORDER BY {key} LIMIT %s",
+        (*ref, CHUNK),
+    )
+    if rows:
+        on = f"s.consumer_group = %s AND s.topic = %s AND s.{key} = v.k"
+        session.execute(session.dialect.delete_joined(table, ("k",), len(rows), on), (*flat(rows), *ref))
+    return len(rows)
+
+
 def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int) -> None:
     """Changes a group's mode while nobody works for it.
+
+    Its leases go with it. A subscriber of the other mode that was not seen, since it had not
+    started yet or was frozen, takes nothing from then on: its claims check the mode under lock.
 
     Raises:
         SubscriberError: the group does not exist or has a live subscriber.
@@ -243,18 +273,20 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int) -> None:
     """
     from django_mysqlqueue.service import heartbeats
 
-    def change(session: Session) -> None:
-        group = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
-        found = list(group.select_for_update().values_list("after_seek", flat=True))
-        if not found:
-            raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} is not registered.")
-        refuse_unfinished(ref, found[0])
+    def set_under_lock(session: Session) -> None:
+        try:
+            found = lock(session, ref)
+        except OperationRefused:
+            raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} is not registered.") from None
+        refuse_unfinished(ref, found.after_seek)
         live = heartbeats.live(session, [ref], lease_ms)[ref]
         if live:
             raise SubscriberError(
                 f"The group {ref.group!r} of {ref.topic!r} has live subscribers: {', '.join(live)}. "
                 "Stop them before you change its mode."
             )
-        group.update(mode=mode)
+        while delete_rows(session, ref, PartitionLease, "partition_key"):
+            pass
+        change(session, ref, revise=True, mode=mode)
 
-    run(using, change)
+    run(using, set_under_lock)

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, partitions
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.transactions import UNION_TERMS, Session, apart, flat, run
@@ -120,6 +120,8 @@ class Acquired:
     """Nothing was tried: the group is paused."""
     dropped: bool = False
     """Nothing was tried: the group is not registered any more."""
+    other_mode: str = ""
+    """Nothing was tried: the group's mode is this one, in which there are no leases."""
 
 
 def acquire(
@@ -135,6 +137,8 @@ def acquire(
         fence = groups.fence(session, ref)
         if fence is None or fence.paused:
             return Acquired(set(), set(), paused=fence is not None, dropped=fence is None)
+        if fence.mode != ConsumerGroup.Mode.ORDERED:
+            return Acquired(set(), set(), other_mode=fence.mode)
         _create_missing(session, ref, wanted)
         # The lock first, then the owner's heartbeat: what is read after the lock cannot be out of date.
         owners = lock(session, ref, wanted, skip_locked=True)
