@@ -121,14 +121,13 @@ def find(using: str, overview: QueueOverview, thresholds: HealthSettings) -> lis
 def _of_group(group: GroupOverview, now: int, *, moves: bool) -> Iterator[Problem]:
     ref = group.ref
     waits = _age(now, group.oldest_at)
-    if group.after_seek:
-        kind: Kind
-        kind, text = (
-            ("drop_ended_early", _("A drop of %(ref)s did not finish: run it again."))
-            if groups.unfinished(group.after_seek) == "drop"
-            else ("seek_ended_early", _("A seek of %(ref)s did not finish; the group stays paused. Run it again."))
-        )
-        yield Problem(0, kind, text % {"ref": ref}, ref)
+    unfinished = groups.unfinished(group.after_seek)
+    if unfinished == "drop":
+        text = _("A drop of %(ref)s did not finish: run it again.") % {"ref": ref}
+        yield Problem(0, "drop_ended_early", text, ref)
+    elif unfinished:
+        text = _("A seek of %(ref)s did not finish; the group stays paused. Run it again.") % {"ref": ref}
+        yield Problem(0, "seek_ended_early", text, ref)
     elif group.paused:
         text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": _waiting(group.lag)}
         yield Problem(1 if group.lag else 2, "paused", text, ref)
