@@ -94,6 +94,8 @@ def remove(using: str, subscriber: str, *, by: str, lease_ms: int) -> int:
             f"{session.dialect.for_update}",
             (lease_ms, lease_ms, *flat(places)),
         )
+        if not alive:
+            return 0  # somebody else has removed them meanwhile
         if any(is_alive for (is_alive,) in alive):
             raise OperationRefused(f"The subscriber {subscriber!r} is alive: stop it first.")
         session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(places), on), flat(places))
