@@ -8,20 +8,16 @@ asks for it.
 
 from __future__ import annotations
 
-import ast
 import copy
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from django.db import OperationalError, connection, connections
 
-from django_mysqlqueue import service
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import ordered, sessions
 from django_mysqlqueue.service import groups
@@ -35,6 +31,7 @@ from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ende
 from tests.harness import USING, Sub, handler
 from tests.tables import Tables
 from tests.test_operation_crashes import ACTS, begin
+from tests.writers import watched, writing_functions
 
 # -- running them -------------------------------------------------------------
 
@@ -408,61 +405,16 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
 # -- nothing is left out ------------------------------------------------------
 
 
-def writing_functions() -> set[str]:
-    """The functions of the service layer that execute a statement or open a transaction."""
-    found: set[str] = set()
-
-    def visit(node: ast.AST, module: str, path: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
-                inside = "" if isinstance(child, ast.ClassDef) else ".<locals>"
-                visit(child, module, f"{path}{child.name}{inside}.")
-            else:
-                if isinstance(child, ast.Call) and writes(child):
-                    found.add(f"{module}.{path.removesuffix('.').removesuffix('.<locals>')}")
-                visit(child, module, path)
-
-    for file in Path(service.__path__[0]).glob("*.py"):
-        if file.stem != "transactions":  # how all of them do it
-            visit(ast.parse(file.read_text()), file.stem, "")
-    return found
-
-
-def writes(call: ast.Call) -> bool:
-    """``session.execute(…)``, ``run(…)``, or what a query set does: unlike a dict's, its ``update`` takes keywords."""
-    if isinstance(call.func, ast.Name):
-        return call.func.id == "run"
-    if not isinstance(call.func, ast.Attribute):
-        return False
-    name = call.func.attr
-    if name == "update":
-        return bool(call.keywords)
-    if name == "delete":
-        return not call.args
-    return name in ("execute", "create", "bulk_create", "save", "get_or_create", "update_or_create")
-
-
 def test_every_function_that_writes_has_a_case(db, crasher):
     seen: set[str] = set()
-    folder = str(Path(service.__path__[0]))
-
-    def watch(execute, sql, params, many, context):
-        frame = sys._getframe()
-        while frame is not None:
-            code = frame.f_code
-            if code.co_filename.startswith(folder):
-                seen.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
-            frame = frame.f_back
-        return execute(sql, params, many, context)
-
     required = writing_functions()
     assert {"settling.flush", "groups.delete_rows", "steps.delete_states", "dead_letters.dead_letter"} <= required
     for one in CASES.values():
         world = Start(one).world
-        with connections[ALIAS].execute_wrapper(watch):
+        with watched(seen, [connections[ALIAS]]):
             one.operation(world)
     for act in ACTS.values():
         begin(act)
-        with connections[ALIAS].execute_wrapper(watch):
+        with watched(seen, [connections[ALIAS]]):
             act.run()
     assert required - seen == set()

@@ -1,0 +1,67 @@
+"""The functions of the service layer that write, as the code says, and as statements show."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from django_mysqlqueue import service
+
+FOLDER = str(Path(service.__path__[0]))
+
+
+def writing_functions() -> set[str]:
+    """Those that execute a statement or open a transaction."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, module: str, path: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+                inside = "" if isinstance(child, ast.ClassDef) else ".<locals>"
+                visit(child, module, f"{path}{child.name}{inside}.")
+            else:
+                if isinstance(child, ast.Call) and _writes(child):
+                    found.add(f"{module}.{path.removesuffix('.').removesuffix('.<locals>')}")
+                visit(child, module, path)
+
+    for file in Path(FOLDER).glob("*.py"):
+        if file.stem != "transactions":  # how all of them do it
+            visit(ast.parse(file.read_text()), file.stem, "")
+    return found
+
+
+def _writes(call: ast.Call) -> bool:
+    """``session.execute(…)``, ``run(…)``, or what a query set does: unlike a dict's, its ``update`` takes keywords."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id == "run"
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    name = call.func.attr
+    if name == "update":
+        return bool(call.keywords)
+    if name == "delete":
+        return not call.args
+    return name in ("execute", "create", "bulk_create", "save", "get_or_create", "update_or_create")
+
+
+@contextlib.contextmanager
+def watched(seen: set[str], connections: Iterable[Any]) -> Iterator[None]:
+    """Adds to ``seen`` every function of the service layer that has a part in a statement of these connections."""
+
+    def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        frame = sys._getframe()
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename.startswith(FOLDER):
+                seen.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
+            frame = frame.f_back  # type: ignore[assignment]
+        return execute(sql, params, many, context)
+
+    with contextlib.ExitStack() as stack:
+        for connection in connections:
+            stack.enter_context(connection.execute_wrapper(watch))
+        yield
