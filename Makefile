@@ -2,6 +2,7 @@
 # make pipeline-demo  archives, reports on and replays it with Spark (needs Java 17; installs it on Debian)
 # make test    runs the whole test suite, servers included
 # make test-slow  runs what takes too long for that: kills of the archive, server settings, declarative pipelines
+# make explore runs every pair of operations under all schedules with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS=)
 # make soak    breaks everything for MINUTES=n while it works, and proves that nothing is lost (ENGINE=mariadb|mysql SEED=n)
 # make serve   serves the example project's site with the admin
 # make lint    ruff and mypy
@@ -20,10 +21,13 @@ MINUTES ?= 10
 ENGINE ?= mariadb
 SEED ?=
 REPORT ?= .test/soak
+BOUND ?= 2
+STATISTICS ?= small
+JOBS ?= 1
 
 export DATABASE_URL
 
-.PHONY: help demo pipeline-demo serve test test-slow soak lint docs reference wheel check-python clean
+.PHONY: help demo pipeline-demo serve test test-slow soak explore lint docs reference wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -73,6 +77,10 @@ test-slow: check-python
 
 soak: check-python
 	$(PYTHON) tools/run_soak.py --minutes $(MINUTES) --engine $(ENGINE) --report $(REPORT) $(if $(SEED),--seed $(SEED))
+
+explore: check-python
+	$(PYTHON) tools/run_explore.py --engine $(ENGINE) --bound $(BOUND) --statistics $(STATISTICS) --jobs $(JOBS) \
+		$(if $(ONLY),--only "$(ONLY)") $(if $(REPLAY),--replay "$(REPLAY)") $(if $(RECORD),--record)
 
 lint: check-python
 	$(PYTHON) tools/run_tests.py --only lint

@@ -75,19 +75,23 @@ class Step:
     env: dict[str, str] = field(default_factory=dict)
     needs: str = ""
     """What else it needs: ``browser`` or ``java``."""
+    alone: bool = False
+    """On a server of its own: it asks the server who waits."""
 
 
 def steps() -> list[Step]:
     # The packaging tests build and install the distribution, the browser's open every page: once is enough.
     timed = ("-m", "pytest", "-q", "--durations=30", "-m")
     # Spark's session takes seconds to start and gigabytes to install: its tests are steps of their own.
-    everything = (*timed, "not packaging and not browser and not spark and not slow")
+    everything = (*timed, "not packaging and not browser and not spark and not slow and not interleavings")
     covered = ("-m", "coverage", "run", *everything, *(f"--ignore={name}" for name in REPEATED))
-    of_the_engine = (*timed, "not packaging and not browser and not spark and not slow and not any_engine")
+    of_the_engine = (*timed, everything[-1] + " and not any_engine")
     pipeline = (*timed, "spark and not slow", "tests/pipeline")
     pipeline_of_the_engine = (*timed, "spark and not slow and not any_engine", "tests/pipeline")
     packaging = (*timed, "packaging")
     browser = (*timed, "browser")
+    interleavings = (*timed, "interleavings", "tests/interleavings")
+    interleavings_of_the_engine = (*timed, "interleavings and not any_engine", "tests/interleavings")
     # Warnings are errors, also of a reference to something that is not there.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
@@ -106,6 +110,8 @@ def steps() -> list[Step]:
         Step("browser, MariaDB", NEW, browser, "mariadb", needs="browser"),
         # The admin's pages differ between Django's versions; what operators do there is the same.
         Step("browser, SQLite", OLD, (*browser, "tests/browser/test_pages.py"), "sqlite", needs="browser"),
+        Step("interleavings, MariaDB", OLD, interleavings, "mariadb", alone=True),
+        Step("interleavings, MySQL", NEW, interleavings_of_the_engine, "mysql", alone=True),
         Step("packaging and tutorial", OLD, packaging),
         Step("conformance, SQLite", OLD, (*everything, *CONFORMANCE), "sqlite"),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
@@ -190,7 +196,21 @@ def prepare(leg: Leg) -> Path:
 def run(
     step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
 ) -> Result:
-    """Runs a step; ``lacks`` says why something that steps need is not there."""
+    """Runs a step, on a server of its own if it needs one; ``lacks`` says why what steps need is not there."""
+    if not step.alone:
+        return run_on(step, number, interpreters, urls, lacks)
+    try:
+        servers.install(step.engine)
+        with servers.running(step.engine, extra=EXTRA[step.engine]) as server:
+            return run_on(step, number, interpreters, {step.engine: server.url}, lacks)
+    except servers.NotAvailable as error:
+        return run_on(step, number, interpreters, {step.engine: f"no {step.engine}: {error}"}, lacks)
+
+
+def run_on(
+    step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
+) -> Result:
+    """Runs a step on one of the servers."""
     interpreter = interpreters[step.leg]
     if isinstance(interpreter, str):
         return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
@@ -308,7 +328,8 @@ def main() -> int:
                 interpreters[leg] = prepare(leg)
             except servers.NotAvailable as error:
                 interpreters[leg] = str(error)
-        urls = server_urls(stack, {step.engine for step in chosen} & set(servers.ENGINES))
+        shared = {step.engine for step in chosen if not step.alone}
+        urls = server_urls(stack, shared & set(servers.ENGINES))
         print(f"set-up: {time.monotonic() - began:.0f} s", flush=True)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             jobs = [pool.submit(run, step, number, interpreters, urls, lacks) for number, step in enumerate(chosen, 1)]

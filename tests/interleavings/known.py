@@ -1,0 +1,86 @@
+"""What is known of the schedules: outcomes of no serial order, waits, deadlocks, each with why it is right.
+
+Three files in ``expected/``, which ``make explore RECORD=1`` writes and people
+read: what is new in them is looked at before it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "expected"
+ARROW, BAR = " <- ", " | "
+
+
+def wait(waiter: str, label: str, holder: str) -> str:
+    """A statement of one operation that waits for another operation."""
+    return f"{waiter}{BAR}{label}{ARROW}{holder}"
+
+
+def deadlock(victim: str, label: str, others: Sequence[str]) -> str:
+    return f"{victim}{BAR}{label}{ARROW}{' + '.join(others)}"
+
+
+@dataclass
+class Known:
+    """The contents of the three files."""
+
+    outcomes: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    """Pair → digest → (reason, a schedule)."""
+    waits: set[str] = field(default_factory=set)
+    deadlocks: dict[str, str] = field(default_factory=dict)
+    """What → why."""
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> Known:
+        known = cls()
+        pair = ""
+        for line in _lines(folder / "outcomes.txt"):
+            if line.startswith("  "):
+                digest, reason, schedule = line.split(None, 2)
+                known.outcomes.setdefault(pair, {})[digest] = reason, schedule
+            else:
+                pair = line
+        statement = ""
+        for line in _lines(folder / "waits.txt"):
+            if line.startswith("  "):
+                known.waits.update(f"{statement}{ARROW}{holder.strip()}" for holder in line.split(";"))
+            else:
+                statement = line
+        for line in _lines(folder / "deadlocks.txt"):
+            what, _, why = line.partition(" : ")
+            known.deadlocks[what] = why
+        return known
+
+    def write(self, sentences: Mapping[str, str], folder: Path = FOLDER) -> None:
+        """Writes the files; ``sentences`` say what the reasons are."""
+        folder.mkdir(exist_ok=True)
+        lines = ["# Outcomes that no serial order of the operations has: digest, reason, a schedule. The reasons:"]
+        lines += [f"# {name}: {sentence}" for name, sentence in sentences.items()]
+        for pair, found in sorted(self.outcomes.items()):
+            lines.append(pair)
+            lines += [f"  {digest} {reason} {schedule}" for digest, (reason, schedule) in sorted(found.items())]
+        (folder / "outcomes.txt").write_text("\n".join(lines) + "\n")
+        (folder / "waits.txt").write_text("\n".join(self._waits()) + "\n")
+        lines = ["# Deadlocks, and why each may be: victim | statement <- the others : why."]
+        lines += [f"{what} : {why}" for what, why in sorted(self.deadlocks.items())]
+        (folder / "deadlocks.txt").write_text("\n".join(lines) + "\n")
+
+    def _waits(self) -> Iterable[str]:
+        yield "# Which statement of which operation may wait for a lock, and below it for which operations."
+        holders: dict[str, list[str]] = {}
+        for one in sorted(self.waits):
+            statement, _, holder = one.partition(ARROW)
+            holders.setdefault(statement, []).append(holder)
+        for statement, names in holders.items():
+            yield statement
+            yield "  " + "; ".join(names)
+
+
+def _lines(path: Path) -> Iterable[str]:
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.strip() and not line.startswith("#"):
+                yield line

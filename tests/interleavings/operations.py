@@ -1,0 +1,592 @@
+"""Everything that writes, as it is done by somebody: the operands of the schedules."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.core.management import call_command
+from django.db import connections, transaction
+
+from django_mysqlqueue import cancel, publish, publish_many, reschedule
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.service import (
+    audit,
+    claiming,
+    dead_lettering,
+    dropping,
+    groups,
+    heartbeats,
+    history,
+    leasing,
+    publishing,
+    redriving,
+    releasing,
+    rescheduling,
+    retention,
+    retrying,
+    rollups,
+    scheduling,
+    seeking,
+    sequencing,
+    settling,
+    watermarks,
+)
+from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.service.seeking import Place
+from django_mysqlqueue.service.transactions import Session
+from tests.app.models import Effect
+from tests.crash_worlds import WHO, G, messages
+from tests.crashes import ALIAS, DLQ, TOPIC
+from tests.harness import Sub, handler
+from tests.interleavings.worlds import LEASE_MS, LOST, Start
+
+NEW = GroupRef("new", TOPIC)
+KEYS = "abcde"
+
+
+@dataclass
+class Actor:
+    """Who does an operation, and what it knows."""
+
+    name: str
+    start: Start
+    offsets: dict[str, int]
+    """Message → its offset."""
+    tokens: dict[int, str]
+    """Token of a claim → whose it is."""
+    others: list[Actor] = field(default_factory=list)
+    sub: Sub | None = None
+    done: list[str] = field(default_factory=list)
+    """What its handlers were called with."""
+    token: int = 0
+    """Of its last claim."""
+
+    def new_token(self) -> int:
+        self.token = claiming.new_token()
+        self.tokens[self.token] = f"{self.name}{sum(one.startswith(self.name) for one in self.tokens.values()) + 1}"
+        return self.token
+
+    def outcomes(self, *ends: tuple[Any, ...]) -> list[Outcome]:
+        return [Outcome(self.start.held[name], kind, *more) for name, kind, *more in ends]
+
+    def claimant(self, who: str, mode: str = "") -> Claimant:
+        return Claimant(G, who, 5, LEASE_MS if (mode or self.start.mode) == "shared" else None)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that somebody does, and what may come of it."""
+
+    name: str
+    run: Callable[[Actor], object]
+    settles: frozenset[str] = frozenset()
+    """Messages of the group that it may settle."""
+    deletes: bool = False
+    """It may delete messages that are not settled: a cancellation, a discard."""
+    forgets: bool = False
+    """It may take the group back, or away."""
+    skips: bool = False
+    """It may take the group forward."""
+    touches_all: bool = False
+    """It is not about one group: it may change rows of any."""
+    steps: bool = False
+    """It is several transactions."""
+    prepare: Callable[[Actor], None] | None = None
+    """Makes what it has in its memory, before each schedule."""
+
+
+OPERATIONS: dict[str, Operation] = {}
+
+
+def operation(
+    name: str, *, settles: str = "", **options: Any
+) -> Callable[[Callable[[Actor], object]], Callable[[Actor], object]]:
+    """Adds one. ``settles``: names of messages, or ``*``."""
+
+    def add(run: Callable[[Actor], object]) -> Callable[[Actor], object]:
+        assert name not in OPERATIONS
+        OPERATIONS[name] = Operation(name, run, frozenset(settles.split()), **options)
+        return run
+
+    return add
+
+
+# -- publishers -------------------------------------------------------------------
+
+
+@operation("publish")
+def _(a: Actor) -> object:
+    return publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
+
+
+@operation("publish a duplicate")
+def _(a: Actor) -> object:
+    return publish(TOPIC, "a5", key="a", id="a5", using=ALIAS)
+
+
+@operation("publish_many in chunks")
+def _(a: Actor) -> object:
+    before, publishing.CHUNK_ROWS = publishing.CHUNK_ROWS, 1
+    try:
+        publish_many(TOPIC, messages("a8", "b8"), using=ALIAS)
+    finally:
+        publishing.CHUNK_ROWS = before
+    return None
+
+
+@operation("cancel in a transaction", deletes=True)
+def _(a: Actor) -> object:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="no s1")
+        return cancel("s1", topic=TOPIC, using=ALIAS)
+
+
+@operation("reschedule")
+def _(a: Actor) -> object:
+    return reschedule("s1", topic=TOPIC, delay=0, using=ALIAS)
+
+
+# -- the sequencer, GC ------------------------------------------------------------
+
+
+@operation("sequence")
+def _(a: Actor) -> object:
+    return sequencing.sequence(ALIAS)
+
+
+@operation("sequence, later")
+def _(a: Actor) -> object:
+    """When the scheduled messages have come due. Only this session has the later time."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SET SESSION timestamp = UNIX_TIMESTAMP() + 2000000")
+        try:
+            return sequencing.sequence(ALIAS)
+        finally:
+            cursor.execute("SET SESSION timestamp = DEFAULT")
+
+
+@operation("collect", touches_all=True)
+def _(a: Actor) -> object:
+    found = retention.collect(ALIAS)
+    return found.messages, found.offsets_rows
+
+
+@operation("collect history")
+def _(a: Actor) -> object:
+    return history.collect(ALIAS), rollups.collect(ALIAS), audit.collect(ALIAS)
+
+
+@operation("add to rollups")
+def _(a: Actor) -> object:
+    rollups.add(ALIAS, {G: rollups.Tally(failed=1)})
+    return None
+
+
+@operation("forget old heartbeats")
+def _(a: Actor) -> object:
+    return heartbeats.forget_old(ALIAS)
+
+
+# -- groups -----------------------------------------------------------------------
+
+
+@operation("register again")
+def _(a: Actor) -> object:
+    return groups.register(ALIAS, G, mode="ordered", start="earliest")
+
+
+@operation("register another group from the beginning")
+def _(a: Actor) -> object:
+    return groups.register(ALIAS, NEW, mode="ordered", start="earliest").mode
+
+
+@operation("register another group from the end")
+def _(a: Actor) -> object:
+    return groups.register(ALIAS, NEW, mode="ordered", start="latest").mode
+
+
+@operation("set_mode shared")
+def _(a: Actor) -> object:
+    return groups.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS)
+
+
+@operation("set_mode ordered")
+def _(a: Actor) -> object:
+    return groups.set_mode(ALIAS, G, "ordered", lease_ms=LEASE_MS)
+
+
+@operation("pause")
+def _(a: Actor) -> object:
+    return groups.pause(ALIAS, G, by=a.name)
+
+
+@operation("resume")
+def _(a: Actor) -> object:
+    return groups.resume(ALIAS, G, by=a.name)
+
+
+@operation("drop", forgets=True, steps=True)
+def _(a: Actor) -> object:
+    return dropping.drop(ALIAS, G, by=a.name)
+
+
+@operation("seek to the beginning", forgets=True, steps=True)
+def seek_back(a: Actor) -> object:
+    return seeking.seek(ALIAS, G, Place(0), by=a.name)
+
+
+@operation("seek to the end", forgets=True, skips=True, steps=True)
+def _(a: Actor) -> object:
+    return seeking.seek(ALIAS, G, seeking.place_of(ALIAS, "latest"), by=a.name)
+
+
+# -- heartbeats and leases ----------------------------------------------------------
+
+
+@operation("beat")
+def _(a: Actor) -> object:
+    return heartbeats.beat(ALIAS, WHO, [G], {})
+
+
+@operation("beat of a newcomer")
+def _(a: Actor) -> object:
+    return heartbeats.beat(ALIAS, "newcomer", [G], {})
+
+
+@operation("deregister")
+def _(a: Actor) -> object:
+    return heartbeats.deregister(ALIAS, WHO, [G])
+
+
+@operation("forget a heartbeat")
+def _(a: Actor) -> object:
+    return heartbeats.forget(ALIAS, WHO, [G])
+
+
+@operation("remove a lost subscriber")
+def _(a: Actor) -> object:
+    return heartbeats.remove(ALIAS, LOST, by=a.name, lease_ms=LEASE_MS)
+
+
+@operation("remove the subscriber")
+def _(a: Actor) -> object:
+    return heartbeats.remove(ALIAS, WHO, by=a.name, lease_ms=LEASE_MS)
+
+
+@operation("verify leases")
+def _(a: Actor) -> object:
+    return leasing.mine(ALIAS, G, WHO, KEYS)
+
+
+@operation("release leases")
+def _(a: Actor) -> object:
+    return leasing.release(ALIAS, G, WHO, KEYS)
+
+
+@operation("revoke leases")
+def _(a: Actor) -> object:
+    return leasing.revoke(ALIAS, G, list(KEYS), by=a.name)
+
+
+@operation("drop drained leases")
+def _(a: Actor) -> object:
+    return leasing.drop_drained(ALIAS, G, WHO, KEYS)
+
+
+@operation("release everything")
+def _(a: Actor) -> object:
+    return releasing.release_all(ALIAS, WHO, [G], shared=[G] if a.start.mode == "shared" else [])
+
+
+def take_over(a: Actor, who: str) -> object:
+    """Leases, then all that was claimed under them."""
+    got = leasing.acquire(ALIAS, G, who, KEYS, lease_ms=LEASE_MS)
+    held = sorted(got.held)
+    if not held:
+        return got
+    watermarks.create_missing(ALIAS, G, held)
+    found = leasing.load(Session(ALIAS), G, held)
+    wants = [Want(key, tuple(one.offset for one in found if (one.key, one.due) == (key, 0)), 10) for key in held]
+    return got, claiming.claim(ALIAS, a.claimant(who, "ordered"), wants, token=a.new_token())
+
+
+@operation("take over", steps=True)
+def _(a: Actor) -> object:
+    return take_over(a, "thief")
+
+
+@operation("join", steps=True)
+def join(a: Actor) -> object:
+    """How a subscriber starts; one for each actor."""
+    who = f"newcomer{a.name}"
+    if groups.register(ALIAS, G, mode="ordered", start="earliest").mode != "ordered":
+        raise SubscriberError("registered with another mode")
+    heartbeats.beat(ALIAS, who, [G], {})
+    return take_over(a, who)
+
+
+# -- claims -------------------------------------------------------------------------
+
+
+@operation("claim")
+def claim(a: Actor) -> object:
+    wants = [Want(key, look_at=10) for key in "ab"]
+    return claiming.claim(ALIAS, a.claimant(WHO), wants, token=a.new_token())
+
+
+@operation("claim and flush", settles="a1")
+def _(a: Actor) -> object:
+    ends = a.outcomes(("a1", Kind.ACK), ("a3", Kind.NACK, LEASE_MS, "no"))
+    return claiming.claim(
+        ALIAS, a.claimant(WHO), [Want(key, look_at=10) for key in "ab"], token=a.new_token(), outcomes=ends
+    )
+
+
+@operation("claim again")
+def _(a: Actor) -> object:
+    """Ordered: what it believes due of its partitions."""
+    due = {"a": ("a1", "a2", "a3"), "b": ("b1",)}
+    wants = [Want(key, tuple(a.offsets[name] for name in names), 10) for key, names in due.items()]
+    return claiming.claim(ALIAS, a.claimant(WHO), wants, token=a.new_token())
+
+
+@operation("claim, shared")
+def _(a: Actor) -> object:
+    """Of one more subscriber for each actor."""
+    wants = [Want(key, look_at=10) for key in "ab"]
+    return claiming.claim(ALIAS, a.claimant(f"sub{a.name}"), wants, token=a.new_token(), max_due=10)
+
+
+@operation("claim and flush, shared", settles="a1")
+def _(a: Actor) -> object:
+    ends = a.outcomes(("a1", Kind.ACK), ("a3", Kind.NACK, LEASE_MS, "no"))
+    wants = [Want(key, look_at=10) for key in "ab"]
+    return claiming.claim(ALIAS, a.claimant(WHO), wants, token=a.new_token(), outcomes=ends, max_due=10)
+
+
+@operation("undo")
+def _(a: Actor) -> object:
+    return claiming.undo(ALIAS, G, a.start.held["a1"].token)
+
+
+def undo_others(a: Actor) -> object:
+    """Gives back what the first actor's claim may have taken."""
+    return claiming.undo(ALIAS, G, a.others[0].token)
+
+
+UNDO_OTHERS = Operation("undo the claim", undo_others)
+
+
+# -- ends -----------------------------------------------------------------------------
+
+
+def _flush(a: Actor, *ends: tuple[Any, ...]) -> object:
+    return settling.flush(ALIAS, G, a.outcomes(*ends), max_attempts=5, shared=a.start.mode == "shared", also="abc")
+
+
+@operation("flush acks", settles="a1 a3")
+def _(a: Actor) -> object:
+    return _flush(a, ("a1", Kind.ACK), ("a3", Kind.ACK))
+
+
+@operation("flush failures", settles="a1")
+def _(a: Actor) -> object:
+    return _flush(a, ("a1", Kind.REJECT, 0, "no"), ("a3", Kind.NACK, LEASE_MS, "no"))
+
+
+@operation("flush an ack behind a failure", settles="a3")
+def _(a: Actor) -> object:
+    return _flush(a, ("a1", Kind.GIVE_BACK), ("a3", Kind.ACK))
+
+
+def _unsettled(a: Actor) -> list[Claimed]:
+    """All that anybody has claimed of the group, with its token."""
+    rows = DeliveryState.objects.using(ALIAS).filter(consumer_group=G.group, topic=G.topic, acked=False)
+    places = rows.exclude(delivery_token=0).values_list("partition_key", "message_offset", "delivery_token")
+    return [Claimed(G, key, at, token, 1, suspect=False, size=0) for key, at, token in places.order_by("pk")]
+
+
+@operation("ack everything", settles="*")
+def _(a: Actor) -> object:
+    ends = [Outcome(one, Kind.ACK) for one in _unsettled(a)]
+    return settling.flush(ALIAS, G, ends, max_attempts=5, shared=False)
+
+
+@operation("fail everything")
+def _(a: Actor) -> object:
+    ends = [Outcome(one, Kind.NACK, LEASE_MS, "no") for one in _unsettled(a)]
+    return settling.flush(ALIAS, G, ends, max_attempts=5, shared=False)
+
+
+@operation("sweep")
+def _(a: Actor) -> object:
+    return watermarks.sweep(ALIAS, G, KEYS)
+
+
+@operation("create offsets rows")
+def _(a: Actor) -> object:
+    return watermarks.create_missing(ALIAS, G, KEYS)
+
+
+@operation("ack in a transaction", settles="a1")
+def _(a: Actor) -> object:
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="a1")
+        settling.ack_here(ALIAS, a.start.held["a1"])
+    return None
+
+
+@operation("settle in a transaction", settles="a1 a3")
+def _(a: Actor) -> object:
+    held = a.start.held
+    with transaction.atomic(ALIAS):
+        Effect.objects.using(ALIAS).create(name="a3")
+        stale = settling.settle_here(ALIAS, [held["a3"]], [(held["a1"], "no")])
+        if stale:
+            transaction.set_rollback(True, using=ALIAS)
+    return stale
+
+
+@operation("record a start")
+def _(a: Actor) -> object:
+    return settling.record_start(ALIAS, a.start.held["a1"])
+
+
+@operation("extend")
+def _(a: Actor) -> object:
+    return settling.extend(ALIAS, a.start.held["a1"], milliseconds=LEASE_MS, shared=True)
+
+
+@operation("extend all")
+def _(a: Actor) -> object:
+    held = [a.start.held[name] for name in ("a1", "a3")]
+    lost = settling.extend_all(ALIAS, G, held, milliseconds=LEASE_MS)
+    return sorted(offset for _, offset, _ in lost)
+
+
+# -- operators ------------------------------------------------------------------------
+
+
+@operation("retry", steps=True)
+def _(a: Actor) -> object:
+    return retrying.retry_now(ALIAS, G, by=a.name, reset_attempts=True)
+
+
+@operation("dead-letter now", settles="b1 e1")
+def _(a: Actor) -> object:
+    return dead_lettering.dead_letter_now(ALIAS, G, [a.offsets["b1"], a.offsets["e1"]], by=a.name)
+
+
+@operation("redrive", steps=True)
+def redrive(a: Actor) -> object:
+    return redriving.redrive(ALIAS, Letters(DLQ), by=a.name)
+
+
+@operation("discard", steps=True)
+def _(a: Actor) -> object:
+    return redriving.discard(ALIAS, Letters(DLQ), by=a.name, reason="none")
+
+
+@operation("replace")
+def _(a: Actor) -> object:
+    offset = min((at for name, at in a.offsets.items() if name.endswith("!")), default=0)
+    redriving.replace(ALIAS, DLQ, offset, "corrected", by=a.name)
+    return None
+
+
+@operation("cancel scheduled", deletes=True)
+def _(a: Actor) -> object:
+    return rescheduling.cancel(ALIAS, a.start.scheduled, by=a.name)
+
+
+@operation("deliver scheduled now")
+def _(a: Actor) -> object:
+    return rescheduling.deliver_now(ALIAS, a.start.scheduled, by=a.name)
+
+
+@operation("move scheduled")
+def _(a: Actor) -> object:
+    return rescheduling.move(ALIAS, a.start.scheduled, 4 * 10**12, by=a.name)
+
+
+@operation("bring everything nearer", touches_all=True)
+def _(a: Actor) -> object:
+    return scheduling.advance(ALIAS, 60_000)
+
+
+# -- whole subscribers, whole commands ---------------------------------------------------
+
+
+def _subscriber(mode: str, **options: Any) -> Callable[[Actor], None]:
+    options |= {"mode": mode, "visibility_timeout": LEASE_MS / 1000}
+
+    def prepare(a: Actor) -> None:
+        act = handler(TOPIC, "g", lambda delivery: a.done.append(delivery.payload), **options)
+        a.sub = Sub(act, name=f"sub{a.name}")
+        a.sub.use(ALIAS)
+
+    return prepare
+
+
+def _turn(a: Actor) -> object:
+    assert a.sub is not None
+    a.sub.step()
+    a.sub.work()
+    a.sub.flush()
+    return sorted(a.done)
+
+
+for _mode in ("ordered", "shared"):
+    OPERATIONS[f"a turn, {_mode}"] = Operation(
+        f"a turn, {_mode}", _turn, frozenset("*"), steps=True, prepare=_subscriber(_mode)
+    )
+    OPERATIONS[f"an atomic turn, {_mode}"] = Operation(
+        f"an atomic turn, {_mode}", _turn, frozenset("*"), steps=True, prepare=_subscriber(_mode, atomic=True)
+    )
+
+
+def command(name: str, *arguments: str, **options: Any) -> None:
+    def run(a: Actor) -> object:
+        call_command(name, *arguments, database=ALIAS, stdout=io.StringIO(), stderr=io.StringIO())
+        return None
+
+    title = " ".join((name, *arguments))
+    OPERATIONS[title] = Operation(title, run, steps=True, **options)
+
+
+command("queuegc", touches_all=True)
+command("queueseek", "g", TOPIC, "earliest", "--noinput", forgets=True)
+command("queuedropgroup", "g", TOPIC, "--noinput", forgets=True)
+command("queueretry", "g", TOPIC, "--noinput")
+command("queueredrive", TOPIC, "--noinput")
+command("queuesequence")
+
+
+def both(first: str, *others: Callable[[Actor], object] | str) -> Operation:
+    """One after the other, by the same actor."""
+    parts = [OPERATIONS[one] if isinstance(one, str) else Operation(one.__name__, one) for one in (first, *others)]
+
+    def run(a: Actor) -> object:
+        return [part.run(a) for part in parts]
+
+    return Operation(
+        ", ".join(part.name for part in parts),
+        run,
+        frozenset().union(*(part.settles for part in parts)),
+        deletes=any(part.deletes for part in parts),
+        forgets=any(part.forgets for part in parts),
+        skips=any(part.skips for part in parts),
+        touches_all=any(part.touches_all for part in parts),
+        steps=True,
+    )
+
+
+def of(names: Sequence[str]) -> list[Operation]:
+    return [OPERATIONS[name] for name in names]

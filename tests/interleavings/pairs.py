@@ -1,0 +1,241 @@
+"""Which operations run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations_with_replacement
+
+from tests.interleavings.operations import OPERATIONS, UNDO_OTHERS, both, of
+from tests.interleavings.trials import Pair
+
+PUBLISHERS = ("publish", "publish a duplicate", "publish_many in chunks", "cancel in a transaction", "reschedule")
+HOUSEKEEPING = ("sequence", "collect", "collect history", "add to rollups", "forget old heartbeats")
+GROUPS = (
+    "register again",
+    "register another group from the beginning",
+    "register another group from the end",
+    "set_mode shared",
+    "pause",
+    "resume",
+    "drop",
+    "seek to the beginning",
+    "seek to the end",
+)
+SUBSCRIBER = (
+    "beat",
+    "deregister",
+    "forget a heartbeat",
+    "verify leases",
+    "release leases",
+    "drop drained leases",
+    "release everything",
+    "claim",
+    "claim and flush",
+    "claim again",
+    "undo",
+    "flush acks",
+    "flush failures",
+    "flush an ack behind a failure",
+    "sweep",
+    "create offsets rows",
+    "ack in a transaction",
+    "settle in a transaction",
+    "record a start",
+)
+NEWCOMERS = ("take over", "join", "beat of a newcomer")
+OPERATORS = (
+    "remove a lost subscriber",
+    "remove the subscriber",
+    "revoke leases",
+    "retry",
+    "dead-letter now",
+    "redrive",
+    "discard",
+    "replace",
+    "cancel scheduled",
+    "deliver scheduled now",
+    "move scheduled",
+    "bring everything nearer",
+)
+WHOLE = ("a turn, ordered",)
+SHARED = (
+    "claim, shared",
+    "claim and flush, shared",
+    "undo",
+    "flush acks",
+    "flush failures",
+    "flush an ack behind a failure",
+    "extend",
+    "extend all",
+    "ack in a transaction",
+    "settle in a transaction",
+    "record a start",
+    "release everything",
+    "sweep",
+    "drop",
+    "seek to the beginning",
+    "seek to the end",
+    "pause",
+    "retry",
+    "dead-letter now",
+    "set_mode ordered",
+    "a turn, shared",
+)
+STALE = (
+    "claim",
+    "claim and flush",
+    "claim again",
+    "undo",
+    "flush acks",
+    "flush failures",
+    "ack in a transaction",
+    "settle in a transaction",
+    "record a start",
+    "verify leases",
+    "release leases",
+    "drop drained leases",
+    "beat",
+)
+"""What a process does that was frozen, and does not know that it counts as gone."""
+MEANWHILE = (
+    "take over",
+    "join",
+    "set_mode shared",
+    "remove the subscriber",
+    "release everything",
+    "drop",
+    "seek to the beginning",
+    "a turn, ordered",
+)
+"""What others do meanwhile."""
+
+
+def all_of(world: str, names: Sequence[str]) -> Iterable[Pair]:
+    for pair in combinations_with_replacement(names, 2):
+        yield Pair(world, tuple(of(pair)))
+
+
+def each(world: str, ones: Sequence[str], others: Sequence[str]) -> Iterable[Pair]:
+    seen = set()
+    for one in ones:
+        for other in others:
+            if (other, one) not in seen:
+                seen.add((one, other))
+                yield Pair(world, tuple(of((one, other))))
+
+
+def special() -> Iterable[Pair]:
+    """Shapes that no two operations have by themselves."""
+    # Frozen; run again by another, and what could follow; then it goes on.
+    for first, then in (
+        ("seek to the beginning", ("seek to the beginning", "claim", "pause")),
+        ("seek to the beginning", ("seek to the end", "seek to the beginning", "claim")),
+        ("seek to the end", ("seek to the end", "claim", "pause")),
+        ("drop", ("drop", "join")),
+        ("drop", ("drop", "join", "pause")),
+        ("retry", ("retry", "claim again")),
+        ("retry", ("drop", "join")),
+        ("retry", ("drop", "join", "fail everything")),
+        ("redrive", ("redrive", "sequence")),
+        ("discard", ("redrive", "sequence", "a turn, ordered")),
+        ("collect", ("collect", "sequence", "claim")),
+        ("take over", ("take over", "release leases")),
+        ("join", ("drop", "join")),
+        ("queueseek g t earliest --noinput", ("queueseek g t earliest --noinput", "claim", "pause")),
+        ("queuedropgroup g t --noinput", ("queuedropgroup g t --noinput", "join")),
+    ):
+        if OPERATIONS[then[-1]].prepare is None:
+            yield Pair("busy", (OPERATIONS[first], both(*then)))
+    for first, then in (
+        ("set_mode shared", ("set_mode shared", "set_mode ordered")),
+        ("join", ("set_mode shared", "set_mode ordered")),
+    ):
+        yield Pair("forsaken", (OPERATIONS[first], both(*then)))
+    # What one has seen and another has done since.
+    for world, first, then in (
+        ("busy", "cancel scheduled", ("sequence, later",)),
+        ("busy", "move scheduled", ("sequence, later",)),
+        ("busy", "cancel in a transaction", ("sequence, later",)),
+        ("forsaken", "take over", ("beat", "verify leases")),
+        ("fresh", "drop", ("drop", "join")),
+        ("emptied", "drop drained leases", ("sequence", "take over")),
+        ("emptied", "collect", ("sequence", "claim", "ack everything")),
+        ("behind", "seek to the beginning", ("sweep", "collect")),
+        ("behind", "seek to the end", ("sweep", "collect")),
+        ("behind", "drop", ("sweep", "collect")),
+        ("behind", "claim and flush", ("sweep", "collect")),
+    ):
+        yield Pair(world, (OPERATIONS[first], both(*then)))
+    # The COMMIT's answer was lost: the undo comes when the COMMIT has been sent, whether it has arrived or not.
+    late = (("B", "A", "commit"),)
+    for world, name in (("busy", "claim"), ("shared", "claim, shared"), ("forsaken", "claim again")):
+        yield Pair(world, (OPERATIONS[name], UNDO_OTHERS), gates=late, undone="A")
+    yield Pair("forsaken", (*of(["claim"]), UNDO_OTHERS, *of(["take over"])), gates=late, undone="A")
+    # Whole subscribers and whole commands.
+    for world, mode in (("fresh", "ordered"), ("fresh_shared", "shared")):
+        for kind in ("a turn", "an atomic turn"):
+            name = f"{kind}, {mode}"
+            yield Pair(world, tuple(of((name, name))), once=True)
+            for other in ("seek to the beginning", "drop", "collect", "pause", "revoke leases", "sequence", "queuegc"):
+                yield Pair(world, tuple(of((name, other))))
+    commands = [name for name in OPERATIONS if name.startswith("queue")]
+    yield from each("busy", commands, ("claim", "claim and flush", "sequence", *commands))
+    # From starts of their own.
+    yield from each("fresh", ("join",), ("join", "take over", "set_mode shared", "drop", "seek to the end", "sequence"))
+    yield from each("fresh", ("set_mode shared",), ("set_mode shared", "set_mode ordered", "beat of a newcomer"))
+    yield from each(
+        "all_settled",
+        ("collect",),
+        (
+            "seek to the beginning",
+            "collect",
+            "drop drained leases",
+            "drop",
+            "publish",
+            "join",
+            "register another group from the beginning",
+        ),
+    )
+    yield from each("all_settled", ("drop drained leases",), ("sequence", "revoke leases", "release leases"))
+    yield from each(
+        "emptied", ("collect",), ("sequence", "a turn, ordered", "seek to the beginning", "join", "collect")
+    )
+    yield from each("emptied", ("drop drained leases",), ("sequence", "take over", "claim"))
+    yield from each(
+        "buried", ("redrive", "discard", "replace"), ("redrive", "discard", "replace", "drop", "collect", "sequence")
+    )
+    yield from each("paused", ("resume",), ("resume", "pause", "claim", "seek to the beginning", "drop", "join"))
+    yield from each("paused", ("seek to the end",), ("claim and flush", "flush acks", "resume"))
+
+
+def triples() -> Iterable[Pair]:
+    for world, names in (
+        ("busy", ("drop", "join", "claim")),
+        ("busy", ("seek to the beginning", "flush failures", "claim")),
+        ("busy", ("sequence", "sequence", "cancel scheduled")),
+        ("busy", ("pause", "resume", "claim")),
+        ("forsaken", ("take over", "flush acks", "seek to the beginning")),
+        ("forsaken", ("set_mode shared", "join", "claim")),
+        ("forsaken", ("join", "join", "claim and flush")),
+        ("emptied", ("drop drained leases", "sequence", "take over")),
+        ("all_settled", ("collect", "collect", "seek to the beginning")),
+        ("shared", ("claim, shared", "claim, shared", "flush failures")),
+        ("shared", ("retry", "claim, shared", "flush an ack behind a failure")),
+        ("buried", ("redrive", "sequence", "drop")),
+    ):
+        yield Pair(world, tuple(of(names)))
+
+
+def pairs() -> dict[str, Pair]:
+    """All of them, by name."""
+    found: dict[str, Pair] = {}
+    for one in (
+        *all_of("busy", (*PUBLISHERS, *HOUSEKEEPING, *GROUPS, *SUBSCRIBER, *NEWCOMERS, *OPERATORS, *WHOLE)),
+        *all_of("shared", SHARED),
+        *each("forsaken", MEANWHILE, (*MEANWHILE, *STALE)),
+        *each("forsaken_shared", ("claim, shared", "set_mode ordered", "a turn, shared"), SHARED),
+        *special(),
+        *triples(),
+    ):
+        found.setdefault(one.name, one)
+    return found

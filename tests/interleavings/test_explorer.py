@@ -1,0 +1,125 @@
+"""Pairs of operations under many schedules: the recorded regressions, a sample of all, and that mistakes are found."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from random import Random
+
+import pytest
+
+from tests.interleavings import exploration, explore, schedules
+from tests.interleavings.engine import ToolError
+from tests.interleavings.exploration import exploring
+from tests.interleavings.known import Known
+from tests.interleavings.operations import OPERATIONS
+from tests.interleavings.pairs import pairs
+from tests.interleavings.regressions import REGRESSIONS
+from tests.interleavings.schedules import Diverged, Segment
+from tests.writers import watched, writing_functions
+
+pytestmark = [pytest.mark.interleavings, pytest.mark.servers_only, pytest.mark.timeout(300)]
+
+SEED = int(os.environ.get("EXPLORE_SEED", "1"))
+SECONDS = 40.0
+"""For the sample of all pairs."""
+BOUND = 1
+"""Preemptions per schedule of the sample, at most: as far as the expected results have been recorded."""
+SCHEDULES = 5
+"""Of each pair of the sample: both orders, and others at random."""
+
+
+@pytest.fixture(scope="module")
+def found(_database):
+    with exploring() as found:
+        yield found
+
+
+@pytest.mark.parametrize("one", REGRESSIONS, ids=lambda one: one.was)
+def test_a_recorded_schedule(db, found, one):
+    trial = found.trial(pairs()[one.pair])
+    verdict = explore.replay(trial, one.schedule)
+    assert verdict.name == one.schedule, "it was another schedule"
+    assert all(ended for *_, ended in verdict.outcome["operations"]), "a record has not ended"
+    report = explore.judge(trial, one.schedule)
+    assert not report.deadlocks
+    assert exploration.findings(report, Known.read(), trial.pair) == []
+
+
+def test_a_sample_of_all_pairs(db, found):
+    known = Known.read()
+    random = Random(SEED)
+    chosen = list(pairs().values())
+    random.shuffle(chosen)
+    until = time.monotonic() + SECONDS
+    problems = []
+    number = 0
+    for pair in itertools.takewhile(lambda _: time.monotonic() < until, chosen):
+        report = found.explore(pair, BOUND, most=SCHEDULES, random=random)
+        problems += [f"{pair.name}: {line}" for line in exploration.findings(report, known, pair)]
+        number += 1
+    print(f"{number} pairs, seed {SEED}")
+    assert not problems, "\n".join(problems)
+    assert number > 50
+
+
+def test_every_function_that_writes_is_in_a_pair(db, found):
+    seen: set[str] = set()
+    for pair in _one_for_each_operation():
+        trial = found.trial(pair)
+        with watched(seen, found.engine.connections()):
+            trial.run(schedules.Prefix([]))
+    # What one operation does to another that is under way.
+    trial = found.trial(pairs()["busy: seek to the beginning x seek to the end"])
+    with watched(seen, found.engine.connections()):
+        explore.replay(trial, "A..share:consumer_groups#1 B A")
+    assert writing_functions() - seen == set()
+    assert all(any(name in pair for pair in pairs()) for name in OPERATIONS)
+
+
+def _one_for_each_operation():
+    """Pairs in which every operation is seen in every world where it is done."""
+    seen = set()
+    for pair in pairs().values():
+        new = {(pair.world, one.name) for one in pair.operations} - seen
+        if new:
+            seen |= new
+            yield pair
+
+
+# -- the tool ---------------------------------------------------------------------
+
+
+def test_a_name_says_what_was_run(db, found):
+    trial = found.trial(pairs()["busy: claim x flush acks"])
+    report = [trial.run(schedules.Prefix(choices)) for choices in _some(trial, 30)]
+    assert len({verdict.name for verdict in report}) == len(report), "two schedules have one name"
+    for verdict in report:
+        assert explore.replay(trial, verdict.name).name == verdict.name
+
+
+def _some(trial, most):
+    space = schedules.Space(2)
+    for choices in itertools.islice(space, most):
+        space.add(choices, trial.run(schedules.Prefix(choices)).run)
+        yield choices
+
+
+def test_a_schedule_that_cannot_be_followed_is_an_error(db, found):
+    trial = found.trial(pairs()["busy: claim x flush acks"])
+    with pytest.raises(Diverged, match="A has ended without delete:outbox#1"):
+        explore.replay(trial, "A..delete:outbox#1 B A")
+    with pytest.raises(ToolError, match="'A-B' is not part of a schedule's name"):
+        explore.replay(trial, "A-B")
+    assert explore.replay(trial, "A B").broken == []
+
+
+def test_the_shortest_schedule_that_still_fails():
+    needed = [Segment("A", "x#1"), Segment("B"), Segment("A")]
+
+    def fails(one):
+        return all(segment in one for segment in needed)
+
+    assert schedules.shrink([Segment("B", "y#1"), *needed], fails) == needed
+    assert schedules.shrink([Segment("B", "y#1"), *needed], lambda one: True) == [Segment("B"), Segment("A")]

@@ -1,0 +1,340 @@
+"""A set of operations from one start: run under a schedule, judged, and drained."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from unittest.mock import patch
+
+from django.core.management import CommandError
+from django.db import connection, transaction
+
+from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
+from django_mysqlqueue.runtime import ordered
+from django_mysqlqueue.service import groups
+from tests import invariants
+from tests.app.models import Effect
+from tests.conftest import QUEUE_MODELS, TABLES, Clock, empty
+from tests.crash_worlds import OTHER, G
+from tests.crashes import DLQ
+from tests.harness import USING, Sub, handler
+from tests.interleavings import pictures, schedules, steps
+from tests.interleavings.engine import Director, Engine, Run
+from tests.interleavings.operations import Actor, Operation
+from tests.interleavings.pictures import Names, Picture
+from tests.interleavings.steps import Access
+from tests.interleavings.worlds import LEASE_MS, WORLDS
+from tests.tables import Tables
+
+REFUSALS = (CommandError, OperationRefused, SubscriberError, StaleDelivery)
+"""What an operation may raise when another one was faster."""
+HANDLERS_WAIT = 2 * LEASE_MS // 1000
+"""Seconds later healthy subscribers handle the rest: every lease and visibility timeout is over."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Operations that run at once, and from where. (A few are three.)"""
+
+    world: str
+    operations: tuple[Operation, ...]
+    once: bool = False
+    """Nobody is lost, so no handler is called twice."""
+    gates: tuple[tuple[str, str, str], ...] = ()
+    """(thread, other, label): it begins when the other stands at that label."""
+    undone: str = ""
+    """A thread of whose claim nothing may be left in the end."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.world}: " + " x ".join(one.name for one in self.operations)
+
+
+@dataclass
+class Verdict:
+    """What a schedule came to."""
+
+    run: Run
+    name: str
+    outcome: Picture
+    text: str
+    """The outcome as one line."""
+    broken: list[str]
+    after: Tables
+    names: Names
+
+    @property
+    def is_serial(self) -> bool:
+        """One operation after the other."""
+        return not self.run.preemptions and not self.run.waits
+
+    @cached_property
+    def is_between(self) -> bool:
+        """Conflict-serializable: it is as if each transaction had run alone, in some order."""
+        before: dict[tuple[str, int], set[tuple[str, int]]] = {}
+        done: list[tuple[tuple[str, int], Access]] = []
+        numbers: Counter[str] = Counter()
+        for step in self.run.steps:
+            own = step.thread, numbers[step.thread]
+            earlier = before.setdefault(own, set())
+            earlier.update(other for other, access in done if other != own and steps.meets(step.access, access.items()))
+            if numbers[step.thread]:
+                earlier.add((step.thread, numbers[step.thread] - 1))
+            done.append((own, step.access))
+            numbers[step.thread] += step.releases
+        # Takes away transactions that nothing is before, until there are none left, or those left go in a circle.
+        while free := [one for one, earlier in before.items() if not earlier]:
+            for one in free:
+                del before[one]
+            for earlier in before.values():
+                earlier.difference_update(free)
+        return not before
+
+    @property
+    def passed_over(self) -> bool:
+        """A statement that skips locked rows was run while another transaction had locked some of its table."""
+        locked: dict[str, Access] = {}
+        for step in self.run.steps:
+            others = [access for thread, access in locked.items() if thread != step.thread]
+            if "-skip:" in step.label and any(steps.meets(step.access, access.items()) for access in others):
+                return True
+            held = {} if step.releases else steps.union(locked.get(step.thread, {}), steps.locks(step.access))
+            locked[step.thread] = held
+        return False
+
+
+class Snapshot:
+    """All rows as they are; puts back those of the tables that may have changed."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[str, list[tuple[Any, ...]]]] = {}
+        for model in (*QUEUE_MODELS, Effect):
+            table = model._meta.db_table
+            fields = [one for one in model._meta.concrete_fields if not one.generated]
+            columns = ", ".join(connection.ops.quote_name(one.column) for one in fields)
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT {columns} FROM {table}")
+                rows = list(cursor.fetchall())
+            values = ", ".join(f"({', '.join(['%s'] * len(fields))})" for _ in rows)
+            self._rows[table] = (f"INSERT INTO {table} ({columns}) VALUES {values}", [v for row in rows for v in row])
+
+    def restore(self, changed: set[str] | None = None) -> None:
+        """Puts tables back; None: all of them."""
+        if changed is not None and not changed:
+            return
+        with transaction.atomic(), connection.cursor() as cursor:
+            for table in TABLES if changed is None else sorted(changed):
+                cursor.execute(f"DELETE FROM {table}")
+                insert, values = self._rows[table]
+                if values:
+                    cursor.execute(insert, values)
+
+
+class Beginning:
+    """A world, made once and put back for every schedule."""
+
+    def __init__(self, world: str) -> None:
+        empty()
+        self.start = WORLDS[world]()
+        self.snapshot = Snapshot()
+        self.tables = Tables.read(USING)
+        self.names = Names(self.tables)
+        self.broken = invariants.at_any_moment(self.tables)
+        self.drained: dict[str, list[str]] = {}
+        """Tables, as one line → what was wrong when they were drained."""
+
+
+class Trial:
+    """Runs a pair's operations under one schedule after another, each from the same start."""
+
+    def __init__(self, pair: Pair, engine: Engine, beginning: Beginning | None = None) -> None:
+        self.pair, self._engine = pair, engine
+        self.threads = "ABC"[: len(pair.operations)]
+        beginning = beginning or Beginning(pair.world)
+        assert not beginning.broken, beginning.broken
+        self._start, self._snapshot, self._drained = beginning.start, beginning.snapshot, beginning.drained
+        self.before, self._names = beginning.tables, beginning.names
+        self._changed: set[str] | None = None
+        self.spent: Counter[str] = Counter()
+        """Seconds, by what they were spent on."""
+
+    def run(self, director: Director) -> Verdict:
+        times = [time.perf_counter()]
+        self._snapshot.restore(self._changed)
+        self._changed = None
+        times.append(time.perf_counter())
+        tokens = {one.token: "held" for one in self._start.held.values()}
+        actors = [Actor(name, self._start, self._names.offsets(), tokens) for name in self.threads]
+        jobs: dict[str, Callable[[], Any]] = {}
+        for actor, operation in zip(actors, self.pair.operations, strict=True):
+            actor.others = [other for other in actors if other is not actor]
+            if operation.prepare is not None:
+                operation.prepare(actor)
+            jobs[actor.name] = lambda operation=operation, actor=actor: operation.run(actor)
+        prepared = any(operation.prepare is not None for operation in self.pair.operations)
+        gates = {thread: (other, label) for thread, other, label in self.pair.gates}
+        run = self._engine.execute(jobs, director, gates)
+        self._changed = None if prepared else run.written
+        times.append(time.perf_counter())
+        after = Tables.read(USING, changed=None if prepared else run.written, before=self.before)
+        names = Names(after, self._names)
+        outcome: Picture = {
+            "results": {
+                thread: pictures.result(value, names)
+                if (raised := run.errors[thread]) is None
+                else pictures.error(raised, names)
+                for thread, value in run.results.items()
+            },
+            **pictures.picture(after, names, tokens),
+        }
+        verdict = Verdict(run, schedules.name(run), outcome, pictures.text(outcome), [], after, names)
+        verdict.broken = self._judge(verdict, tokens)
+        times.append(time.perf_counter())
+        for what, began, ended in zip(("restore", "execute", "judge"), times, times[1:], strict=False):
+            self.spent[what] += ended - began
+        return verdict
+
+    # -- what must hold ---------------------------------------------------------------
+
+    def _judge(self, verdict: Verdict, tokens: dict[int, str]) -> list[str]:
+        operations, run, after = self.pair.operations, verdict.run, verdict.after
+        forgets = {G} if any(one.forgets for one in operations) else set()
+        broken = invariants.at_any_moment(after)
+        broken += invariants.between(
+            self.before,
+            after,
+            forgets=forgets,
+            deletes=("s1", "s2") if any(one.deletes for one in operations) else (),
+            untouched=() if any(one.touches_all for one in operations) else (OTHER,),
+        )
+        broken += self._settled_by_nobody(verdict)
+        broken += _counts(self.before, after)
+        for thread, raised in run.errors.items():
+            if raised is not None and not isinstance(raised, REFUSALS):
+                broken.append(f"{thread} raised {raised!r}")
+        if self.pair.undone:
+            broken += [
+                f"{verdict.names.at(offset)} was undone and is still held"
+                for (_, _, offset), row in after.state.items()
+                if not row.acked and tokens.get(row.delivery_token, "").startswith(self.pair.undone)
+            ]
+        if self.pair.once:
+            handled = Counter(name for value in run.results.values() for name in value or ())
+            broken += [f"{name} was handled {count} times" for name, count in handled.items() if count > 1]
+        if run.livelock:
+            broken.append("they went on and on")
+        return [pictures.named(one, verdict.names) for one in broken]
+
+    def _settled_by_nobody(self, verdict: Verdict) -> list[str]:
+        operations = self.pair.operations
+        may = frozenset().union(*(one.settles for one in operations))
+        if "*" in may or any(one.skips for one in operations):
+            return []
+        new = invariants.settled(verdict.after) - invariants.settled(self.before)
+        return [
+            f"{name} was settled, and nobody has handled it"
+            for ref, offset in new
+            if ref == G and (name := verdict.names.at(offset)) not in may
+        ]
+
+    # -- what follows -----------------------------------------------------------------
+
+    def drain(self, verdict: Verdict) -> list[str]:
+        """Healthy subscribers of all groups handle the rest: what is wrong with that."""
+        tables = pictures.text({name: rows for name, rows in verdict.outcome.items() if name != "results"})
+        if tables not in self._drained:  # the same rows come to the same end
+            began = time.perf_counter()
+            self._changed = None
+            self._drained[tables] = [f"drained: {pictures.named(one, verdict.names)}" for one in self._drain(verdict)]
+            self.spent["drain"] += time.perf_counter() - began
+        return self._drained[tables]
+
+    def _drain(self, verdict: Verdict) -> list[str]:
+        after = verdict.after
+        for ref, group in after.groups.items():
+            if group.paused:
+                if group.after_seek:
+                    return ["a seek has not ended, and nobody has died"]
+                groups.resume(USING, ref, by="drain")
+        settled = invariants.settled(after)
+        expected: Counter[tuple[str, str]] = Counter()
+        waiting: set[tuple[str, str, str]] = {one.identity for one in after.log.values()}
+        pending = list(after.log.values())
+        for row in after.outbox:
+            if row.identity not in waiting and row.deliver_at <= after.now + HANDLERS_WAIT * 1000:
+                waiting.add(row.identity)
+                pending.append(row)  # type: ignore[arg-type]
+        for row in pending:
+            for ref in after.groups:
+                if invariants.is_for(row, ref) and (ref, getattr(row, "offset", 0)) not in settled:
+                    expected[ref.group, pictures.message_name(row).rstrip("'")] += 1
+        done, end = drain(after)
+        handled = Counter((group, name) for group, name in done)
+        before = Counter(_letters(after))
+        for place in Counter(_letters(end)) - before:
+            handled[place] += 1
+        broken = [
+            f"afterwards {name} was handled {handled[group, name]} times by {group}, expected {expected[group, name]}"
+            for group, name in expected.keys() | handled.keys()
+            if handled[group, name] != expected[group, name]
+        ]
+        later = [one for one in end.outbox if one.deliver_at > end.now + HANDLERS_WAIT * 1000]
+        broken += [one for one in invariants.drained(end) if not later or "outbox" not in one]
+        broken += invariants.at_any_moment(end)
+        return broken
+
+
+def _letters(tables: Tables) -> list[tuple[str, str]]:
+    rows = [*tables.log.values(), *tables.outbox]
+    return [(one.failed_group, one.payload.decode().strip('"')) for one in rows if one.topic == DLQ]
+
+
+def _counts(before: Tables, after: Tables) -> list[str]:
+    """What operations say that they have changed is what has changed."""
+    known = {one.id for one in before.operations}
+    said: Counter[str] = Counter()
+    for one in after.operations:
+        if one.id not in known:
+            said[one.action] += one.changed
+    seen = {one.id for one in before.events}
+    happened = Counter(one.outcome for one in after.events if one.id not in seen)
+    return [
+        f"the audit log counts {said[action]} of {action!r}, and {happened[outcome]} were {outcome}"
+        for action, outcome in (("redrive", "redriven"), ("discard", "discarded"), ("replace", "replaced"))
+        if said[action] != happened[outcome]
+    ]
+
+
+def drain(tables: Tables) -> tuple[list[tuple[str, str]], Tables]:
+    """Two days later healthy subscribers of every group handle what there is: (group, message), and the tables then."""
+    done: list[tuple[str, str]] = []
+
+    def note(delivery: Any) -> None:
+        done.append((delivery.group, delivery.payload))
+
+    clock = Clock()
+    clock.advance(HANDLERS_WAIT)
+    try:
+        handlers = [handler(ref.topic, ref.group, note, mode=row.mode) for ref, row in tables.groups.items()]
+        if handlers:
+            healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
+            quiet = 0
+            while quiet < 2:
+                before = len(done)
+                for work in healthy.poller.works:
+                    work.rests_until = 0.0
+                with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
+                    healthy.step()
+                healthy.work()
+                healthy.flush()
+                quiet = quiet + 1 if len(done) == before else 0
+            for _ in healthy.poller.housekeeping._round():
+                pass
+            healthy.step()
+        return done, Tables.read(USING)
+    finally:
+        clock.restore()

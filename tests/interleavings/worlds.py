@@ -1,0 +1,196 @@
+"""What the operations of a schedule start from: a rich state of the queue for each situation, where any two meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from django_mysqlqueue import publish_many
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryEvent,
+    DeliveryState,
+    Operation,
+    OutboxMessage,
+    QueueMessage,
+    Rollup,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.service import bodies, claiming, groups, heartbeats, leasing, settling, watermarks
+from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.groups import GroupRef
+from tests.crash_worlds import OTHER, WHO, G, messages
+from tests.crashes import TOPIC
+from tests.harness import USING, sequence
+
+LOST = "lost"
+"""A subscriber that has gone without a word; what it held waits for somebody."""
+LEASE_MS = 86_400_000
+"""Leases, visibility timeouts and backoffs last a day: none is to run out because an exploration takes long."""
+
+
+@dataclass
+class Start:
+    """A situation, and what its subscriber ``WHO`` has in its memory."""
+
+    mode: str
+    held: dict[str, Claimed] = field(default_factory=dict)
+    """What it has claimed, by message."""
+    scheduled: list[int] = field(default_factory=list)
+    """Outbox ids of messages whose time has not come."""
+
+
+def _claim(ref: GroupRef, mode: str, who: str, **look_at: int) -> dict[str, Claimed]:
+    heartbeats.beat(USING, who, [ref], {})
+    if mode == "ordered":
+        assert leasing.acquire(USING, ref, who, list(look_at), lease_ms=LEASE_MS).held == set(look_at)
+    watermarks.create_missing(USING, ref, list(look_at))
+    claimant = Claimant(ref, who, 5, LEASE_MS if mode == "shared" else None)
+    wants = [Want(key, look_at=number) for key, number in look_at.items()]
+    found = claiming.claim(USING, claimant, wants, token=claiming.new_token()).deliveries
+    names = bodies.read(USING, [delivery.offset for delivery in found])
+    return {names[delivery.offset].message_id: delivery for delivery in found}
+
+
+def _end(ref: GroupRef, mode: str, outcomes: list[Outcome], **options: object) -> None:
+    settling.flush(USING, ref, outcomes, max_attempts=5, shared=mode == "shared")
+
+
+def busy(mode: str = "ordered") -> Start:
+    """Something of everything, so that no operation finds nothing to do.
+
+    Partition a is claimed but for a4, and a2 settled ahead of a1; b1 waits for another attempt and b2 has not been
+    claimed; c is settled by all, its lease still there; d1 is in the DLQ; e1 was claimed by a subscriber that is
+    gone; a5 has been published, a6 has come due, s1 and s2 wait for their time.
+    """
+    start = Start(mode)
+    groups.register(USING, OTHER, mode="ordered", start="earliest")
+    groups.register(USING, G, mode=mode, start="earliest")
+    publish_many(TOPIC, messages("a1", "a2", "a3", "a4", "b1", "b2", "c1", "d1", "e1", "e2"))
+    sequence()
+    theirs = _claim(OTHER, "ordered", "bystander", a=2, c=1)
+    _end(OTHER, "ordered", [Outcome(theirs["a2"], Kind.ACK), Outcome(theirs["c1"], Kind.ACK)])
+    start.held = _claim(G, mode, WHO, a=3, b=1, c=1, d=1)
+    held = start.held
+    _end(
+        G,
+        mode,
+        [
+            Outcome(held["a2"], Kind.ACK),
+            Outcome(held.pop("b1"), Kind.NACK, LEASE_MS, "no"),
+            Outcome(held.pop("c1"), Kind.ACK),
+            Outcome(held.pop("d1"), Kind.REJECT, 0, "no"),
+        ],
+    )
+    sequence()
+    _claim(G, mode, LOST, e=1)
+    heartbeats.deregister(USING, LOST, [G])
+    gone = DeliveryState.objects.filter(consumer_group="g", delivered_by=LOST)
+    gone.update(invisible_until=1)
+    publish_many(TOPIC, messages("a5"))
+    publish_many(TOPIC, messages("a6", "s1", "s2", delay=10**6))
+    OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
+    start.scheduled = list(OutboxMessage.objects.filter(deliver_at__gt=1).order_by("pk").values_list("pk", flat=True))
+    SubscriberHeartbeat.objects.create(
+        consumer_group="g", topic=TOPIC, subscriber_name="ancient", heartbeat_at=1, info="{}"
+    )
+    DeliveryEvent.objects.all().delete()
+    DeliveryEvent.objects.create(
+        consumer_group="g", topic=TOPIC, partition_key="a", message_offset=1, outcome="failed", settled_at=1
+    )
+    Operation.objects.create(action="pause", started_at=1, ended_at=1)
+    Rollup.objects.create(grain=60, bucket_at=60_000, consumer_group="g", topic=TOPIC, acked=1)
+    return start
+
+
+def shared() -> Start:
+    """As ``busy``, with competing consumers."""
+    return busy("shared")
+
+
+def forsaken() -> Start:
+    """As ``busy``, and ``WHO`` has no heartbeat any more: it may be frozen, or gone."""
+    start = busy()
+    heartbeats.deregister(USING, WHO, [G])
+    return start
+
+
+def forsaken_shared() -> Start:
+    """As ``shared``, and what ``WHO`` holds is visible again."""
+    start = shared()
+    heartbeats.deregister(USING, WHO, [G])
+    DeliveryState.objects.filter(consumer_group="g", delivered_by=WHO).update(invisible_until=1)
+    return start
+
+
+def paused() -> Start:
+    start = busy()
+    groups.pause(USING, G, by="before")
+    return start
+
+
+def all_settled() -> Start:
+    """Both groups have settled everything; the leases are still there."""
+    start = Start("ordered")
+    for ref in (OTHER, G):
+        groups.register(USING, ref, mode="ordered", start="earliest")
+    publish_many(TOPIC, messages("a1", "a2", "b1"))
+    sequence()
+    for ref, who in ((OTHER, "bystander"), (G, WHO)):
+        held = _claim(ref, "ordered", who, a=2, b=1)
+        _end(ref, "ordered", [Outcome(one, Kind.ACK) for one in held.values()])
+    return start
+
+
+def behind() -> Start:
+    """As ``all_settled``, but one group has claimed everything and settled nothing: GC waits for it alone."""
+    start = Start("ordered")
+    for ref in (OTHER, G):
+        groups.register(USING, ref, mode="ordered", start="earliest")
+    publish_many(TOPIC, messages("a1", "a3", "b1"))
+    sequence()
+    theirs = _claim(OTHER, "ordered", "bystander", a=2, b=1)
+    _end(OTHER, "ordered", [Outcome(one, Kind.ACK) for one in theirs.values()])
+    start.held = _claim(G, "ordered", WHO, a=2, b=1)
+    return start
+
+
+def emptied() -> Start:
+    """GC has taken all that there was of partition a, but not the offsets rows; a9 has been published to it."""
+    start = all_settled()
+    QueueMessage.objects.filter(topic=TOPIC, partition_key="a").delete()
+    publish_many(TOPIC, messages("a9"))
+    return start
+
+
+def fresh() -> Start:
+    """Messages in the log and in the outbox, and a group that nobody has worked for yet."""
+    start = Start("ordered")
+    groups.register(USING, OTHER, mode="ordered", start="earliest")
+    groups.register(USING, G, mode="ordered", start="earliest")
+    publish_many(TOPIC, messages("a1", "a2", "b1"))
+    sequence()
+    publish_many(TOPIC, messages("a3"))
+    return start
+
+
+def fresh_shared() -> Start:
+    start = fresh()
+    ConsumerGroup.objects.filter(consumer_group="g").update(mode="shared")
+    start.mode = "shared"
+    return start
+
+
+def buried() -> Start:
+    """Three messages of a group are in the DLQ."""
+    start = fresh()
+    held = _claim(G, "ordered", WHO, a=2, b=1)
+    _end(G, "ordered", [Outcome(one, Kind.REJECT, 0, "no") for one in held.values()])
+    sequence()
+    heartbeats.forget(USING, WHO, [G])
+    return start
+
+
+_ALL = (busy, shared, forsaken, forsaken_shared, paused, all_settled, behind, emptied, fresh, fresh_shared, buried)
+WORLDS: dict[str, Callable[[], Start]] = {one.__name__: one for one in _ALL}
