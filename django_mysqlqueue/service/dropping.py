@@ -60,7 +60,7 @@ def _delete_some(session: Session, ref: GroupRef, operation: int) -> int | None:
     fence = groups.fence(session, ref)
     if fence is None:
         return None  # another drop has ended
-    steps.refuse_stopped(ref, operation, fence.operation)
+    steps.refuse_stopped(ref, operation, fence)
     deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key")
     if not deleted:
         states = steps.delete_states(session, ref, operation)
@@ -79,6 +79,6 @@ def _end(session: Session, ref: GroupRef, operation: int) -> None:
         found = groups.lock(session, ref)
     except OperationRefused:
         return  # another drop has ended
-    steps.refuse_stopped(ref, operation, found.operation)
+    steps.refuse_stopped(ref, operation, found)
     ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
     audit.end(session, operation)

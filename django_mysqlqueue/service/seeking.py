@@ -272,8 +272,7 @@ def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str) 
 
 
 def _check(session: Session, ref: GroupRef, operation: int) -> None:
-    fence = groups.fence(session, ref)
-    steps.refuse_stopped(ref, operation, None if fence is None else fence.operation)
+    steps.refuse_stopped(ref, operation, groups.fence(session, ref))
 
 
 def _reset_offsets(session: Session, ref: GroupRef, place: Place, operation: int, above: str) -> tuple[int, str | None]:
@@ -301,7 +300,7 @@ def _delete_states(session: Session, ref: GroupRef, operation: int) -> int | Non
 
 def _end(session: Session, ref: GroupRef, operation: int) -> None:
     found = groups.lock(session, ref)
-    steps.refuse_stopped(ref, operation, found.operation)
+    steps.refuse_stopped(ref, operation, found)
     groups.change(
         session,
         ref,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.service import audit
-from django_mysqlqueue.service.groups import GroupRef, Locked
+from django_mysqlqueue.service.groups import Fence, GroupRef, Locked
 from django_mysqlqueue.service.transactions import Session, flat
 from django_mysqlqueue.service.watermarks import BY_ROW
 
@@ -35,16 +35,17 @@ def begin(session: Session, ref: GroupRef, found: Locked, action: str, *, by: st
     return operation
 
 
-def refuse_stopped(ref: GroupRef, operation: int, under_way: int | None) -> None:
+def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) -> None:
     """Stops an operation that is not under way any more.
 
     Args:
-        under_way: the column ``operation``, read under the group row's lock; None: the group is gone.
+        found: the group row, under its lock; None: the group is gone. It is paused as long as the operation is under
+            way: older code, which does not know the column ``operation``, may have ended it with a seek of its own.
 
     Raises:
         OperationRefused: another seek or drop of the group has begun since, or the group was dropped.
     """
-    if under_way != operation:
+    if found is None or found.operation != operation or not found.paused:
         raise OperationRefused(
             f"Another seek or drop of the group {ref.group!r} of {ref.topic!r} has begun since this one did: "
             "this one has stopped."
