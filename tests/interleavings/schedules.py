@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from random import Random
 
 from tests.interleavings import steps
@@ -137,8 +138,9 @@ class Trace:
         for (table, kind), other in self._tables.items():
             if other > level and table in step.access and steps.meets(step.access, ((table, kind),)):
                 level = other
-        key = self.key + hash((step.thread, count, step.label, level + 1))
-        return key, count + 1, level + 1
+        text = f"{step.thread} {count} {step.label} {level + 1}"
+        # Not hash(): for tuples it is nearly linear, and the sums of other steps would be the same.
+        return self.key + int.from_bytes(blake2b(text.encode(), digest_size=16).digest()), count + 1, level + 1
 
 
 class Space:
