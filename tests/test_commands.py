@@ -24,7 +24,7 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import dropping, groups, heartbeats, retention, sequencing, steps
+from django_mysqlqueue.service import groups, heartbeats, retention, sequencing, steps
 from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from tests.harness import USING, Sub, handler, lag, sequence
@@ -449,7 +449,7 @@ def test_drop_leaves_no_state(two_groups, no_question):
 
 
 def test_drop_deletes_in_chunks(two_groups, monkeypatch):
-    for module in (dropping, steps):
+    for module in (groups, steps):
         monkeypatch.setattr(module, "CHUNK", 2)
     run("queuedropgroup", "gone", "t", "--noinput")
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
