@@ -313,6 +313,20 @@ def _mine_from_the_last(using: str, ref: Any, subscriber: str, keys: Any) -> set
 
 _SEEK_TWICE = "busy: seek to the beginning x seek to the beginning, claim, pause"
 
+
+def _together(*ways: Breaking) -> Breaking:
+    """Breaks several things at once."""
+
+    @contextlib.contextmanager
+    def breaking() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for way in ways:
+                stack.enter_context(way())
+            yield
+
+    return breaking
+
+
 MUTATIONS = (
     Mutation(
         "a fence without its lock",
@@ -402,7 +416,10 @@ MUTATIONS = (
         "a drop that does not pause first",
         "A drop pauses its group before it deletes anything.",
         "fresh: join x drop",
-        seen_from(dropping, "groups", change=_change_without_pause),
+        _together(
+            seen_from(dropping, "groups", change=_change_without_pause),
+            seen_from(dropping, "steps", refuse_stopped=lambda *args: None),  # which would stop it at once
+        ),
         by=BROKEN,
     ),
     Mutation(
