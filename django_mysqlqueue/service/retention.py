@@ -10,7 +10,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import archiving, partitions, seeking, watermarks
 from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Retry, Session, flat, last_row, run
+from django_mysqlqueue.service.transactions import Session, flat, last_row, run
 from django_mysqlqueue.service.watermarks import BY_KEY
 
 LOG = QueueMessage._meta.db_table
@@ -102,10 +102,7 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collecte
             return Collected(0, 0, None if group is None else Place(group=group))
         topic, keys = found
         above, last = dict.fromkeys(keys, 0), keys[-1]
-    limit = max(1, CHUNK_ROWS // len(above))
-    doomed, orphans = run(using, lambda session: _collect_chunk(session, topic, above, limit, dry_run=dry_run))
-    rest = tuple((key, offsets[-1]) for key, offsets in doomed.items() if len(offsets) == limit)
-    return Collected(sum(map(len, doomed.values())), 0, Place(topic, last, rest), orphans)
+    return run(using, lambda session: _collect_chunk(session, topic, above, last, dry_run=dry_run))
 
 
 def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | None:
@@ -167,23 +164,20 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
     return min(held, most)
 
 
-def _collect_chunk(
-    session: Session, topic: str, above: dict[str, int], limit: int, *, dry_run: bool
-) -> tuple[dict[str, list[int]], tuple[Orphans, ...]]:
-    """Deletes up to ``limit`` messages of each partition above the given offsets.
+def _collect_chunk(session: Session, topic: str, above: dict[str, int], last: str, *, dry_run: bool) -> Collected:
+    """Deletes messages of each partition above the given offsets, ``CHUNK_ROWS`` of all together at most.
 
-    Returns:
-        Which, in order, and what to say of them if the topic has no group. Whether it has one is read here, in the
-        transaction of the deletes.
+    Whether the topic has a group is read here, in the transaction of the deletes.
 
-    Raises:
-        Retry: somebody else has deleted some of them after they were read here.
+    Args:
+        last: the last partition of those that have been looked at so far.
     """
+    limit = max(1, CHUNK_ROWS // len(above))
     lowest = floors(session, topic, sorted(above))
     settings = get_settings()
     retention = settings.retention_of(topic, has_groups=lowest is not None)
     if retention is None:
-        return {}, ()
+        return Collected(0, 0, Place(topic, last))
     youngest = session.now() - int(retention * 1000)
     ceiling = archiving.archived_offset(session) if settings.archive_required else NO_FLOOR
     # At most PARTITIONS terms, well below what SQLite takes in a UNION.
@@ -204,17 +198,20 @@ def _collect_chunk(
         if published_at <= youngest:
             doomed.setdefault(key, []).append(offset)
             times.append(published_at)
+    deleted = len(times)
     if doomed and not dry_run:
         offsets = sorted(offset for of_key in doomed.values() for offset in of_key)
-        for chunk in session.chunks(offsets):
-            deleted = session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
-            if deleted != len(chunk):
-                raise Retry  # another GC, a redrive or a discard has taken some of them, and counts those
+        # Not len(offsets): another GC, a redrive or a discard may have taken some of them, and counts those.
+        deleted = sum(
+            session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
+            for chunk in session.chunks(offsets)
+        )
         _note(session, topic, offsets[-1], max(times))
     orphans: tuple[Orphans, ...] = ()
-    if doomed and lowest is None and not settings.may_lack_groups(topic):
-        orphans = (Orphans(topic, len(times), min(times), max(times)),)
-    return {key: sorted(offsets) for key, offsets in doomed.items()}, orphans
+    if deleted and lowest is None and not settings.may_lack_groups(topic):
+        orphans = (Orphans(topic, deleted, min(times), max(times)),)
+    rest = tuple((key, max(offsets)) for key, offsets in doomed.items() if len(offsets) == limit)
+    return Collected(deleted, 0, Place(topic, last, rest), orphans)
 
 
 def _note(session: Session, topic: str, offset: int, published_at: int) -> None:
