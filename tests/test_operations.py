@@ -446,6 +446,27 @@ def test_a_seek_that_older_code_has_begun_is_run_again(db):
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
 
 
+@pytest.mark.parametrize("before", [2, 3, 4])  # behind the first: offsets, state rows, the end
+def test_a_frozen_seek_stops_if_older_code_has_ended_it(db, monkeypatch, before):
+    """Code of the release before resumes the group at the end of a seek of its own, and leaves the operation's id."""
+    log(6)
+    before_it = Sub(handler())
+    before_it.settle()
+    before_it.leave()
+    later = Sub(handler())
+
+    def a_seek_of_older_code():
+        ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
+        DeliveryState.objects.all().delete()
+        ConsumerGroup.objects.update(paused=False, after_seek="")
+        resumed(later)
+
+    frozen_before(monkeypatch, seeking, before, a_seek_of_older_code)
+    with pytest.raises(OperationRefused, match="Another seek or drop"):
+        seeking.seek(USING, G, Place(0), by=ME)
+    assert DeliveryState.objects.filter(consumer_group="g").count() == 6
+
+
 def rejected(sub):
     sub.work()
     sub.flush()
