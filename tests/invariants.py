@@ -130,6 +130,12 @@ def _registered(tables: Tables) -> Iterator[str]:
     for ref, group in tables.groups.items():
         if group.after_seek and not group.paused:
             yield f"{ref} is not paused during a seek or drop"
+        if bool(group.after_seek) != bool(group.operation):
+            yield f"{ref} has the operation {group.operation} under way, and after_seek is {group.after_seek!r}"
+    ended = {one.id for one in tables.operations if one.ended_at}
+    for ref, group in tables.groups.items():
+        if group.operation in ended:
+            yield f"{ref} says that the operation {group.operation} is under way, which has ended"
 
 
 def _offsets(tables: Tables) -> Iterator[str]:
@@ -204,14 +210,16 @@ def _in_one_place(tables: Tables, began_at: Mapping[GroupRef, int]) -> Iterator[
     """A message of a group is live once or in the DLQ once.
 
     Live is what the group has not settled: the message itself and what an
-    operator has sent back from the DLQ. Letters from before the last seek, or
-    from before the group was registered, do not count.
+    operator has sent back from the DLQ. Letters from before the last seek has
+    ended, or from before the group was registered, do not count.
     """
     letters: dict[tuple[GroupRef, int], int] = defaultdict(int)
     for one in dead_letters(tables):
         ref = GroupRef(one.failed_group, one.original_topic)
         group = tables.groups.get(ref)
-        if group is not None and one.failed_at > max(group.sought_at, began_at.get(ref, group.registered_at)):
+        if group is None or is_seeking(group):
+            continue
+        if one.failed_at > max(group.sought_at, began_at.get(ref, group.registered_at)):
             letters[ref, one.original_offset] += 1
     if not letters:
         return

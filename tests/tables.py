@@ -81,6 +81,7 @@ class Group(NamedTuple):
     id: int = 0
     registered_at: int = 0
     sought_at: int = 0
+    operation: int = 0
 
 
 class Offsets(NamedTuple):
@@ -269,7 +270,8 @@ _MESSAGE = (
     "topic, partition_key, id, payload, target_group, original_id, original_topic, original_offset, failed_group, "
     "failed_at, failure_count, last_error, metadata, created_at"
 )
-_DELIVERY = "consumer_group, topic, partition_key, message_offset"
+_GROUP = "consumer_group, topic"
+_DELIVERY = f"{_GROUP}, partition_key, message_offset"
 _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
     name: (table, f"SELECT {columns} FROM {table} ORDER BY {order}", convert)
     for name, table, columns, order, convert in (
@@ -278,7 +280,7 @@ _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
         (
             "groups",
             "queue_consumer_groups",
-            "consumer_group, topic, mode, start_offset, paused, after_seek, revision, id, registered_at, sought_at",
+            f"{_GROUP}, mode, start_offset, paused, after_seek, revision, id, registered_at, sought_at, operation",
             "consumer_group, topic",
             _groups,
         ),

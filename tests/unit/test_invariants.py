@@ -126,7 +126,25 @@ BROKEN = {
     ),
     "leases of nobody": ({"leases": {**SOUND.leases, (GONE, "a"): "me"}}, "there are leases rows of gone/t"),
     "state of nobody": ({"state": {**SOUND.state, (GONE, "a", 1): State()}}, "there are state rows of gone/t"),
-    "seek and not paused": ({"groups": with_group(after_seek="resume")}, "g/t is not paused during a seek"),
+    "seek and not paused": (
+        {"groups": with_group(after_seek="resume", operation=1)},
+        "g/t is not paused during a seek",
+    ),
+    "seek without its operation": (
+        {"groups": with_group(paused=True, after_seek="resume")},
+        "g/t has the operation 0 under way, and after_seek is 'resume'",
+    ),
+    "operation without a seek": (
+        {"groups": with_group(operation=1)},
+        "g/t has the operation 1 under way, and after_seek is ''",
+    ),
+    "seek whose operation has ended": (
+        {
+            "groups": with_group(paused=True, after_seek="resume", operation=1),
+            "operations": [Operation(1, "seek", G, started_at=99, ended_at=100)],
+        },
+        "g/t says that the operation 1 is under way, which has ended",
+    ),
     "lease in a shared group": ({"leases": {(H, "a"): "me"}}, "me holds the lease of 'a' in h/t, which is shared"),
     "an id twice": (
         {"log": {**SOUND.log, 4: SOUND.log[1]._replace(offset=4)}},
@@ -178,7 +196,7 @@ def test_what_holds_at_any_moment(name):
     assert text in found[0]
 
 
-SEEKING = with_group(paused=True, after_seek="resume", start_offset=4)
+SEEKING = with_group(paused=True, after_seek="resume", operation=1, start_offset=4)
 ALLOWED = {
     "a seek forward has stored the offsets": {
         "groups": SEEKING,
@@ -186,13 +204,18 @@ ALLOWED = {
     },
     "a seek forward has only begun": {"groups": SEEKING},
     "a seek back has stored the offsets": {
-        "groups": with_group(paused=True, after_seek="resume"),
+        "groups": with_group(paused=True, after_seek="resume", operation=1),
         "offsets": {**SOUND.offsets, (G, "a"): Offsets(0, 0)},
     },
     "a drop has deleted the state rows": {
-        "groups": with_group(paused=True, after_seek="dropped"),
+        "groups": with_group(paused=True, after_seek="dropped", operation=1),
         "state": without(SOUND.state, (G, "a", 2), (G, "a", 3)),
         "leases": {},
+    },
+    "a dead letter of a delivery that a seek has not revoked yet": {
+        "log": {**SOUND.log, 7: letter(7)},
+        "sequencer": 7,
+        "groups": SEEKING,
     },
     "a dead letter from before a seek": {
         "log": {**SOUND.log, 7: letter(7)},
