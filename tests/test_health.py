@@ -457,7 +457,7 @@ def test_a_drop_that_did_not_finish_is_told(db, monkeypatch):
     with pytest.raises(TypeError):
         dropping.drop(USING, GroupRef("g", "t"), by="ada")
     assert kinds() == {("drop_ended_early", "g")}
-    assert "A drop of g/t did not finish: run it again." in run()[1]
+    assert "A drop of g/t has not finished. If it was interrupted, run it again." in run()[1]
 
 
 def test_while_a_seek_is_under_way_messages_are_as_old_as_its_begin(db, clock, monkeypatch):

@@ -123,10 +123,10 @@ def _of_group(group: GroupOverview, now: int, *, moves: bool) -> Iterator[Proble
     waits = _age(now, group.oldest_at)
     unfinished = groups.unfinished(group.after_seek)
     if unfinished == "drop":
-        text = _("A drop of %(ref)s did not finish: run it again.") % {"ref": ref}
+        text = _("A drop of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
         yield Problem(0, "drop_ended_early", text, ref)
     elif unfinished:
-        text = _("A seek of %(ref)s did not finish; the group stays paused. Run it again.") % {"ref": ref}
+        text = _("A seek of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
         yield Problem(0, "seek_ended_early", text, ref)
     elif group.paused:
         text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": _waiting(group.lag)}

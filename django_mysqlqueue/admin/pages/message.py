@@ -220,9 +220,9 @@ class MessagePage(Page):
         if state.standing in ("in_flight", "waits", "unclaimed"):
             if state.unfinished:
                 text = (
-                    _("A drop of the group did not finish: run it again.")
+                    _("A drop of the group has not finished. If it was interrupted, run it again.")
                     if state.unfinished == "drop"
-                    else _("A seek of the group did not finish: run it again.")
+                    else _("A seek of the group has not finished. If it was interrupted, run it again.")
                 )
                 steps.append(Step(text, css="mq-life-bad"))
             elif state.paused:
