@@ -169,7 +169,7 @@ class ConsumerGroup(models.Model):
 
     class AfterSeek(models.TextChoices):
         NOTHING = "", _("no seek or drop is under way")
-        RESUME = "resume", _("the group goes on")
+        RESUME = "resume", _("the group resumes")
         STAY = "stay", _("the group stays paused")
         DROPPED = "dropped", _("the group is dropped")
 

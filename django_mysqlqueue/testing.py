@@ -174,7 +174,7 @@ def deliver_all(
         Exception: the first exception of a handler, if ``raise_exceptions`` is True.
         TransactionManagementError: in a ``TestCase``, a handler that is not atomic went on after a database error
             that it had caught; the text says what to do.
-        SubscriberError: no handler has one of the ``groups``, or a group is registered with another mode than its
+        SubscriberError: one of the ``groups`` has no handler, or a group is registered with a mode other than its
             handler's.
         QueueError: handlers publish without end: there were 10,000 deliveries more than messages due at the start.
     """

@@ -432,7 +432,10 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
     monkeypatch.setattr(module, "_end", None)
     with pytest.raises(TypeError):
         getattr(module, operation)(USING, G, *([Place(0)] if module is seeking else []), by="ada")
-    assert life(client, offset)[1][-1] == f"A {operation} of the group has not finished. If it was interrupted, run it again."
+    assert (
+        life(client, offset)[1][-1]
+        == f"A {operation} of the group has not finished. If it was interrupted, run it again."
+    )
 
 
 def test_what_is_before_it_is_counted_no_further_than_the_cap(db, monkeypatch):

@@ -12,7 +12,14 @@ from django.db import DatabaseError, Error, OperationalError, connection, connec
 from django_mysqlqueue import Message, publish, publish_many, subscriber
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, SubscriberError
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+    SubscriberHeartbeat,
+)
 from django_mysqlqueue.runtime import inline, sessions
 from django_mysqlqueue.runtime.executor import Executor
 from django_mysqlqueue.runtime.heart import Heart
@@ -611,6 +618,18 @@ def test_delivering_inline_refuses_a_group_of_another_mode(db, no_handlers, monk
     with pytest.raises(SubscriberError, match=f"registered as {other}"):
         deliver_all()
     assert lag() == 1
+
+
+def test_a_change_of_the_mode_during_delivering_inline_does_not_hide_an_error(db, no_handlers):
+    @subscriber("t", group="g")
+    def handle(delivery):
+        ConsumerGroup.objects.update(mode="shared")
+        raise ValueError("on purpose")
+
+    publish("t", 1)
+    with pytest.raises(SubscriberError, match="registered as shared") as caught:
+        deliver_all(raise_exceptions=False)
+    assert str(caught.value.__cause__) == "on purpose"
 
 
 def test_a_handler_thread_leaves_a_connection_that_is_distrusted(db):

@@ -19,6 +19,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='consumergroup',
             name='after_seek',
-            field=django_mysqlqueue.fields.BytewiseCharField(blank=True, choices=[('', 'no seek or drop is under way'), ('resume', 'the group goes on'), ('stay', 'the group stays paused'), ('dropped', 'the group is dropped')], db_default='', help_text='a seek or drop has not finished; if it was interrupted, run it again', max_length=10, verbose_name='after the seek'),
+            field=django_mysqlqueue.fields.BytewiseCharField(blank=True, choices=[('', 'no seek or drop is under way'), ('resume', 'the group resumes'), ('stay', 'the group stays paused'), ('dropped', 'the group is dropped')], db_default='', help_text='a seek or drop has not finished; if it was interrupted, run it again', max_length=10, verbose_name='after the seek'),
         ),
     ]

@@ -117,7 +117,8 @@ class InlineSubscriber:
             self._leave()
         for work in self._poller.works:
             if work.other_mode:
-                raise SubscriberError(mode_text(work.handler, work.other_mode))
+                cause = self._errors[0] if self._errors else None
+                raise SubscriberError(mode_text(work.handler, work.other_mode)) from cause
         for work in self._poller.ordered:
             if left := work.held_elsewhere():
                 ref = work.ref

@@ -397,6 +397,6 @@ def register_groups(using: str, only: Iterable[GroupRef] | None = None) -> None:
 def mode_text(handler: Handler, registered: str) -> str:
     return (
         f"The group {handler.ref.group!r} of {handler.ref.topic!r} is registered as {registered}, but "
-        f"{handler.where} says mode={handler.mode!r}. Stop its subscribers and run: manage.py queuegroupmode "
-        f"{handler.ref.group} {handler.ref.topic} {handler.mode}"
+        f"{handler.where} has mode={handler.mode!r}. Change the handler, or stop the group's subscribers and run: "
+        f"manage.py queuegroupmode {handler.ref.group} {handler.ref.topic} {handler.mode}"
     )

@@ -595,5 +595,5 @@ def test_a_mode_that_differs_from_the_registered_one_is_said(monkeypatch, caplog
     subscriber("t", group="g")(handle)
     registry.register_groups("default")
     assert "registered as shared" in caplog.text
-    assert "test_registry.handle says mode='ordered'" in caplog.text
+    assert "test_registry.handle has mode='ordered'" in caplog.text
     assert "manage.py queuegroupmode g t ordered" in caplog.text

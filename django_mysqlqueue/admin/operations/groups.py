@@ -121,7 +121,7 @@ class Seek(AdminOperation):
             _("Handled ones that come again: %(count)s.") % {"count": counted(found.replayed)},
             _("Unhandled ones that never come: %(count)s.") % {"count": counted(found.skipped)},
             *([] if found.exact else [stopped % {"number": f"{seeking.READ:,}"}]),
-            _("Deliveries in flight are revoked. If one ends before the seek reaches it, its dead letter stays."),
+            _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
         ]
 
     def run(self) -> str:

@@ -14,7 +14,7 @@ from django_mysqlqueue.service.transactions import Session
 
 class Command(OperationCommand):
     help = (
-        "Forgets a consumer group of a topic with all its state: GC no longer keeps messages for it. "
+        "Delete a consumer group on a topic and all its state: GC no longer keeps messages for it. "
         "If the command is interrupted, the group stays paused: run it again."
     )
 
@@ -34,7 +34,9 @@ class Command(OperationCommand):
             f"GC keeps {counted(kept, 'message')} for it alone: when they are old enough, it may delete them.",
         ]
         warnings = (
-            [f"Live subscribers: {', '.join(live)}. They stop claiming; a restart registers anew."] if live else []
+            [f"Live subscribers: {', '.join(live)}. They stop claiming; a restart registers the group again."]
+            if live
+            else []
         )
 
         def drop(progress: object) -> int:

@@ -22,10 +22,11 @@ from django_mysqlqueue.service import seeking
 
 class Command(OperationCommand):
     help = (
-        "Lets a consumer group go on from another place of the log, forwards or back, while its subscribers run. "
-        "Says how many messages that replays or skips. Deliveries in flight are revoked: their handlers run to the "
-        "end, but their acks are ignored and atomic handlers roll back. If a delivery ends before the seek reaches it, "
-        "its effect stays, and so does its dead letter, even if the seek replays the message. "
+        "Move a consumer group's position in a topic: back to replay messages, forward to skip them. Subscribers can "
+        "keep running. The command shows how many messages it would replay and skip, then asks for confirmation. "
+        "Deliveries in flight are revoked: their handlers run to the end, but their acks are ignored and atomic "
+        "handlers roll back. An outcome that commits before its delivery is revoked is kept: the handler's writes and "
+        "the dead letter stay, even if the seek replays the message. "
         "If the command is interrupted, the group stays paused: run it again."
     )
 
@@ -33,10 +34,10 @@ class Command(OperationCommand):
         super().add_arguments(parser)
         add_group(parser)
         parser.add_argument(
-            "place", nargs="?", help="earliest, latest, or the offset of the message that is to come next"
+            "place", nargs="?", help="earliest, latest, or the offset to continue from; required unless --time is given"
         )
         parser.add_argument(
-            "--time", metavar="WHEN", help="instead: what took its place in the log then (ISO 8601) or later comes next"
+            "--time", metavar="WHEN", help="continue from the first message logged at or after WHEN (ISO 8601)"
         )
 
     def plan(self, using: str, options: dict[str, Any]) -> Plan:
@@ -54,7 +55,7 @@ class Command(OperationCommand):
             f"The group {group.ref} will go on at offset {place.offset + 1} ({said}).",
             f"  handled again:  {counted(preview.replayed, 'message')}",
             f"  skipped:        {counted(preview.skipped, 'message')}",
-            "Deliveries in flight are revoked. If one ends before the seek reaches it, its dead letter stays.",
+            "Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ.",
         ]
         warnings = [f"{counted(preview.skipped, 'message')} will never be handled."] if preview.skipped else []
         if not preview.exact:
