@@ -6,11 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connection, transaction
-
 from tests import invariants
-from tests.app.models import Effect
-from tests.conftest import QUEUE_MODELS, empty
 from tests.crashes import DLQ, TOPIC
 from tests.harness import USING
 from tests.invariants import Message, Settled
@@ -104,28 +100,6 @@ class Observer:
     def _passed(self, key: str, offset: int) -> int:
         """How many messages of a partition are at or below an offset."""
         return sum(at <= offset and place[:2] == (TOPIC, key) for at, place in self._places.items())
-
-
-class Snapshot:
-    """All rows as they are, to be put back."""
-
-    def __init__(self) -> None:
-        self._tables: list[tuple[str, str, list[tuple[Any, ...]]]] = []
-        """Those that have any."""
-        for model in (*QUEUE_MODELS, Effect):
-            fields = [field for field in model._meta.concrete_fields if not field.generated]
-            columns = ", ".join(connection.ops.quote_name(field.column) for field in fields)
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT {columns} FROM {model._meta.db_table}")
-                if rows := list(cursor.fetchall()):
-                    self._tables.append((model._meta.db_table, columns, rows))
-
-    def restore(self) -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            empty()
-            for table, columns, rows in self._tables:
-                places = ", ".join(["%s"] * len(rows[0]))
-                cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
 
 
 def _name(message: Message) -> str:

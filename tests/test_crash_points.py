@@ -13,22 +13,22 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.runtime import ordered, sessions
+from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import groups
-from tests import invariants
+from tests import draining, invariants
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
-from tests.crash_audit import Observer, Picture, Snapshot
+from tests.crash_audit import Observer, Picture
 from tests.crash_cases import CASES, Case, resume, undo
 from tests.crash_worlds import OTHER, G, World
 from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
 from tests.harness import USING, Sub, handler
+from tests.snapshots import Snapshot
 from tests.tables import Tables
 from tests.test_operation_crashes import ACTS, begin
 from tests.writers import watched, writing_functions
@@ -349,26 +349,19 @@ def drain(one: Case, world: World, release: Callable[[], object] | None = None) 
     try:
         healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
         before, forgets = Tables.read(USING), (G,) if one.forgets else ()
-        for then in (release, None) if release is not None else (None,):
-            quiet = 0
-            while quiet < 2:
-                handled = len(done)
-                for work in healthy.poller.works:
-                    work.rests_until = 0.0
-                with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
-                    healthy.step()
-                healthy.work()
-                healthy.flush()
-                now = Tables.read(USING)
-                assert not invariants.at_any_moment(now)
-                assert not invariants.between(before, now, forgets=forgets, deletes=one.cancels)
-                before, forgets = now, ()
-                quiet = quiet + 1 if len(done) == handled else 0
-            if then is not None:
-                then()
-        for _ in healthy.poller.housekeeping._round():
-            pass
-        healthy.step()
+
+        def check() -> None:
+            nonlocal before, forgets
+            now = Tables.read(USING)
+            assert not invariants.at_any_moment(now)
+            assert not invariants.between(before, now, forgets=forgets, deletes=one.cancels)
+            before, forgets = now, ()
+
+        draining.handle_all(healthy, done, check)
+        if release is not None:
+            release()
+            draining.handle_all(healthy, done, check)
+        draining.keep_house(healthy)
     finally:
         clock.restore()
     return done

@@ -42,10 +42,11 @@ from django_mysqlqueue.service.seeking import Place
 from django_mysqlqueue.service.transactions import Session, run
 from tests import invariants
 from tests.conftest import Clock, empty
-from tests.crash_audit import Observer, Snapshot
+from tests.crash_audit import Observer
 from tests.crash_worlds import LEASE_MS, G, claimed, orphaned, registered, sequenced
 from tests.crashes import ALIAS, DLQ, LOST, MODES, TOPIC, crashes
 from tests.harness import USING, Sub, handler, sequence
+from tests.snapshots import Snapshot
 from tests.tables import Tables
 
 ME = "ada"

@@ -1,0 +1,37 @@
+"""How healthy subscribers handle whatever an experiment has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from unittest.mock import patch
+
+from django_mysqlqueue.runtime import ordered
+from tests.harness import Sub
+
+
+def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object] = lambda: None) -> None:
+    """Steps until two rounds in a row have called no handler.
+
+    Args:
+        healthy: a subscriber.
+        done: what its handlers append their calls to.
+        check: called after each round.
+    """
+    quiet = 0
+    while quiet < 2:
+        handled = len(done)
+        for work in healthy.poller.works:
+            work.rests_until = 0.0
+        with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
+            healthy.step()
+        healthy.work()
+        healthy.flush()
+        check()
+        quiet = quiet + 1 if len(done) == handled else 0
+
+
+def keep_house(healthy: Sub) -> None:
+    """A whole round of housekeeping, and a last turn."""
+    for _ in healthy.poller.housekeeping._round():
+        pass
+    healthy.step()
