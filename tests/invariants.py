@@ -375,7 +375,7 @@ def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, 
 
 
 def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]) -> Iterator[str]:
-    """A message leaves the outbox for the log, or as the repeat of one in the log; waiting there it never changes."""
+    """A message leaves the outbox for the log, or as a duplicate of one in the log; it never changes in the outbox."""
     end = end_of_log(earlier)
     waiting = {one.outbox_id: one for one in later.outbox}
     known = {one.identity for one in messages(later)} | {one.identity for one in earlier.log.values()}

@@ -18,8 +18,10 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.models import Operation
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, seeking, steps
+from django_mysqlqueue.service.seeking import Place
 from tests import draining, invariants
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
@@ -410,4 +412,10 @@ def test_every_function_that_writes_has_a_case(db, crasher):
         begin(act)
         with watched(seen, [connections[ALIAS]]):
             act.run()
+    # An operation that another one has stopped.
+    groups.register(USING, G, mode="ordered", start="earliest")
+    operation = groups.run(USING, lambda session: seeking._begin(session, G, Place(0), "stopped", ""))
+    with watched(seen, [connections[ALIAS]]), pytest.raises(steps.Stopped), steps.recorded(ALIAS, operation):
+        steps.refuse_stopped(G, operation, None)
+    assert Operation.objects.get(pk=operation).ended_at
     assert required - seen == set()

@@ -23,6 +23,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Rollup,
     Sequencer,
+    SubscriberHeartbeat,
 )
 from django_mysqlqueue.service import (
     dead_lettering,
@@ -36,6 +37,7 @@ from django_mysqlqueue.service import (
     retrying,
     rollups,
     seeking,
+    steps,
     topics,
 )
 from django_mysqlqueue.service.groups import GroupRef
@@ -383,17 +385,19 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
     assert not ConsumerGroup.objects.get().paused
 
 
-def frozen_before(monkeypatch, module, transaction, meanwhile):
+def frozen_before(monkeypatch, transaction, meanwhile):
     """A process that is frozen before one of its operation's transactions; ``meanwhile`` happens before it wakes."""
-    real, numbers = module.run, itertools.count(1)
+    real, numbers, modules = seeking.run, itertools.count(1), (seeking, dropping, steps, retrying)
 
     def run(using, operation):
         if next(numbers) == transaction:
-            monkeypatch.setattr(module, "run", real)
+            for module in modules:
+                monkeypatch.setattr(module, "run", real)
             in_thread(meanwhile)
         return real(using, operation)
 
-    monkeypatch.setattr(module, "run", run)
+    for module in modules:
+        monkeypatch.setattr(module, "run", run)
 
 
 @pytest.mark.parametrize("before", [2, 3, 4])  # behind the first: offsets, state rows, the end
@@ -410,7 +414,7 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
         resumed(later)  # it claims, and holds what it has claimed
         groups.pause(USING, G, by="bob")
 
-    frozen_before(monkeypatch, seeking, before, the_same_again)
+    frozen_before(monkeypatch, before, the_same_again)
     with pytest.raises(OperationRefused, match="Another seek or drop"):
         seeking.seek(USING, G, Place(0), by=ME)
     assert DeliveryState.objects.filter(consumer_group="g").count() == 6
@@ -446,25 +450,51 @@ def test_a_seek_that_older_code_has_begun_is_run_again(db):
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
 
 
-@pytest.mark.parametrize("before", [2, 3, 4])  # behind the first: offsets, state rows, the end
-def test_a_frozen_seek_stops_if_older_code_has_ended_it(db, monkeypatch, before):
-    """Code of the release before resumes the group at the end of a seek of its own, and leaves the operation's id."""
+def seek_or_drop(operation):
+    return dropping.drop(USING, G, by=ME) if operation == "drop" else seeking.seek(USING, G, Place(0), by=ME)
+
+
+def ended_by_older_code(*, paused):
+    """A seek to the beginning by code that does not know the column ``operation``, and leaves it as it is."""
+    ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
+    DeliveryState.objects.all().delete()
+    ConsumerGroup.objects.update(paused=paused, after_seek="")
+
+
+@pytest.mark.parametrize("paused_since", [False, True])
+@pytest.mark.parametrize("operation", ["seek", "drop"])
+@pytest.mark.parametrize("before", [2, 3, 4])
+def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, before, operation, paused_since):
     log(6)
     before_it = Sub(handler())
     before_it.settle()
     before_it.leave()
     later = Sub(handler())
 
-    def a_seek_of_older_code():
-        ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
-        DeliveryState.objects.all().delete()
-        ConsumerGroup.objects.update(paused=False, after_seek="")
-        resumed(later)
+    def meanwhile():
+        ended_by_older_code(paused=False)
+        resumed(later)  # it claims, and holds what it has claimed
+        if paused_since:
+            groups.pause(USING, G, by="bob")
 
-    frozen_before(monkeypatch, seeking, before, a_seek_of_older_code)
+    frozen_before(monkeypatch, before, meanwhile)
+    with pytest.raises(OperationRefused, match="Another seek or drop"):
+        seek_or_drop(operation)
+    assert DeliveryState.objects.filter(consumer_group="g").count() == 6
+    assert ConsumerGroup.objects.get().paused == paused_since
+    record = Operation.objects.get(actor=ME)
+    assert record.ended_at
+    assert "stopped: Another seek or drop" in record.detail
+
+
+def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(db, monkeypatch):
+    log(6)
+    Sub(handler()).settle()
+    groups.pause(USING, G, by="bob")
+    frozen_before(monkeypatch, 3, lambda: ended_by_older_code(paused=True))
     with pytest.raises(OperationRefused, match="Another seek or drop"):
         seeking.seek(USING, G, Place(0), by=ME)
-    assert DeliveryState.objects.filter(consumer_group="g").count() == 6
+    assert ConsumerGroup.objects.get().paused
 
 
 def rejected(sub):
@@ -485,7 +515,7 @@ def test_what_is_settled_during_a_seek_and_before_it_deletes_the_row_has_happene
 
     sub = Sub(handler(function=end, mode=mode))
     sub.step()
-    frozen_before(monkeypatch, seeking, 3, lambda: rejected(sub))
+    frozen_before(monkeypatch, 3, lambda: rejected(sub))
     seeking.seek(USING, G, Place(0), by=ME)
     sub.leave()
     sequence()
@@ -548,7 +578,7 @@ def test_a_subscriber_that_starts_during_a_drop_takes_nothing(db, monkeypatch):
     assert not ConsumerGroup.objects.exists()
 
 
-@pytest.mark.parametrize("before", range(2, 8))  # behind the first: leases, state rows, …, the group
+@pytest.mark.parametrize("before", range(2, 7))  # behind the first: leases, state rows, …, the group
 def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, monkeypatch, before):
     log(6)
     Sub(handler()).step()
@@ -560,7 +590,7 @@ def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, m
         resumed(later[0])
         groups.pause(USING, G, by="bob")
 
-    frozen_before(monkeypatch, dropping, before, drop_register_claim)
+    frozen_before(monkeypatch, before, drop_register_claim)
     with pytest.raises(OperationRefused, match="Another seek or drop"):
         dropping.drop(USING, G, by=ME)
     assert DeliveryState.objects.count() == 6
@@ -568,11 +598,11 @@ def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, m
     assert not Operation.objects.filter(ended_at=0).exists()
 
 
-@pytest.mark.parametrize("before", range(2, 8))  # behind the first: leases, state rows, …, the group
+@pytest.mark.parametrize("before", range(2, 7))  # behind the first: leases, state rows, …, the group
 def test_a_frozen_drop_that_wakes_when_the_group_is_gone_ends(db, monkeypatch, before):
     log(2)
     Sub(handler()).step()
-    frozen_before(monkeypatch, dropping, before, lambda: dropping.drop(USING, G, by="bob"))
+    frozen_before(monkeypatch, before, lambda: dropping.drop(USING, G, by="bob"))
     assert dropping.drop(USING, G, by=ME)
     assert not dropping.drop(USING, G, by=ME)
     assert not Operation.objects.filter(ended_at=0).exists()
@@ -587,7 +617,7 @@ def test_a_drop_stops_a_seek(db, monkeypatch, before):
         dropping.drop(USING, G, by="bob")
         Sub(handler()).settle()
 
-    frozen_before(monkeypatch, seeking, before, drop_and_register)
+    frozen_before(monkeypatch, before, drop_and_register)
     with pytest.raises(OperationRefused, match="Another seek or drop"):
         seeking.seek(USING, G, Place(0), by=ME)
     assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: a drop by bob took over"
@@ -622,14 +652,52 @@ def test_a_locked_delivery_is_passed_over_and_holds_nobody_up(db, monkeypatch, o
     thread.start()
     assert locked.wait(30)
     monkeypatch.setattr(time, "sleep", sleep)
-    if operation == "drop":
-        assert dropping.drop(USING, G, by=ME)
-    else:
-        seeking.seek(USING, G, Place(0), by=ME)
+    seek_or_drop(operation)
     thread.join(30)
     assert waited
     assert set(waited) == {1}
     assert Operation.objects.get().changed == 3
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("operation", ["drop", "seek"])
+def test_deliveries_that_stay_locked_are_not_waited_for_without_end(db, monkeypatch, operation):
+    offsets = log(3, "a")
+    Sub(handler(), name="hung").step()
+    monkeypatch.setattr(steps, "LOCKED_WAIT", 0.1)
+
+    with transaction.atomic():
+        list(DeliveryState.objects.select_for_update().filter(pk=("g", "t", "a", offsets[1])))
+        with pytest.raises(
+            OperationRefused, match=rf"for 0.1 s \(message {offsets[1]} in partition 'a', claimed by hung:"
+        ):
+            in_thread(lambda: seek_or_drop(operation))
+    group = ConsumerGroup.objects.get()
+    assert (group.paused, bool(group.after_seek)) == (True, True)
+    assert not Operation.objects.get().ended_at  # it is unfinished, and run again
+    seek_or_drop(operation)
+    assert Operation.objects.filter(ended_at=0).count() == 0
+    assert DeliveryState.objects.count() == 0
+
+
+def test_heartbeats_do_not_keep_a_drop_from_its_end(db, monkeypatch):
+    """Subscribers beat without the group's lock: with very many there was always another row to delete."""
+    log(2)
+    Sub(handler()).step()
+    real = steps.delete_all
+
+    def beating(using, ref, delete, progress):
+        def one(session):
+            heartbeats.beat(USING, f"another-{next(numbers)}", [G], {})
+            return delete(session)
+
+        return real(using, ref, one, progress)
+
+    numbers = itertools.count()
+    monkeypatch.setattr(steps, "delete_all", beating)
+    assert dropping.drop(USING, G, by=ME)
+    assert not ConsumerGroup.objects.exists()
+    assert not SubscriberHeartbeat.objects.exists()
 
 
 def test_the_preview_knows_what_is_settled_ahead_of_the_watermark(db):
@@ -695,14 +763,15 @@ def test_the_preview_reads_a_bounded_part_of_the_log_and_says_so(db, monkeypatch
 
 def test_redrive_reaches_the_group_that_failed_and_no_other(db):
     got, other = Recorder(), Recorder()
-    Sub(handler(group="h", function=other)).settle()
+    of_other = Sub(handler(group="h", function=other))
+    of_other.settle()
     letters = dead_letters(3)
-    Sub(handler(group="h", function=other)).settle()
+    of_other.settle()
     ids = set(QueueMessage.objects.filter(topic="t").values_list("message_id", flat=True))
     assert redriving.count(USING, Letters("t_dlq"), most=10) == 3
     assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 3
     Sub(handler(function=got)).settle()
-    Sub(handler(group="h", function=other)).settle()
+    of_other.settle()
     assert sorted(got.payloads) == [0, 1, 2]
     assert sorted(other.payloads) == [0, 1, 2]
     assert {delivery.id for delivery in got.deliveries} == ids
@@ -911,7 +980,7 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
         dropping.drop(USING, G, by="bob")
         Sub(put_off).settle()
 
-    frozen_before(monkeypatch, retrying, 3, drop_and_register)  # behind its first page
+    frozen_before(monkeypatch, 3, drop_and_register)  # behind its first page
     with pytest.raises(OperationRefused, match="was dropped and registered again"):
         retrying.retry_now(USING, G, by=ME, rows=[("a", offset) for offset in offsets_of()])
     assert DeliveryState.objects.filter(invisible_until__gt=0).count() == 4

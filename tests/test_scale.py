@@ -128,6 +128,7 @@ SMALL = {
 NOT_IN_THE_SCRIPT = {
     "audit.stop": "by an operator who runs what another one is running",
     "dropping.drop": "by an operator",
+    "steps._locked_text": "before an error that an operator gets",
     "dropping._delete_some": "by an operator",
     "dropping._end": "by an operator",
     "dropping._begin": "by an operator",

@@ -7,8 +7,6 @@ is run again. Meanwhile nobody can register the group anew beside its old rows.
 
 from __future__ import annotations
 
-import time
-
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.service import audit, groups, steps
@@ -17,10 +15,10 @@ from django_mysqlqueue.service.transactions import Session, apart, run
 
 
 def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
-    """Forgets a group and all its state; GC no longer waits for it.
+    """Delete a group and all its state; GC no longer waits for it.
 
-    A seek that is under way is stopped. If another drop of the group has ended meanwhile what this one began, this
-    one ends too, and leaves alone a group that was registered since.
+    An unfinished seek of the group is stopped. If another drop has finished the work of this one, this one ends
+    too. It never touches a group that was registered since.
 
     Args:
         by: who does it, for the record.
@@ -29,16 +27,16 @@ def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
         Whether the group existed.
 
     Raises:
-        OperationRefused: another drop has begun since; or the group was dropped by it and registered again.
+        OperationRefused: another drop of the group has started since, or it finished and the group was registered
+            again; or deliveries are locked by transactions that do not end.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, by))
         if operation is None:
             return False
-        while (deleted := run(using, lambda session: _delete_some(session, ref, operation))) is not None:
-            if not deleted:
-                time.sleep(steps.LOCKED_PAUSE)
-        run(using, lambda session: _end(session, ref, operation))
+        with steps.recorded(using, operation):
+            steps.delete_all(using, ref, lambda session: _delete_some(session, ref, operation), lambda rows: None)
+            run(using, lambda session: _end(session, ref, operation))
     return True
 
 
@@ -66,19 +64,17 @@ def _delete_some(session: Session, ref: GroupRef, operation: int) -> int | None:
         states = steps.delete_states(session, ref, operation)
         if states is not None:
             return states
-    return (
-        deleted
-        or groups.delete_rows(session, ref, ConsumerOffset, "partition_key")
-        or groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name")
-        or None
-    )
+    return deleted or groups.delete_rows(session, ref, ConsumerOffset, "partition_key") or None
 
 
 def _end(session: Session, ref: GroupRef, operation: int) -> None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:
-        return  # another drop has ended
+        audit.stop(session, operation, "another drop has ended")
+        return
     steps.refuse_stopped(ref, operation, found)
+    # Subscribers may still beat, without the group's lock; what is left is forgotten when it is old.
+    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name")
     ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
     audit.end(session, operation)

@@ -58,6 +58,7 @@ class Fence:
     now: int
     operation: int
     """Id of the seek or drop that is under way; 0: none."""
+    after_seek: str
     mode: str
 
 
@@ -105,11 +106,11 @@ def registered_refs(using: str) -> list[GroupRef]:
 def fence(session: Session, ref: GroupRef) -> Fence | None:
     """Locks the group row shared; None if the group has been dropped."""
     row = session.row(
-        f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, mode FROM {GROUPS} "
+        f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, after_seek, mode FROM {GROUPS} "
         f"WHERE consumer_group = %s AND topic = %s{session.dialect.share_lock}",
         ref,
     )
-    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]), int(row[3]), row[4])
+    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]), int(row[3]), row[4], row[5])
 
 
 def wait_for_claims(session: Session, ref: GroupRef) -> None:
@@ -262,10 +263,10 @@ def delete_rows(session: Session, ref: GroupRef, model: type[Model], key: str) -
 
 
 def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int) -> None:
-    """Changes a group's mode while nobody works for it.
+    """Change the mode of a group that has no live subscribers, and delete its leases.
 
-    Its leases go with it. A subscriber of the other mode that was not seen, since it had not
-    started yet or was frozen, takes nothing from then on: its claims check the mode under lock.
+    A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims
+    nothing from then on: each claim checks the mode under the group row's lock.
 
     Raises:
         SubscriberError: the group does not exist or has a live subscriber.

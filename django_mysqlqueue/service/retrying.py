@@ -61,10 +61,10 @@ def retry_now(
     reset_attempts: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> int:
-    """Makes deliveries due that wait; what is being handled is left alone.
+    """Make deliveries in backoff due now; deliveries in flight are left alone.
 
-    It takes several transactions. Each looks at what waits then, so a seek in between may
-    let it retry deliveries that began after it; it stops where the group has been dropped.
+    This takes several transactions. Each reads the deliveries that are in backoff at that time, so after a
+    seek in between it may retry some that were claimed since. It stops if the group has been dropped.
 
     Args:
         by: who does it, for the record.
@@ -76,8 +76,8 @@ def retry_now(
         How many became due.
 
     Raises:
-        OperationRefused: there is no such group, or a seek or drop of it has begun. What became due before
-            that stays due.
+        OperationRefused: there is no such group, a seek or drop of it has not finished, or it was dropped and
+            registered again. Deliveries that were made due before that stay due.
     """
 
     def begin(session: Session) -> tuple[int, int]:
@@ -107,8 +107,8 @@ def _check(session: Session, ref: GroupRef, registration: int) -> None:
     groups.refuse_unfinished(ref, found.after_seek)
     if found.id != registration:
         raise OperationRefused(
-            f"The group {ref.group!r} of {ref.topic!r} was dropped and registered again meanwhile: "
-            "what waits in it now was not retried."
+            f"The group {ref.group!r} of {ref.topic!r} was dropped and registered again during the retry: "
+            "deliveries of the new group were not retried."
         )
 
 

@@ -10,7 +10,6 @@ that died leaves the group paused, and is run again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -218,11 +217,11 @@ def seek(
     detail: str = "",
     progress: Callable[[int], object] = lambda rows: None,
 ) -> int:
-    """Puts a group to another place; it goes on from there, unless it was paused before.
+    """Move a group's position; the group resumes from there unless it was paused before.
 
-    What is in flight is revoked: an ack, nack or reject that commits after the seek has deleted the delivery changes
-    nothing. One that commits before that has happened before the seek: what an atomic handler wrote stays, and so does
-    a dead letter, whose message is live again if the seek replays it.
+    Deliveries in flight are revoked: an ack, nack or reject that commits after the seek has deleted the delivery
+    changes nothing. One that commits before that is kept: the writes of an atomic handler stay, and so does a dead
+    letter, even if the seek replays its message.
 
     Args:
         by: who does it, for the record.
@@ -232,23 +231,22 @@ def seek(
         How many deliveries were forgotten: in flight, waiting, or settled ahead of the watermark.
 
     Raises:
-        OperationRefused: there is no such group, a drop of it has not finished, or another seek or drop of it has
-            begun meanwhile.
+        OperationRefused: there is no such group, a drop of it has not finished, another seek or drop of it has
+            begun meanwhile, or its deliveries are locked by transactions that do not end.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, place, by, detail))
-        after: str | None = ""
-        while after is not None:
-            last: str = after
-            reset, after = run(using, lambda session, last=last: _reset_offsets(session, ref, place, operation, last))  # type: ignore[misc]
-            progress(reset)
-        forgotten = 0
-        while (deleted := run(using, lambda session: _delete_states(session, ref, operation))) is not None:
-            forgotten += deleted
-            progress(deleted)
-            if not deleted:
-                time.sleep(steps.LOCKED_PAUSE)
-        run(using, lambda session: _end(session, ref, operation))
+        with steps.recorded(using, operation):
+            after: str | None = ""
+            while after is not None:
+                last: str = after
+                reset, after = run(
+                    using,
+                    lambda session, last=last: _reset_offsets(session, ref, place, operation, last),  # type: ignore[misc]
+                )
+                progress(reset)
+            forgotten = steps.delete_all(using, ref, lambda session: _delete_states(session, ref, operation), progress)
+            run(using, lambda session: _end(session, ref, operation))
     return forgotten
 
 

@@ -226,7 +226,7 @@ def apply(
             by_row[delivery.key, delivery.offset] = outcome
     touched = {outcome.delivery.key for outcome in outcomes} | set(also)
     locked = {key: offsets[key] for key in sorted(touched) if key in offsets}
-    # First what waits for rows that others have locked, while nothing else is locked; the rest passes over them.
+    # First what may wait for rows of delivery state, while none is locked here; the rest skips locked rows.
     advanced = watermarks.advance(session, ref, locked, acks)
     beyond = advanced.beyond + [
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()

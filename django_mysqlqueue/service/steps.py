@@ -9,18 +9,24 @@ at this start offset) would not do: it may come back to what it was.
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.groups import Fence, GroupRef, Locked
-from django_mysqlqueue.service.transactions import Session, flat
+from django_mysqlqueue.service.transactions import Session, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW
 
 STATE = DeliveryState._meta.db_table
 CHUNK = 1000
 """State rows of one transaction."""
 LOCKED_PAUSE = 0.05
-"""Seconds to wait for rows that an atomic handler has locked."""
+"""Seconds between two attempts to delete rows that an atomic handler has locked."""
+LOCKED_WAIT = 60.0
+"""Seconds after which they are not waited for any longer: about as long as InnoDB waits for a lock."""
 
 
 def begin(session: Session, ref: GroupRef, found: Locked, action: str, *, by: str, detail: str = "") -> int:
@@ -35,21 +41,79 @@ def begin(session: Session, ref: GroupRef, found: Locked, action: str, *, by: st
     return operation
 
 
+class Stopped(OperationRefused):
+    """The operation is not the one under way any more."""
+
+
 def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) -> None:
     """Stops an operation that is not under way any more.
 
     Args:
-        found: the group row, under its lock; None: the group is gone. It is paused as long as the operation is under
-            way: older code, which does not know the column ``operation``, may have ended it with a seek of its own.
+        found: the group row, under its lock; None: the group is gone. Code of an earlier version does not know the
+            column ``operation``, and leaves it as it is when it ends a seek; ``after_seek`` is empty then.
 
     Raises:
-        OperationRefused: another seek or drop of the group has begun since, or the group was dropped.
+        Stopped: another seek or drop of the group has begun or ended since, or the group was dropped.
     """
-    if found is None or found.operation != operation or not found.paused:
-        raise OperationRefused(
-            f"Another seek or drop of the group {ref.group!r} of {ref.topic!r} has begun since this one did: "
-            "this one has stopped."
+    if found is None or found.operation != operation or not found.after_seek:
+        raise Stopped(
+            f"Another seek or drop of the group {ref.group!r} of {ref.topic!r} has started: this operation was stopped."
         )
+
+
+@contextlib.contextmanager
+def recorded(using: str, operation: int) -> Iterator[None]:
+    """Ends the record of an operation that is stopped, if whoever stopped it has not."""
+    try:
+        yield
+    except Stopped as stopped:
+        why = f"stopped: {stopped}"
+        run(using, lambda session: audit.stop(session, operation, why))
+        raise
+
+
+def delete_all(
+    using: str, ref: GroupRef, delete: Callable[[Session], int | None], progress: Callable[[int], object]
+) -> int:
+    """Deletes a group's rows, one transaction after another.
+
+    Args:
+        delete: deletes some of them and returns how many, or None when there are no more.
+        progress: called after each transaction with the number of rows that it deleted.
+
+    Returns:
+        How many rows were deleted.
+
+    Raises:
+        OperationRefused: for ``LOCKED_WAIT`` seconds other transactions have held locks on all that is left.
+    """
+    total = 0
+    locked_since: float | None = None
+    while (deleted := run(using, delete)) is not None:
+        total += deleted
+        progress(deleted)
+        if deleted:
+            locked_since = None
+            continue
+        now = time.monotonic()
+        locked_since = now if locked_since is None else locked_since
+        if now - locked_since > LOCKED_WAIT:
+            raise OperationRefused(_locked_text(Session(using), ref))
+        time.sleep(LOCKED_PAUSE)
+    return total
+
+
+def _locked_text(session: Session, ref: GroupRef) -> str:
+    row = session.row(
+        f"SELECT message_offset, partition_key, delivered_by FROM {STATE}{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT 1",
+        ref,
+    )
+    example = "" if row is None else f" (message {row[0]} in partition {row[1]!r}, claimed by {row[2] or 'nobody'})"
+    return (
+        f"Other transactions have locked deliveries of the group {ref.group!r} of {ref.topic!r} for "
+        f"{LOCKED_WAIT:g} s{example}. The group is paused; run this again when they have ended."
+    )
 
 
 def delete_states(session: Session, ref: GroupRef, operation: int) -> int | None:

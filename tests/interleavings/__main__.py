@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -24,7 +27,7 @@ from tqdm import tqdm  # noqa: E402
 from tests.interleavings import exploration, explore, reasons  # noqa: E402
 from tests.interleavings.exploration import Exploration, exploring  # noqa: E402
 from tests.interleavings.explore import Report, Unserial  # noqa: E402
-from tests.interleavings.known import Known  # noqa: E402
+from tests.interleavings.known import FOLDER, Known  # noqa: E402
 from tests.interleavings.pairs import pairs  # noqa: E402
 from tests.interleavings.trials import Pair, Verdict  # noqa: E402
 
@@ -93,31 +96,41 @@ def run(found: Exploration, chosen: list[Pair], options: argparse.Namespace) -> 
             if options.results is not None:
                 with options.results.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(report)) + "\n")
-            if new := exploration.findings(report, known, pair):
+            if new := exploration.findings(report, known):
                 tqdm.write(f"{pair.name}: {len(new)} findings, the first: {new[0][:200]}")
-    for pair in chosen:
-        if pair.name in reports:
-            found_here = (exploration.learn if options.record else exploration.findings)(
-                reports[pair.name], known, pair
-            )
-            problems += [f"{pair.name}: {line}" for line in found_here]
+    there = [reports[pair.name] for pair in chosen if pair.name in reports]
     if options.record:
-        known.write({reason.name: reason.sentence for reason in reasons.REASONS})
-    summary([reports[pair.name] for pair in chosen if pair.name in reports], time.monotonic() - began)
+        with changing() as known:
+            problems += [f"{one.pair}: {line}" for one in there for line in exploration.learn(one, known)]
+    else:
+        problems += [f"{one.pair}: {line}" for one in there for line in exploration.findings(one, known)]
+    summary(there, time.monotonic() - began)
     print(f"{len(problems)} findings, {len(failed)} pairs that the tool could not explore")
     for line in problems:
         print(f"  {line[:600]}")
     return 1 if problems or failed else 0
 
 
+@contextlib.contextmanager
+def changing() -> Iterator[Known]:
+    """What is known, to be added to: one process at a time, since several explore a part each."""
+    with (FOLDER / "deadlocks.txt").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = Known.read()
+        yield known
+        known.write({reason.name: reason.sentence for reason in reasons.REASONS})
+
+
 def read(path: Path | None) -> dict[str, Report]:
-    """The results of an exploration that was begun with the same code; others are put aside."""
+    """The results of an exploration that was begun with the same code; others are renamed to ``….old``."""
     if path is None:
         return {}
     mark = json.dumps({"code": fingerprint()})
     lines = path.read_text().splitlines() if path.exists() else []
     if not lines or lines[0] != mark:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if lines:
+            path.replace(path.with_suffix(".old"))
         path.write_text(mark + "\n")
         return {}
     found = {}

@@ -62,7 +62,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Wait:
-    """A statement that had to wait for a lock, and whose transaction was in its way."""
+    """A statement that had to wait for a lock, and whose transaction was in its way.
+
+    Without a holder: nobody has locked anything of its tables, as far as the labels of the statements tell.
+    """
 
     thread: str
     label: str
@@ -402,13 +405,16 @@ class Engine:
     def _note_wait(self, worker: _Worker) -> None:
         step = self.run_now.steps[-1]
         step.waited = True
-        for other in self._active.values():
-            if other is worker:
-                continue
-            for label, access in other.transaction:
-                if steps.meets(step.access, access.items()):
-                    self.run_now.waits.append(Wait(worker.name, step.label, other.name, label))
-                    break
+        found = [
+            Wait(worker.name, step.label, other.name, label)
+            for other in self._active.values()
+            if other is not worker
+            for label in [
+                next((one for one, access in other.transaction if steps.meets(step.access, access.items())), "")
+            ]
+            if label
+        ]
+        self.run_now.waits += found or [Wait(worker.name, step.label, "", "")]
 
     def _continue(self) -> None:
         """Somebody is blocked: sees who still is, then lets one go on."""

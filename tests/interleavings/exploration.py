@@ -8,18 +8,20 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import shorten
 from unittest.mock import patch
 
 from django.db import connections
 from django.test import override_settings
 
+from django_mysqlqueue.service import publishing
 from tests.crashes import ALIAS
 from tests.harness import USING
 from tests.interleavings import engine as engines
 from tests.interleavings import explore, pictures, reasons
 from tests.interleavings.engine import Engine, ToolError
-from tests.interleavings.explore import Report
-from tests.interleavings.known import Known
+from tests.interleavings.explore import Report, Unserial
+from tests.interleavings.known import ARROW, NOBODY, Known, Outcome
 from tests.interleavings.trials import Beginning, Pair, Trial
 from tests.interleavings.waiting import Waiting
 from tests.interleavings.worlds import LEASE_MS
@@ -52,6 +54,7 @@ class Exploration:
 
     def explore(self, pair: Pair, bound: int, **options: object) -> Report:
         """As ``explore.explore``; once more with new threads if the tool has failed."""
+        bound = pair.bound(bound)
         try:
             return explore.explore(self.trial(pair), bound, **options)  # type: ignore[arg-type]
         except ToolError:
@@ -75,6 +78,7 @@ def exploring(statistics: Size = "small") -> Iterator[Exploration]:
         stack.callback(log.setLevel, level)
         stack.enter_context(override_settings(MYSQLQUEUE=SETTINGS))
         stack.enter_context(patch.object(time, "sleep", engines.sleep))
+        stack.enter_context(patch.object(publishing, "CHUNK_ROWS", 1))
         stack.enter_context(pinned(connections[USING], statistics))
         with connections[USING].cursor() as cursor:
             cursor.execute(f"ALTER TABLE queue_messages AUTO_INCREMENT = {pictures.FIRST_OFFSET}")
@@ -85,31 +89,41 @@ def exploring(statistics: Size = "small") -> Iterator[Exploration]:
         yield found
 
 
-def findings(report: Report, known: Known, pair: Pair) -> list[str]:
+def findings(report: Report, known: Known) -> list[str]:
     """What of a report is wrong or new, one line each, with its schedule."""
     found = [f"{text}  [{schedule}]" for text, schedule in report.broken.items()]
     listed = known.outcomes.get(report.pair, {})
-    for one in report.unserial:
-        if one.digest not in listed:
-            why = reasons.of(pair, one)
-            found.append(
-                f"an outcome that neither order has ({why}) {one.digest}  [{one.schedule}]; "
-                f"unlike {one.nearest!r}: " + "; ".join(one.lines)
-            )
+    found += [
+        f"an outcome that neither order has ({reasons.of(one) or 'no reason fits'}) {one.digest}  "
+        f"[{one.schedule}]; {_unlike(one)}"
+        for one in report.unserial
+        if one.digest not in listed
+    ]
     found += [f"waits: {what}  [{name}]" for what, name in report.waits.items() if what not in known.waits]
     found += [f"deadlock: {what}  [{name}]" for what, name in report.deadlocks.items() if what not in known.deadlocks]
     return found
 
 
-def learn(report: Report, known: Known, pair: Pair) -> list[str]:
+def _unlike(one: Unserial) -> str:
+    return f"unlike {one.nearest}: {'; '.join(one.lines)}"
+
+
+def learn(report: Report, known: Known) -> list[str]:
     """Adds what a report has to what is known; returns what cannot be learned: it is wrong."""
     unexplained = [f"{text}  [{schedule}]" for text, schedule in report.broken.items()]
     listed = known.outcomes.setdefault(report.pair, {})
     for one in report.unserial:
-        listed[one.digest] = reasons.of(pair, one), one.schedule
+        if reason := reasons.of(one):
+            listed.setdefault(one.digest, Outcome(reason, one.schedule, shorten(_unlike(one), 160, placeholder="…")))
+        else:
+            unexplained.append(f"no reason fits the outcome {one.digest}  [{one.schedule}]; {_unlike(one)}")
     if not listed:
         del known.outcomes[report.pair]
-    known.waits |= report.waits.keys()
+    for what, name in report.waits.items():
+        if what.endswith(ARROW + NOBODY):
+            unexplained.append(f"waits: {what}  [{name}]")
+        else:
+            known.waits.add(what)
     unexplained += [
         f"deadlock: {what}  [{name}]" for what, name in report.deadlocks.items() if what not in known.deadlocks
     ]

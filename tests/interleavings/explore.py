@@ -1,4 +1,4 @@
-"""Explores pairs of operations; see ``docs/design.md``."""
+"""Explore pairs of operations; see ``docs/interleavings.md``."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class Unserial:
     """In that schedule a statement found rows locked and skipped them, or may have."""
     waited: bool
     """In that schedule a statement waited for a lock."""
+    read_before: bool
+    """In that schedule a transaction went on after another one had committed what it had read before."""
 
 
 @dataclass
@@ -127,15 +129,15 @@ class _Seen:
         if verdict.is_serial:
             self._serial[verdict.name] = verdict.outcome
         known_one = self._verdicts.get(verdict.text)
-        if known_one is None or (verdict.is_between and not known_one.is_between):
+        if known_one is None or (not known_one.is_between and verdict.is_between):
             self._verdicts[verdict.text] = verdict
         for text in verdict.broken + self._trial.drain(verdict):
             report.broken.setdefault(text, verdict.name)
-        names = {thread: operation.name for thread, operation in self._operations.items()}
+        names = {thread: operation.name for thread, operation in self._operations.items()} | {"": known.NOBODY}
         for one in verdict.run.waits:
             report.waits.setdefault(known.wait(names[one.thread], one.label, names[one.holder]), verdict.name)
         for thread, label in verdict.run.deadlocks:
-            others = sorted(name for other, name in names.items() if other != thread)
+            others = sorted(name for other, name in names.items() if other not in (thread, ""))
             report.deadlocks.setdefault(known.deadlock(names[thread], label, others), verdict.name)
 
     def finish(self) -> Report:
@@ -156,6 +158,7 @@ class _Seen:
                         lines,
                         verdict.passed_over,
                         bool(verdict.run.waits),
+                        verdict.read_before,
                     )
                 )
         return report

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).parent / "expected"
 ARROW, BAR = " <- ", " | "
+DETAIL = "      "
+NOBODY = "nobody"
+"""Whom a statement waits for that none of the other operations seems to have made wait."""
 
 
 def wait(waiter: str, label: str, holder: str) -> str:
@@ -23,12 +27,21 @@ def deadlock(victim: str, label: str, others: Sequence[str]) -> str:
     return f"{victim}{BAR}{label}{ARROW}{' + '.join(others)}"
 
 
+class Outcome(NamedTuple):
+    """An outcome that no serial order has."""
+
+    reason: str
+    schedule: str
+    unlike: str
+    """Where it differs from the nearest serial one."""
+
+
 @dataclass
 class Known:
     """The contents of the three files."""
 
-    outcomes: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
-    """Pair → digest → (reason, a schedule)."""
+    outcomes: dict[str, dict[str, Outcome]] = field(default_factory=dict)
+    """Pair → digest → what is known of it."""
     waits: set[str] = field(default_factory=set)
     deadlocks: dict[str, str] = field(default_factory=dict)
     """What → why."""
@@ -36,11 +49,13 @@ class Known:
     @classmethod
     def read(cls, folder: Path = FOLDER) -> Known:
         known = cls()
-        pair = ""
+        pair = digest = ""
         for line in _lines(folder / "outcomes.txt"):
-            if line.startswith("  "):
+            if line.startswith(DETAIL):
+                known.outcomes[pair][digest] = known.outcomes[pair][digest]._replace(unlike=line.removeprefix(DETAIL))
+            elif line.startswith("  "):
                 digest, reason, schedule = line.split(None, 2)
-                known.outcomes.setdefault(pair, {})[digest] = reason, schedule
+                known.outcomes.setdefault(pair, {})[digest] = Outcome(reason, schedule, "")
             else:
                 pair = line
         statement = ""
@@ -57,11 +72,15 @@ class Known:
     def write(self, sentences: Mapping[str, str], folder: Path = FOLDER) -> None:
         """Writes the files; ``sentences`` say what the reasons are."""
         folder.mkdir(exist_ok=True)
-        lines = ["# Outcomes that no serial order of the operations has: digest, reason, a schedule. The reasons:"]
+        lines = [
+            "# Outcomes that no serial order of the operations has: digest, reason, a schedule, and where it differs"
+        ]
+        lines += ["# from the serial outcome that is nearest. The reasons:"]
         lines += [f"# {name}: {sentence}" for name, sentence in sentences.items()]
         for pair, found in sorted(self.outcomes.items()):
             lines.append(pair)
-            lines += [f"  {digest} {reason} {schedule}" for digest, (reason, schedule) in sorted(found.items())]
+            for digest, one in sorted(found.items()):
+                lines += [f"  {digest} {one.reason} {one.schedule}", DETAIL + one.unlike]
         (folder / "outcomes.txt").write_text("\n".join(lines) + "\n")
         (folder / "waits.txt").write_text("\n".join(self._waits()) + "\n")
         lines = ["# Deadlocks, and why each may be: victim | statement <- the others : why."]

@@ -22,7 +22,6 @@ from django_mysqlqueue.service import (
     heartbeats,
     history,
     leasing,
-    publishing,
     redriving,
     releasing,
     rescheduling,
@@ -48,6 +47,8 @@ from tests.harness import Sub, handler
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
 
 NEW = GroupRef("new", TOPIC)
+D = GroupRef("d", DLQ)
+"""Handles dead letters."""
 KEYS = "abcde"
 
 
@@ -76,8 +77,8 @@ class Actor:
     def outcomes(self, *ends: tuple[Any, ...]) -> list[Outcome]:
         return [Outcome(self.start.held[name], kind, *more) for name, kind, *more in ends]
 
-    def claimant(self, who: str, mode: str = "") -> Claimant:
-        return Claimant(G, who, 5, LEASE_MS if (mode or self.start.mode) == "shared" else None)
+    def claimant(self, who: str, mode: str = "", *, strict: bool = False) -> Claimant:
+        return Claimant(G, who, 5, LEASE_MS if (mode or self.start.mode) == "shared" else None, strict=strict)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Operation:
     name: str
     run: Callable[[Actor], object]
     settles: frozenset[str] = frozenset()
-    """Messages of the group that it may settle."""
+    """Messages of the group that it may settle without calling a handler; ``*``: any."""
     deletes: bool = False
     """It may delete messages that are not settled: a cancellation, a discard."""
     forgets: bool = False
@@ -133,11 +134,8 @@ def _(a: Actor) -> object:
 
 @operation("publish_many in chunks")
 def _(a: Actor) -> object:
-    before, publishing.CHUNK_ROWS = publishing.CHUNK_ROWS, 1
-    try:
-        publish_many(TOPIC, messages("a8", "b8"), using=ALIAS)
-    finally:
-        publishing.CHUNK_ROWS = before
+    """(Chunks are of one row: ``exploration.exploring``.)"""
+    publish_many(TOPIC, messages("a8", "b8"), using=ALIAS)
     return None
 
 
@@ -357,6 +355,21 @@ def _(a: Actor) -> object:
     return claiming.claim(ALIAS, a.claimant(WHO), wants, token=a.new_token())
 
 
+@operation("claim, strict")
+def _(a: Actor) -> object:
+    """As for ``on_failure="block"``."""
+    wants = [Want(key, look_at=10) for key in "ab"]
+    return claiming.claim(ALIAS, a.claimant(WHO, strict=True), wants, token=a.new_token())
+
+
+@operation("claim of dead letters")
+def _(a: Actor) -> object:
+    """By a consumer group on the DLQ topic."""
+    return claiming.claim(
+        ALIAS, Claimant(D, WHO, 5, None), [Want(key, look_at=10) for key in "ab"], token=a.new_token()
+    )
+
+
 @operation("claim, shared")
 def _(a: Actor) -> object:
     """Of one more subscriber for each actor."""
@@ -399,6 +412,31 @@ def _(a: Actor) -> object:
 @operation("flush failures", settles="a1")
 def _(a: Actor) -> object:
     return _flush(a, ("a1", Kind.REJECT, 0, "no"), ("a3", Kind.NACK, LEASE_MS, "no"))
+
+
+@operation("flush a last failure", settles="a3")
+def _(a: Actor) -> object:
+    a3 = a.start.held["a3"]
+    ends = [*a.outcomes(("a1", Kind.SNOOZE, LEASE_MS)), Outcome(a3._replace(attempt=5), Kind.NACK, LEASE_MS, "no")]
+    return settling.flush(ALIAS, G, ends, max_attempts=5, shared=a.start.mode == "shared", also="abc")
+
+
+@operation("flush a deleted message", settles="a1")
+def _(a: Actor) -> object:
+    return _flush(a, ("a1", Kind.DELETED), ("a3", Kind.SNOOZE, LEASE_MS))
+
+
+@operation("flush acks of dead letters")
+def _(a: Actor) -> object:
+    ends = [Outcome(one, Kind.ACK) for one in a.start.held.values()]
+    return settling.flush(ALIAS, D, ends, max_attempts=5, shared=False, also="ab")
+
+
+@operation("reject dead letters")
+def _(a: Actor) -> object:
+    """There is nowhere else for them to go: they wait for another attempt."""
+    ends = [Outcome(one, Kind.REJECT, LEASE_MS, "no") for one in a.start.held.values()]
+    return settling.flush(ALIAS, D, ends, max_attempts=5, shared=False, also="ab")
 
 
 @operation("flush an ack behind a failure", settles="a3")
@@ -479,6 +517,11 @@ def _(a: Actor) -> object:
     return retrying.retry_now(ALIAS, G, by=a.name, reset_attempts=True)
 
 
+@operation("retry one", steps=True)
+def _(a: Actor) -> object:
+    return retrying.retry_now(ALIAS, G, by=a.name, rows=[("b", a.offsets["b1"])])
+
+
 @operation("dead-letter now", settles="b1 e1")
 def _(a: Actor) -> object:
     return dead_lettering.dead_letter_now(ALIAS, G, [a.offsets["b1"], a.offsets["e1"]], by=a.name)
@@ -487,6 +530,11 @@ def _(a: Actor) -> object:
 @operation("redrive", steps=True)
 def redrive(a: Actor) -> object:
     return redriving.redrive(ALIAS, Letters(DLQ), by=a.name)
+
+
+@operation("redrive one", steps=True)
+def _(a: Actor) -> object:
+    return redriving.redrive(ALIAS, Letters(DLQ), by=a.name, limit=1)
 
 
 @operation("discard", steps=True)
@@ -544,11 +592,9 @@ def _turn(a: Actor) -> object:
 
 
 for _mode in ("ordered", "shared"):
-    OPERATIONS[f"a turn, {_mode}"] = Operation(
-        f"a turn, {_mode}", _turn, frozenset("*"), steps=True, prepare=_subscriber(_mode)
-    )
+    OPERATIONS[f"a turn, {_mode}"] = Operation(f"a turn, {_mode}", _turn, steps=True, prepare=_subscriber(_mode))
     OPERATIONS[f"an atomic turn, {_mode}"] = Operation(
-        f"an atomic turn, {_mode}", _turn, frozenset("*"), steps=True, prepare=_subscriber(_mode, atomic=True)
+        f"an atomic turn, {_mode}", _turn, steps=True, prepare=_subscriber(_mode, atomic=True)
     )
 
 
@@ -561,6 +607,11 @@ def command(name: str, *arguments: str, **options: Any) -> None:
     OPERATIONS[title] = Operation(title, run, steps=True, **options)
 
 
+command("queuepause", "g", TOPIC, "--noinput")
+command("queueresume", "g", TOPIC, "--noinput")
+command("queuegroupmode", "g", TOPIC, "shared")
+command("queuecancel", TOPIC, "s1", "--noinput", deletes=True)
+command("queuediscard", TOPIC, "--reason", "none", "--noinput")
 command("queuegc", touches_all=True)
 command("queueseek", "g", TOPIC, "earliest", "--noinput", forgets=True)
 command("queuedropgroup", "g", TOPIC, "--noinput", forgets=True)
@@ -576,6 +627,11 @@ def both(first: str, *others: Callable[[Actor], object] | str) -> Operation:
     def run(a: Actor) -> object:
         return [part.run(a) for part in parts]
 
+    def prepare(a: Actor) -> None:
+        for part in parts:
+            if part.prepare is not None:
+                part.prepare(a)
+
     return Operation(
         ", ".join(part.name for part in parts),
         run,
@@ -585,6 +641,7 @@ def both(first: str, *others: Callable[[Actor], object] | str) -> Operation:
         skips=any(part.skips for part in parts),
         touches_all=any(part.touches_all for part in parts),
         steps=True,
+        prepare=prepare if any(part.prepare is not None for part in parts) else None,
     )
 
 

@@ -143,9 +143,12 @@ def special() -> Iterable[Pair]:
         ("join", ("drop", "join")),
         ("queueseek g t earliest --noinput", ("queueseek g t earliest --noinput", "claim", "pause")),
         ("queuedropgroup g t --noinput", ("queuedropgroup g t --noinput", "join")),
+        ("queueretry g t --noinput", ("queueretry g t --noinput", "claim again")),
+        ("queueredrive t --noinput", ("queueredrive t --noinput", "sequence")),
+        ("queuediscard t --reason none --noinput", ("queueredrive t --noinput", "sequence")),
+        ("queuegc", ("queuegc", "sequence", "claim")),
     ):
-        if OPERATIONS[then[-1]].prepare is None:
-            yield Pair("busy", (OPERATIONS[first], both(*then)))
+        yield Pair("busy", (OPERATIONS[first], both(*then)))
     for first, then in (
         ("set_mode shared", ("set_mode shared", "set_mode ordered")),
         ("join", ("set_mode shared", "set_mode ordered")),
@@ -208,6 +211,99 @@ def special() -> Iterable[Pair]:
     yield from each("paused", ("seek to the end",), ("claim and flush", "flush acks", "resume"))
 
 
+def situations() -> Iterable[Pair]:
+    """What is seldom met."""
+    # Ends and claims of other kinds.
+    kinds = ("flush a last failure", "flush a deleted message", "claim, strict", "retry one", "redrive one")
+    yield from each(
+        "busy",
+        kinds,
+        (
+            *kinds,
+            "claim and flush",
+            "claim again",
+            "flush failures",
+            "ack in a transaction",
+            "dead-letter now",
+            "retry",
+            "redrive",
+            "sequence",
+            "collect",
+            "drop",
+            "seek to the beginning",
+            "set_mode shared",
+            "pause",
+        ),
+    )
+    yield from each("shared", kinds[:2], (*kinds[:2], "claim, shared", "flush failures", "retry one", "extend all"))
+    # Of the lost subscriber's deliveries, and the frozen one's, the attempts are used up: claims dead-letter them.
+    yield from each(
+        "used_up",
+        ("take over", "claim again", "a turn, ordered"),
+        (
+            "take over",
+            "claim again",
+            "a turn, ordered",
+            "flush acks",
+            "flush failures",
+            "ack in a transaction",
+            "retry",
+            "dead-letter now",
+            "seek to the beginning",
+            "drop",
+            "set_mode shared",
+            "collect",
+        ),
+    )
+    # A group that handles dead letters, while operators take them.
+    dead = ("claim of dead letters", "flush acks of dead letters", "reject dead letters")
+    yield from each(
+        "undertaker",
+        (*dead, "redrive", "discard", "replace", "queueredrive t --noinput", "collect"),
+        (*dead, "redrive", "discard", "replace", "collect", "sequence"),
+    )
+    # A seek, or a drop, of a process that died: the group is paused until somebody runs it again.
+    again = ("seek to the beginning", "seek to the end", "drop", "join", "a turn, ordered")
+    meanwhile = (
+        "claim",
+        "claim and flush",
+        "flush acks",
+        "flush failures",
+        "ack in a transaction",
+        "settle in a transaction",
+        "undo",
+        "sweep",
+        "create offsets rows",
+        "release everything",
+        "take over",
+        "resume",
+        "retry",
+        "dead-letter now",
+        "set_mode shared",
+        "collect",
+    )
+    for world in ("seek_interrupted", "drop_interrupted"):
+        yield from each(world, again, (*again, *meanwhile))
+    # Several transactions where there is otherwise one.
+    for first, others in (
+        ("seek to the beginning", ("seek to the beginning", "drop", "claim", "flush acks", "settle in a transaction")),
+        ("seek to the end", ("seek to the end", "flush failures", "sweep")),
+        ("drop", ("drop", "flush failures", "settle in a transaction", "claim again", "beat")),
+        ("retry", ("retry", "claim again", "drop")),
+        ("collect", ("collect", "sequence", "seek to the beginning")),
+    ):
+        for other in others:
+            yield Pair("busy", tuple(of((first, other))), by_ones=True)
+    for first, then in (
+        ("seek to the beginning", ("seek to the beginning", "claim", "pause")),
+        ("drop", ("drop", "join", "pause")),
+    ):
+        yield Pair("busy", (OPERATIONS[first], both(*then)), by_ones=True)
+    for first, other in (("redrive", "redrive"), ("redrive", "discard"), ("discard", "discard"), ("redrive", "drop")):
+        yield Pair("buried", tuple(of((first, other))), by_ones=True)
+    yield Pair("all_settled", tuple(of(("collect", "collect"))), by_ones=True)
+
+
 def triples() -> Iterable[Pair]:
     for world, names in (
         ("busy", ("drop", "join", "claim")),
@@ -235,6 +331,7 @@ def pairs() -> dict[str, Pair]:
         *each("forsaken", MEANWHILE, (*MEANWHILE, *STALE)),
         *each("forsaken_shared", ("claim, shared", "set_mode ordered", "a turn, shared"), SHARED),
         *special(),
+        *situations(),
         *triples(),
     ):
         found.setdefault(one.name, one)

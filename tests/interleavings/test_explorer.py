@@ -16,7 +16,7 @@ from tests.interleavings.known import Known
 from tests.interleavings.operations import OPERATIONS
 from tests.interleavings.pairs import pairs
 from tests.interleavings.regressions import REGRESSIONS
-from tests.interleavings.schedules import Diverged, Segment
+from tests.interleavings.schedules import Diverged
 from tests.writers import watched, writing_functions
 
 pytestmark = [pytest.mark.interleavings, pytest.mark.servers_only, pytest.mark.timeout(300)]
@@ -44,7 +44,7 @@ def test_a_recorded_schedule(db, found, one):
     assert all(ended for *_, ended in verdict.outcome["operations"]), "a record has not ended"
     report = explore.judge(trial, one.schedule)
     assert not report.deadlocks
-    assert exploration.findings(report, Known.read(), trial.pair) == []
+    assert exploration.findings(report, Known.read()) == []
 
 
 def test_a_sample_of_all_pairs(db, found):
@@ -57,7 +57,7 @@ def test_a_sample_of_all_pairs(db, found):
     number = 0
     for pair in itertools.takewhile(lambda _: time.monotonic() < until, chosen):
         report = found.explore(pair, BOUND, most=SCHEDULES, random=random)
-        problems += [f"{pair.name}: {line}" for line in exploration.findings(report, known, pair)]
+        problems += [f"{pair.name}: {line}" for line in exploration.findings(report, known)]
         number += 1
     print(f"{number} pairs, seed {SEED}")
     assert not problems, "\n".join(problems)
@@ -113,13 +113,3 @@ def test_a_schedule_that_cannot_be_followed_is_an_error(db, found):
     with pytest.raises(ToolError, match="'A-B' is not part of a schedule's name"):
         explore.replay(trial, "A-B")
     assert explore.replay(trial, "A B").broken == []
-
-
-def test_the_shortest_schedule_that_still_fails():
-    needed = [Segment("A", "x#1"), Segment("B"), Segment("A")]
-
-    def fails(one):
-        return all(segment in one for segment in needed)
-
-    assert schedules.shrink([Segment("B", "y#1"), *needed], fails) == needed
-    assert schedules.shrink([Segment("B", "y#1"), *needed], lambda one: True) == [Segment("B"), Segment("A")]

@@ -71,7 +71,9 @@ def _explored(trial: Trial, bound: int, mutation: Mutation | None = None) -> Ite
 
 def _findings(trial: Trial, verdict: Verdict) -> set[Finding]:
     """Everything that an exploration compares. The unmutated code drains what the schedule left."""
-    names = {thread: one.name for thread, one in zip(trial.threads, trial.pair.operations, strict=True)}
+    names = {thread: one.name for thread, one in zip(trial.threads, trial.pair.operations, strict=True)} | {
+        "": known.NOBODY
+    }
     run = verdict.run
     return {
         *((BROKEN, text) for text in verdict.broken + trial.drain(verdict)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,25 +12,46 @@ from typing import Any
 from unittest.mock import patch
 
 from django.core.management import CommandError
-from django.db import connection, transaction
 
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
-from django_mysqlqueue.runtime import ordered
-from django_mysqlqueue.service import groups
-from tests import invariants
-from tests.app.models import Effect
-from tests.conftest import QUEUE_MODELS, TABLES, Clock, empty
+from django_mysqlqueue.service import (
+    dropping,
+    groups,
+    redriving,
+    rescheduling,
+    retention,
+    retrying,
+    seeking,
+    steps,
+)
+from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.seeking import Place
+from tests import draining, invariants
+from tests.conftest import Clock, empty
 from tests.crash_worlds import OTHER, G
 from tests.crashes import DLQ
 from tests.harness import USING, Sub, handler
-from tests.interleavings import pictures, schedules, steps
+from tests.interleavings import pictures, schedules
+from tests.interleavings import steps as statements
 from tests.interleavings.engine import Director, Engine, Run
 from tests.interleavings.operations import Actor, Operation
 from tests.interleavings.pictures import Names, Picture
-from tests.interleavings.steps import Access
+from tests.interleavings.steps import APPENDED_FOR_ALL, COMMITTED, READ, Access
 from tests.interleavings.worlds import LEASE_MS, WORLDS
-from tests.tables import Tables
+from tests.snapshots import Snapshot
+from tests.tables import Group, Tables
 
+CHUNKS = (
+    (groups, "CHUNK"),
+    (redriving, "BATCH"),
+    (rescheduling, "CHUNK"),
+    (retention, "CHUNK_ROWS"),
+    (retention, "PARTITIONS"),
+    (retrying, "CHUNK"),
+    (seeking, "CHUNK"),
+    (steps, "CHUNK"),
+)
+"""How much one transaction of an operation of several does."""
 REFUSALS = (CommandError, OperationRefused, SubscriberError, StaleDelivery)
 """What an operation may raise when another one was faster."""
 HANDLERS_WAIT = 2 * LEASE_MS // 1000
@@ -48,10 +70,17 @@ class Pair:
     """(thread, other, label): it begins when the other stands at that label."""
     undone: str = ""
     """A thread of whose claim nothing may be left in the end."""
+    by_ones: bool = False
+    """What is done in chunks is done in chunks of one."""
+
+    def bound(self, wanted: int) -> int:
+        """Maximum number of preemptions of its schedules: of three operations or many small transactions, one."""
+        return min(wanted, 1) if self.by_ones or len(self.operations) > 2 else wanted
 
     @property
     def name(self) -> str:
-        return f"{self.world}: " + " x ".join(one.name for one in self.operations)
+        by_ones = ", by ones" if self.by_ones else ""
+        return f"{self.world}{by_ones}: " + " x ".join(one.name for one in self.operations)
 
 
 @dataclass
@@ -66,6 +95,8 @@ class Verdict:
     broken: list[str]
     after: Tables
     names: Names
+    handled: Counter[str]
+    """Messages that handlers were called with."""
 
     @property
     def is_serial(self) -> bool:
@@ -81,7 +112,9 @@ class Verdict:
         for step in self.run.steps:
             own = step.thread, numbers[step.thread]
             earlier = before.setdefault(own, set())
-            earlier.update(other for other, access in done if other != own and steps.meets(step.access, access.items()))
+            earlier.update(
+                other for other, access in done if other != own and statements.meets(step.access, access.items())
+            )
             if numbers[step.thread]:
                 earlier.add((step.thread, numbers[step.thread] - 1))
             done.append((own, step.access))
@@ -95,43 +128,37 @@ class Verdict:
         return not before
 
     @property
+    def read_before(self) -> bool:
+        """A transaction read, without a lock, what another one committed before the first one went on."""
+        read: dict[str, set[str]] = {thread: set() for thread in self.run.results}
+        """By thread: tables that its open transaction has read."""
+        changed = set[str]()
+        """Threads whose open transaction has read a table that has changed since."""
+        for step in self.run.steps:
+            if step.thread in changed:
+                return True
+            for thread, tables in read.items():
+                if thread != step.thread and any(
+                    table in tables and kind in (COMMITTED, APPENDED_FOR_ALL) for table, kind in step.access.items()
+                ):
+                    changed.add(thread)
+            read[step.thread] |= {table for table, kind in step.access.items() if kind == READ}
+            if step.releases:
+                read[step.thread] = set()
+                changed.discard(step.thread)
+        return False
+
+    @property
     def passed_over(self) -> bool:
         """A statement that skips locked rows was run while another transaction had locked some of its table."""
         locked: dict[str, Access] = {}
         for step in self.run.steps:
             others = [access for thread, access in locked.items() if thread != step.thread]
-            if "-skip:" in step.label and any(steps.meets(step.access, access.items()) for access in others):
+            if "-skip:" in step.label and any(statements.meets(step.access, access.items()) for access in others):
                 return True
-            held = {} if step.releases else steps.union(locked.get(step.thread, {}), steps.locks(step.access))
+            held = {} if step.releases else statements.union(locked.get(step.thread, {}), statements.locks(step.access))
             locked[step.thread] = held
         return False
-
-
-class Snapshot:
-    """All rows as they are; puts back those of the tables that may have changed."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, tuple[str, list[tuple[Any, ...]]]] = {}
-        for model in (*QUEUE_MODELS, Effect):
-            table = model._meta.db_table
-            fields = [one for one in model._meta.concrete_fields if not one.generated]
-            columns = ", ".join(connection.ops.quote_name(one.column) for one in fields)
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT {columns} FROM {table}")
-                rows = list(cursor.fetchall())
-            values = ", ".join(f"({', '.join(['%s'] * len(fields))})" for _ in rows)
-            self._rows[table] = (f"INSERT INTO {table} ({columns}) VALUES {values}", [v for row in rows for v in row])
-
-    def restore(self, changed: set[str] | None = None) -> None:
-        """Puts tables back; None: all of them."""
-        if changed is not None and not changed:
-            return
-        with transaction.atomic(), connection.cursor() as cursor:
-            for table in TABLES if changed is None else sorted(changed):
-                cursor.execute(f"DELETE FROM {table}")
-                insert, values = self._rows[table]
-                if values:
-                    cursor.execute(insert, values)
 
 
 class Beginning:
@@ -177,7 +204,10 @@ class Trial:
             jobs[actor.name] = lambda operation=operation, actor=actor: operation.run(actor)
         prepared = any(operation.prepare is not None for operation in self.pair.operations)
         gates = {thread: (other, label) for thread, other, label in self.pair.gates}
-        run = self._engine.execute(jobs, director, gates)
+        with contextlib.ExitStack() as stack:
+            for module, constant in CHUNKS if self.pair.by_ones else ():
+                stack.enter_context(patch.object(module, constant, 1))
+            run = self._engine.execute(jobs, director, gates)
         self._changed = None if prepared else run.written
         times.append(time.perf_counter())
         after = Tables.read(USING, changed=None if prepared else run.written, before=self.before)
@@ -191,7 +221,8 @@ class Trial:
             },
             **pictures.picture(after, names, tokens),
         }
-        verdict = Verdict(run, schedules.name(run), outcome, pictures.text(outcome), [], after, names)
+        handled = Counter(name for actor in actors for name in actor.done)
+        verdict = Verdict(run, schedules.name(run), outcome, pictures.text(outcome), [], after, names, handled)
         verdict.broken = self._judge(verdict, tokens)
         times.append(time.perf_counter())
         for what, began, ended in zip(("restore", "execute", "judge"), times, times[1:], strict=False):
@@ -202,7 +233,8 @@ class Trial:
 
     def _judge(self, verdict: Verdict, tokens: dict[int, str]) -> list[str]:
         operations, run, after = self.pair.operations, verdict.run, verdict.after
-        forgets = {G} if any(one.forgets for one in operations) else set()
+        is_interrupted = G in self.before.groups and bool(self.before.groups[G].after_seek)
+        forgets = {G} if is_interrupted or any(one.forgets for one in operations) else set()
         broken = invariants.at_any_moment(after)
         broken += invariants.between(
             self.before,
@@ -223,8 +255,7 @@ class Trial:
                 if not row.acked and tokens.get(row.delivery_token, "").startswith(self.pair.undone)
             ]
         if self.pair.once:
-            handled = Counter(name for value in run.results.values() for name in value or ())
-            broken += [f"{name} was handled {count} times" for name, count in handled.items() if count > 1]
+            broken += [f"{name} was handled {count} times" for name, count in verdict.handled.items() if count > 1]
         if run.livelock:
             broken.append("they went on and on")
         return [pictures.named(one, verdict.names) for one in broken]
@@ -234,6 +265,9 @@ class Trial:
         may = frozenset().union(*(one.settles for one in operations))
         if "*" in may or any(one.skips for one in operations):
             return []
+        if G in self.before.groups and invariants.is_being_dropped(self.before, G):
+            return []  # its state rows are gone already
+        may |= {*verdict.handled, *self._start.used_up}
         new = invariants.settled(verdict.after) - invariants.settled(self.before)
         return [
             f"{name} was settled, and nobody has handled it"
@@ -246,6 +280,7 @@ class Trial:
     def drain(self, verdict: Verdict) -> list[str]:
         """Healthy subscribers of all groups handle the rest: what is wrong with that."""
         tables = pictures.text({name: rows for name, rows in verdict.outcome.items() if name != "results"})
+        tables += str([ref for ref, group in verdict.after.groups.items() if self._has_died(ref, group)])
         if tables not in self._drained:  # the same rows come to the same end
             began = time.perf_counter()
             self._changed = None
@@ -253,12 +288,22 @@ class Trial:
             self.spent["drain"] += time.perf_counter() - began
         return self._drained[tables]
 
+    def _has_died(self, ref: GroupRef, group: Group) -> bool:
+        """The process of the seek or drop that is under way: it was, before the operations began."""
+        return bool(group.operation) and group.operation == self.before.groups[ref].operation
+
     def _drain(self, verdict: Verdict) -> list[str]:
         after = verdict.after
         for ref, group in after.groups.items():
-            if group.paused:
-                if group.after_seek:
-                    return ["a seek has not ended, and nobody has died"]
+            if group.after_seek:
+                if not self._has_died(ref, group):
+                    return ["a seek or drop has not ended, and its process has not died"]
+                if invariants.is_seeking(group):
+                    seeking.seek(USING, ref, Place(group.start_offset), by="drain")
+                else:
+                    dropping.drop(USING, ref, by="drain")
+                after = Tables.read(USING)
+            elif group.paused:
                 groups.resume(USING, ref, by="drain")
         settled = invariants.settled(after)
         expected: Counter[tuple[str, str]] = Counter()
@@ -271,7 +316,7 @@ class Trial:
         for row in pending:
             for ref in after.groups:
                 if invariants.is_for(row, ref) and (ref, getattr(row, "offset", 0)) not in settled:
-                    expected[ref.group, pictures.message_name(row).rstrip("'")] += 1
+                    expected[ref.group, pictures.message_name(row).rstrip("!'")] += 1
         done, end = drain(after)
         handled = Counter((group, name) for group, name in done)
         before = Counter(_letters(after))
@@ -322,19 +367,8 @@ def drain(tables: Tables) -> tuple[list[tuple[str, str]], Tables]:
         handlers = [handler(ref.topic, ref.group, note, mode=row.mode) for ref, row in tables.groups.items()]
         if handlers:
             healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
-            quiet = 0
-            while quiet < 2:
-                before = len(done)
-                for work in healthy.poller.works:
-                    work.rests_until = 0.0
-                with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
-                    healthy.step()
-                healthy.work()
-                healthy.flush()
-                quiet = quiet + 1 if len(done) == before else 0
-            for _ in healthy.poller.housekeeping._round():
-                pass
-            healthy.step()
+            draining.handle_all(healthy, done)
+            draining.keep_house(healthy)
         return done, Tables.read(USING)
     finally:
         clock.restore()

@@ -16,12 +16,24 @@ from django_mysqlqueue.models import (
     Rollup,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import bodies, claiming, groups, heartbeats, leasing, settling, watermarks
+from django_mysqlqueue.service import (
+    bodies,
+    claiming,
+    dropping,
+    groups,
+    heartbeats,
+    leasing,
+    seeking,
+    settling,
+    watermarks,
+)
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
 from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.seeking import Place
+from django_mysqlqueue.service.transactions import run
 from tests.crash_worlds import OTHER, WHO, G, messages
-from tests.crashes import TOPIC
+from tests.crashes import DLQ, TOPIC
 from tests.harness import USING, sequence
 
 LOST = "lost"
@@ -39,6 +51,8 @@ class Start:
     """What it has claimed, by message."""
     scheduled: list[int] = field(default_factory=list)
     """Outbox ids of messages whose time has not come."""
+    used_up: frozenset[str] = frozenset()
+    """Messages that whoever claims them next dead-letters: their attempts are used up, and their holder is gone."""
 
 
 def _claim(ref: GroupRef, mode: str, who: str, **look_at: int) -> dict[str, Claimed]:
@@ -192,5 +206,57 @@ def buried() -> Start:
     return start
 
 
-_ALL = (busy, shared, forsaken, forsaken_shared, paused, all_settled, behind, emptied, fresh, fresh_shared, buried)
+def used_up() -> Start:
+    """As ``forsaken``; whatever is in flight or in backoff has no attempt left."""
+    start = forsaken()
+    DeliveryState.objects.filter(consumer_group="g", acked=False).update(retry_count=5)
+    start.used_up = frozenset({"a1", "a3", "e1"})
+    return start
+
+
+def undertaker() -> Start:
+    """As ``buried``, and a group on the DLQ topic, whose subscriber has claimed the dead letters of partition a."""
+    buried()
+    start = Start("ordered")
+    dead = GroupRef("d", DLQ)
+    groups.register(USING, dead, mode="ordered", start="earliest")
+    start.held = _claim(dead, "ordered", WHO, a=2)
+    return start
+
+
+def seek_interrupted() -> Start:
+    """As ``busy``; a process died in the midst of a seek: the offsets are stored, the state rows are not deleted."""
+    start = busy()
+    operation = run(USING, lambda session: seeking._begin(session, G, Place(0), "dead", ""))
+    run(USING, lambda session: seeking._reset_offsets(session, G, Place(0), operation, ""))
+    return start
+
+
+def drop_interrupted() -> Start:
+    """As ``busy``; a process died in the midst of a drop: leases and state rows are gone, offsets rows are not."""
+    start = busy()
+    operation = run(USING, lambda session: dropping._begin(session, G, "dead"))
+    assert operation is not None
+    for _ in range(2):
+        assert run(USING, lambda session: dropping._delete_some(session, G, operation))
+    return start
+
+
+_ALL = (
+    busy,
+    shared,
+    forsaken,
+    forsaken_shared,
+    paused,
+    all_settled,
+    behind,
+    emptied,
+    fresh,
+    fresh_shared,
+    buried,
+    used_up,
+    undertaker,
+    seek_interrupted,
+    drop_interrupted,
+)
 WORLDS: dict[str, Callable[[], Start]] = {one.__name__: one for one in _ALL}
