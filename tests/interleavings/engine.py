@@ -31,7 +31,7 @@ STABLE = 4
 """So often in a row the server must have said that a statement still waits, after something was released."""
 DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
 
-_sleep = time.sleep
+_sleep, _monotonic = time.sleep, time.monotonic
 _here = threading.local()
 
 
@@ -113,6 +113,8 @@ class _Worker(threading.Thread):
         self.asleep = False
         self.is_starting = False
         self.counts: dict[str, int] = {}
+        self.clock = 0.0
+        """What ``time.monotonic`` says to it: time passes only where it sleeps, however busy the machine is."""
         self.transaction: list[tuple[str, Access]] = []
         """What the open transaction has locked, by statement."""
         self.troubled = False
@@ -187,7 +189,8 @@ class _Worker(threading.Thread):
 
         return end
 
-    def sleep(self) -> None:
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
         self._pause("sleep", NOTHING)
 
     def _pause(self, label: str, access: Access, sql: str = "", *, releases: bool = False) -> None:
@@ -249,7 +252,7 @@ class Engine:
             worker = self._workers[name]
             worker.job, worker.counts, worker.transaction, worker.asleep = job, {}, [], False
             worker.pending = Step(name, "start", 1, NOTHING, (), None, 0)
-            worker.is_starting, worker.troubled = True, False
+            worker.is_starting, worker.troubled, worker.clock = True, False, _monotonic()
             worker.state = READY
         with self._mutex:
             self._next()
@@ -384,10 +387,10 @@ class Engine:
 
     def _is_blocked(self, worker: _Worker, progress: int) -> bool:
         """Whether the running one waits for a lock; waits until that or its next stop is certain."""
-        deadline = time.monotonic() + 30
+        deadline = _monotonic() + 30
         times = 0
         already = sum(one.state is BLOCKED for one in self._active.values())
-        while time.monotonic() < deadline:
+        while _monotonic() < deadline:
             waits = self._waiting.count()
             with self._mutex:
                 if self._progress != progress or worker.state is not RUNNING:
@@ -435,10 +438,10 @@ class Engine:
 
     def _settle(self, *, alone: bool = False) -> None:
         """Waits until each blocked thread has arrived or certainly still waits; ``alone``: until one has arrived."""
-        deadline = time.monotonic() + LOCK_WAIT + 10
+        deadline = _monotonic() + LOCK_WAIT + 10
         quiet = 0
         before = None
-        while time.monotonic() < deadline:
+        while _monotonic() < deadline:
             waits = self._waiting.count()
             with self._mutex:
                 blocked = [worker.name for worker in self._active.values() if worker.state is BLOCKED]
@@ -468,4 +471,10 @@ def sleep(seconds: float) -> None:
     if worker is None or worker.state is IDLE:
         _sleep(seconds)
     else:
-        worker.sleep()
+        worker.sleep(seconds)
+
+
+def monotonic() -> float:
+    """Stands for ``time.monotonic`` while operations run."""
+    worker = getattr(_here, "worker", None)
+    return _monotonic() if worker is None or worker.state is IDLE else worker.clock

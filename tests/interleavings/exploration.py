@@ -78,6 +78,7 @@ def exploring(statistics: Size = "small") -> Iterator[Exploration]:
         stack.callback(log.setLevel, level)
         stack.enter_context(override_settings(MYSQLQUEUE=SETTINGS))
         stack.enter_context(patch.object(time, "sleep", engines.sleep))
+        stack.enter_context(patch.object(time, "monotonic", engines.monotonic))
         stack.enter_context(patch.object(publishing, "CHUNK_ROWS", 1))
         stack.enter_context(pinned(connections[USING], statistics))
         with connections[USING].cursor() as cursor:
