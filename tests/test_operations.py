@@ -385,6 +385,14 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
     assert not ConsumerGroup.objects.get().paused
 
 
+def settled_and_left(count):
+    """A subscriber has settled so many messages and left."""
+    log(count)
+    sub = Sub(handler())
+    sub.settle()
+    sub.leave()
+
+
 def frozen_before(monkeypatch, transaction, meanwhile):
     """A process that is frozen before one of its operation's transactions; ``meanwhile`` happens before it wakes."""
     real, numbers, modules = seeking.run, itertools.count(1), (seeking, dropping, steps, retrying)
@@ -403,10 +411,7 @@ def frozen_before(monkeypatch, transaction, meanwhile):
 @pytest.mark.parametrize("before", [2, 3, 4])  # behind the first: offsets, state rows, the end
 def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, monkeypatch, before):
     """The group looked as the seek had left it: paused, at the same start. What had been claimed since was lost."""
-    log(6)
-    before_it = Sub(handler())
-    before_it.settle()
-    before_it.leave()
+    settled_and_left(6)
     later = Sub(handler())
 
     def the_same_again():
@@ -465,10 +470,7 @@ def ended_by_older_code(*, paused):
 @pytest.mark.parametrize("operation", ["seek", "drop"])
 @pytest.mark.parametrize("before", [2, 3, 4])
 def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, before, operation, paused_since):
-    log(6)
-    before_it = Sub(handler())
-    before_it.settle()
-    before_it.leave()
+    settled_and_left(6)
     later = Sub(handler())
 
     def meanwhile():
@@ -669,7 +671,7 @@ def test_deliveries_that_stay_locked_are_not_waited_for_without_end(db, monkeypa
     with transaction.atomic():
         list(DeliveryState.objects.select_for_update().filter(pk=("g", "t", "a", offsets[1])))
         with pytest.raises(
-            OperationRefused, match=rf"for 0.1 s \(message {offsets[1]} in partition 'a', claimed by hung:"
+            OperationRefused, match=rf"for 0.1 s \(offset {offsets[1]} in partition 'a', claimed by hung:"
         ):
             in_thread(lambda: seek_or_drop(operation))
     group = ConsumerGroup.objects.get()

@@ -55,14 +55,25 @@ def stop(session: Session, operation: int, why: str) -> None:
 
 
 @contextlib.contextmanager
-def ending(using: str, operation: int) -> Iterator[None]:
-    """Ends the record of an operation behind its last transaction, or says in it why the operation was refused."""
+def stopping(using: str, operation: int, kind: type[OperationRefused] = OperationRefused) -> Iterator[None]:
+    """Ends the record of an operation that is refused between two of its transactions, and says in it why.
+
+    Args:
+        kind: the refusals after which the operation is not to be completed by another run.
+    """
     try:
         yield
-    except OperationRefused as refusal:
+    except kind as refusal:
         why = f"stopped: {refusal}"
         run(using, lambda session: stop(session, operation, why))
         raise
+
+
+@contextlib.contextmanager
+def ending(using: str, operation: int) -> Iterator[None]:
+    """Ends the record of an operation after its last transaction, or when it is refused."""
+    with stopping(using, operation):
+        yield
     run(using, lambda session: end(session, operation))
 
 

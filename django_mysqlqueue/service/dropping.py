@@ -34,7 +34,7 @@ def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
         operation = run(using, lambda session: _begin(session, ref, by))
         if operation is None:
             return False
-        with steps.recorded(using, operation):
+        with audit.stopping(using, operation, steps.Stopped):
             steps.delete_all(using, ref, lambda session: _delete_some(session, ref, operation), lambda rows: None)
             run(using, lambda session: _end(session, ref, operation))
     return True

@@ -236,7 +236,7 @@ def seek(
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, place, by, detail))
-        with steps.recorded(using, operation):
+        with audit.stopping(using, operation, steps.Stopped):
             after: str | None = ""
             while after is not None:
                 last: str = after

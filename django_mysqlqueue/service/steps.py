@@ -2,16 +2,15 @@
 
 Between two of them a process may be frozen for any time, while somebody else
 runs the same operation to its end. So each step checks, under the group row's
-lock, that its own operation is still the one under way. It compares the id of the
-operation's record, which is never used again. What the group looks like (paused,
-at this start offset) would not do: it may come back to what it was.
+lock, that its own operation is still the one under way (``refuse_stopped``). It
+compares the id of the operation's record, which is never used again. What the group
+looks like (paused, at this start offset) would not do: it may come back to what it was.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState
@@ -61,17 +60,6 @@ def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) 
         )
 
 
-@contextlib.contextmanager
-def recorded(using: str, operation: int) -> Iterator[None]:
-    """Ends the record of an operation that is stopped, if whoever stopped it has not."""
-    try:
-        yield
-    except Stopped as stopped:
-        why = f"stopped: {stopped}"
-        run(using, lambda session: audit.stop(session, operation, why))
-        raise
-
-
 def delete_all(
     using: str, ref: GroupRef, delete: Callable[[Session], int | None], progress: Callable[[int], object]
 ) -> int:
@@ -109,7 +97,7 @@ def _locked_text(session: Session, ref: GroupRef) -> str:
         "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT 1",
         ref,
     )
-    example = "" if row is None else f" (message {row[0]} in partition {row[1]!r}, claimed by {row[2] or 'nobody'})"
+    example = "" if row is None else f" (offset {row[0]} in partition {row[1]!r}, claimed by {row[2] or 'nobody'})"
     return (
         f"Other transactions have locked deliveries of the group {ref.group!r} of {ref.topic!r} for "
         f"{LOCKED_WAIT:g} s{example}. The group is paused; run this again when they have ended."
