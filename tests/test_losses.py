@@ -14,8 +14,8 @@ from django.db import transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage, SubscriberHeartbeat
-from tests.harness import lag, sequence
-from tests.test_processes import effects, wait_for
+from tests.harness import sequence
+from tests.test_processes import drained, effects, wait_for
 from tests.test_supervisor import start  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.processes
@@ -47,7 +47,7 @@ def test_a_message_that_kills_its_process_costs_four_processes_and_seconds(start
     topic = TOPICS[group]
     publish_many(topic, (Message({"n": n, "do": "kill" if n == 3 else ""}, key=f"k{n % 5}") for n in range(20)))
     worker = start("--processes", "2", "--group", group, ready=2, **options(group))
-    wait_for(lambda: lag(group, topic) == 0, worker, timeout=100)
+    wait_for(drained(group, topic), worker, timeout=100)
     sequence()
     (letter,) = QueueMessage.objects.filter(topic=f"{topic}_dlq")
     assert json.loads(bytes(letter.payload))["n"] == 3
@@ -88,7 +88,7 @@ def check_taken_over(group, hung, other, started, go):
         (1, re.search(r"subscriber\.started name=(\S+)", other.output)[1])
     ]
     go.touch()
-    wait_for(lambda: lag(group, TOPICS[group]) == 0, other)
+    wait_for(drained(group, TOPICS[group]), other)
     assert "subscriber.not_released" not in hung.output
     runs = 1 if group.endswith("atomic") else 2  # where it is atomic, the first one is rolled back
     assert effects(group) == [("k", 1, 0)] * runs

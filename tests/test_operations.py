@@ -379,7 +379,7 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
         lambda session: seeking._delete_states(session, G, begun),
         lambda session: seeking._end(session, G, begun),
     ):
-        with pytest.raises(OperationRefused, match="Another seek or drop"):
+        with pytest.raises(OperationRefused, match="was stopped: another one has started"):
             seeking.run(USING, step)
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(offsets[1], offsets[1])}
     assert not ConsumerGroup.objects.get().paused
@@ -420,7 +420,7 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
         groups.pause(USING, G, by="bob")
 
     frozen_before(monkeypatch, before, the_same_again)
-    with pytest.raises(OperationRefused, match="Another seek or drop"):
+    with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         seeking.seek(USING, G, Place(0), by=ME)
     assert DeliveryState.objects.filter(consumer_group="g").count() == 6
     groups.resume(USING, G, by=ME)
@@ -480,13 +480,13 @@ def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, be
             groups.pause(USING, G, by="bob")
 
     frozen_before(monkeypatch, before, meanwhile)
-    with pytest.raises(OperationRefused, match="Another seek or drop"):
+    with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         seek_or_drop(operation)
     assert DeliveryState.objects.filter(consumer_group="g").count() == 6
     assert ConsumerGroup.objects.get().paused == paused_since
     record = Operation.objects.get(actor=ME)
     assert record.ended_at
-    assert "stopped: Another seek or drop" in record.detail
+    assert "stopped: This seek or drop" in record.detail
 
 
 def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(db, monkeypatch):
@@ -494,7 +494,7 @@ def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(d
     Sub(handler()).settle()
     groups.pause(USING, G, by="bob")
     frozen_before(monkeypatch, 3, lambda: ended_by_older_code(paused=True))
-    with pytest.raises(OperationRefused, match="Another seek or drop"):
+    with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         seeking.seek(USING, G, Place(0), by=ME)
     assert ConsumerGroup.objects.get().paused
 
@@ -593,7 +593,7 @@ def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, m
         groups.pause(USING, G, by="bob")
 
     frozen_before(monkeypatch, before, drop_register_claim)
-    with pytest.raises(OperationRefused, match="Another seek or drop"):
+    with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         dropping.drop(USING, G, by=ME)
     assert DeliveryState.objects.count() == 6
     assert ConsumerOffset.objects.count() == 2
@@ -620,7 +620,7 @@ def test_a_drop_stops_a_seek(db, monkeypatch, before):
         Sub(handler()).settle()
 
     frozen_before(monkeypatch, before, drop_and_register)
-    with pytest.raises(OperationRefused, match="Another seek or drop"):
+    with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         seeking.seek(USING, G, Place(0), by=ME)
     assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: a drop by bob took over"
     group = ConsumerGroup.objects.get()

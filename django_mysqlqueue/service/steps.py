@@ -56,7 +56,8 @@ def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) 
     """
     if found is None or found.operation != operation or not found.after_seek:
         raise Stopped(
-            f"Another seek or drop of the group {ref.group!r} of {ref.topic!r} has started: this operation was stopped."
+            f"This seek or drop of the group {ref.group!r} of {ref.topic!r} was stopped: "
+            "another one has started or ended since, or the group was dropped."
         )
 
 
