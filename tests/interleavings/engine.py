@@ -341,6 +341,10 @@ class Engine:
         if chosen not in ready:
             raise ToolError(f"{chosen} cannot go on here: ready are {', '.join(ready)}")
         worker = self._active[chosen]
+        if self._last not in (None, chosen):
+            # What the one before has stored is from an earlier millisecond, however fast the machine is: with a
+            # retention of 0, GC compares times.
+            _sleep(0.001)
         step = worker.pending
         step.ready, step.running, step.preemptions = tuple(awake), running, run.preemptions
         run.preemptions += running is not None and chosen != running

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.interleavings, pytest.mark.servers_only, pytest.mark.t
 SEED = int(os.environ.get("EXPLORE_SEED", "1"))
 SECONDS = 40.0
 """For the sample of all pairs."""
-BOUND = 1
+BOUND = 2
 """Preemptions per schedule of the sample, at most: as far as the expected results have been recorded."""
 SCHEDULES = 5
 """Of each pair of the sample: both orders, and others at random."""
