@@ -341,6 +341,15 @@ def test_what_explains_that_a_message_is_handled_again(evidence):
     assert found(plan.CRASH, at - 60, at - 50, 0) == check
 
 
+def test_a_start_that_was_written_when_its_process_was_thawed(evidence):
+    """It had read the clock, and was frozen before it wrote: meanwhile another process took over."""
+    (number,) = fine_messages("shared", 1)
+    at = BEGAN + number / 10
+    late = with_steps(evidence, "shared", lambda steps: steps + again(number, at - 6, OTHER))
+    assert violations(with_trouble(late, plan.FREEZE_SUBSCRIBER, at - 5.9, at + 3, 2)) == {}
+    assert list(violations(late)) == ["shared: handled again only after a loss"]
+
+
 def test_more_attempts_than_there_are(evidence):
     (number,) = fine_messages("skip", 1, fates=(plan.POISON,))
     more = [dataclasses.replace(step, attempt=plan.MAX_ATTEMPTS + 1) for step in again(number, BEGAN + 500)]

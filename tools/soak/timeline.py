@@ -82,7 +82,8 @@ def check_repeats(evidence: Evidence, group: Group) -> Verdict:
     process gets nothing done for a lease's time breaks this, too.)
     """
     again: Counter[str] = Counter()
-    starts = starts_of(evidence, group)
+    # Not in the order in which they were written: a process may be frozen between reading the clock and writing.
+    starts = sorted(starts_of(evidence, group), key=lambda step: step.at)
 
     def violations() -> Iterator[str]:
         last: dict[tuple[str, int], Step] = {}
