@@ -42,7 +42,7 @@ urlpatterns = [*admin_urls, path("metrics/", metrics.view)]
 CONNECT, START = 10, 30
 """Seconds: the commands' time limit on connecting, and what starting Python takes on a busy machine."""
 PAGES_CONNECT = 2
-"""Seconds: the limit on connecting that DATABASES gives in the tests of pages; they wait for it several times."""
+"""Seconds: the limit that DATABASES gives where several pages wait for it; one operation waits for the default."""
 
 
 @contextlib.contextmanager
@@ -192,10 +192,7 @@ def test_a_missing_table_is_told(db, server):
 
 
 @pytest.fixture
-def site(db, server, settings, monkeypatch):
-    own = connections[PRIVATE].settings_dict
-    limited = {**own, "OPTIONS": {**own["OPTIONS"], "connect_timeout": PAGES_CONNECT}}
-    monkeypatch.setattr(connections[PRIVATE], "settings_dict", limited)
+def site(db, server, settings):
     settings.ROOT_URLCONF = __name__
     settings.MYSQLQUEUE = {"DATABASE": PRIVATE, "METRICS_TOKEN": "0123456789abcdefghij"}
     User.objects.all().delete()
@@ -208,8 +205,11 @@ def site(db, server, settings, monkeypatch):
     User.objects.all().delete()
 
 
-def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings):
+def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings, monkeypatch):
     """A web worker that waited for it without end would be lost to all other pages of the site."""
+    own = connections[PRIVATE].settings_dict
+    limited = {**own, "OPTIONS": {**own["OPTIONS"], "connect_timeout": PAGES_CONNECT}}
+    monkeypatch.setattr(connections[PRIVATE], "settings_dict", limited)
     assert site.get(DASHBOARD).status_code == 200
     # The request's own connection is open already, without limits.
     connections[PRIVATE].ensure_connection()
@@ -231,10 +231,12 @@ def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings)
 def test_an_operation_tells_that_a_frozen_server_does_not_answer(site, server):
     connections[PRIVATE].ensure_connection()
     os.kill(server.pid, signal.SIGSTOP)
+    began = time.monotonic()
     try:
         response = site.get(f"{DASHBOARD}do/pause/?group=g&topic=t&asked=yes")
     finally:
         os.kill(server.pid, signal.SIGCONT)
+    assert PAGES_CONNECT + 5 < time.monotonic() - began < CONNECT + 5, "the limit is the default"
     assert f"The database &#x27;{PRIVATE}&#x27; does not answer" in response.content.decode()
     assert confirm(site, "pause", group="g", topic="t") == ["The group g/t is paused."]
     assert ConsumerGroup.objects.using(PRIVATE).get(consumer_group="g").paused
