@@ -79,7 +79,7 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
     """The log, the groups' places in it, what they hold and what they gave up on."""
     from benchmarks.scale import _analyze, _fill_log, _fill_offsets, _rows
     from django_mysqlqueue.service import groups, leasing, rollups
-    from django_mysqlqueue.service.groups import GroupRef
+    from django_mysqlqueue.service.refs import GroupRef
 
     refs = [GroupRef(group, TOPIC) for group in GROUPS]
     stuck = GroupRef("stuck", BUSY)
@@ -144,9 +144,9 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
     from django.test.utils import CaptureQueriesContext
     from django.utils import timezone
 
-    from django_mysqlqueue import names
+    from django_mysqlqueue import naming
     from django_mysqlqueue.service import heartbeats
-    from django_mysqlqueue.service.groups import GroupRef
+    from django_mysqlqueue.service.refs import GroupRef
 
     user = User.objects.create_superuser("admin", password="admin")  # noqa: S106
     client = Client()
@@ -172,7 +172,7 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("messages, of a partition", "messages/", {"topic": TOPIC, "key": "k17", "keyed": "1"}),
         ("messages, by id", "messages/", {"topic": TOPIC, "id": f"{places['message'] + 5:020d}"}),
         ("messages, by id, any topic", "messages/", {"id": f"{places['message'] + 5:020d}"}),
-        ("messages, an id of none", "messages/", {"id": names.new_message_id()}),
+        ("messages, an id of none", "messages/", {"id": naming.new_message_id()}),
         ("messages, far back", "messages/", {"topic": TOPIC, "before": places["message"] + 100_000}),
         ("messages, to a time", "messages/", {"time": timezone.now().replace(tzinfo=None).isoformat()}),
         ("message", "message/", {"offset": places["message"] + 5}),

@@ -277,7 +277,7 @@ def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 def idle(options: argparse.Namespace, pid: int | None) -> list[dict[str, Any]]:
     """Ordered subscribers of one group, drained or with one message in each partition that waits out a backoff."""
     from django_mysqlqueue.service import groups
-    from django_mysqlqueue.service.groups import GroupRef
+    from django_mysqlqueue.service.refs import GroupRef
 
     pid = _server_pid(pid)
     found = []
@@ -366,10 +366,10 @@ class Case:
     times: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from django_mysqlqueue.service import groups, heartbeats, leasing, topics, watermarks
+        from django_mysqlqueue.service import groups, heartbeats, leasing, log, watermarks
         from django_mysqlqueue.service.claiming import Claimant
-        from django_mysqlqueue.service.groups import GroupRef
-        from django_mysqlqueue.service.transactions import Session
+        from django_mysqlqueue.service.refs import GroupRef
+        from django_mysqlqueue.sql.session import Session
 
         self.ref = GroupRef(GROUPS[self.mode], self.topic)
         self.session = Session(self.alias)
@@ -379,7 +379,7 @@ class Case:
         watermarks.create_missing(self.alias, self.ref, self.keys)
         if self.mode == "ordered":
             leasing.acquire(self.alias, self.ref, "bench:1", self.keys, lease_ms=30_000)
-        self.tail = topics.end_of_log(self.session)
+        self.tail = log.end_of_log(self.session)
 
     def timed(self, step: str, action: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -390,7 +390,7 @@ class Case:
     def turn(self) -> None:
         """Publishes, sequences, takes and settles a batch, so that the backlog stays as it is."""
         from django_mysqlqueue import Message, publish_many
-        from django_mysqlqueue.service import bodies, claiming, leasing, news, sequencing, settling
+        from django_mysqlqueue.service import claiming, leasing, payloads, polling, sequencing, settling
         from django_mysqlqueue.service.claiming import Want
         from django_mysqlqueue.service.deliveries import Kind, Outcome
 
@@ -398,20 +398,22 @@ class Case:
         wants = [Want(key, look_at=each) for key in self.keys]
         messages = [Message("x" * PAYLOAD, key=self.keys[number % len(self.keys)]) for number in range(BATCH)]
         self.timed("publish", lambda: publish_many(self.topic, messages, using=self.alias))
-        self.timed("look", lambda: news.look(self.session))
+        self.timed("look", lambda: polling.poll(self.session))
         self.timed("sequence", lambda: sequencing.sequence(self.alias))
-        self.tail = self.timed("news", lambda: news.since(self.session, self.tail, limit=2000)).tail
+        self.tail = self.timed("news", lambda: polling.read_news(self.session, self.tail, limit=2000)).tail
         max_due = 0
         if self.mode == "shared":
-            due = self.timed("next due", lambda: news.next_due(self.session, [self.ref]))
+            due = self.timed("next due", lambda: polling.next_due(self.session, [self.ref]))
             # As a subscriber that found something due; what it finds is its neighbours' at the most.
             max_due = BATCH if due else 0
         claim = self.timed(
             "claim",
-            lambda: claiming.claim(self.alias, self.claimant, wants, token=claiming.new_token(), max_due=max_due),
+            lambda: claiming.claim(
+                self.alias, claiming.ClaimRequest(self.claimant, wants, token=claiming.new_token(), max_due=max_due)
+            ),
         )
         assert len(claim.deliveries) == BATCH, f"{self.name}: {len(claim.deliveries)} claimed"
-        self.timed("read", lambda: bodies.read(self.alias, [one.offset for one in claim.deliveries]))
+        self.timed("read", lambda: payloads.read(self.alias, [one.offset for one in claim.deliveries]))
         acks = [Outcome(delivery, Kind.ACK) for delivery in claim.deliveries]
         shared = self.mode == "shared"
         self.timed("flush", lambda: settling.flush(self.alias, self.ref, acks, max_attempts=5, shared=shared))

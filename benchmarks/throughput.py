@@ -207,7 +207,7 @@ class Cases:
 
     def register(self, topic: str, names: list[str]) -> None:
         from django_mysqlqueue.service import groups
-        from django_mysqlqueue.service.groups import GroupRef
+        from django_mysqlqueue.service.refs import GroupRef
 
         for name in names:
             mode = "shared" if topic.endswith("shared") else "ordered"

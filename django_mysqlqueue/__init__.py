@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from django_mysqlqueue.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from django_mysqlqueue.conf import Backoff
     from django_mysqlqueue.exceptions import (
@@ -19,13 +21,11 @@ if TYPE_CHECKING:
         TransactionMismatch,
         UnknownTopic,
     )
-    from django_mysqlqueue.runtime.delivery import Delivery
-    from django_mysqlqueue.runtime.registry import subscriber
+    from django_mysqlqueue.runtime.handling.delivery import Delivery
+    from django_mysqlqueue.runtime.handling.registry import subscriber
     from django_mysqlqueue.service.messages import Message
     from django_mysqlqueue.service.publishing import apublish, apublish_many, publish, publish_many
     from django_mysqlqueue.service.scheduling import acancel, areschedule, cancel, reschedule
-
-__version__ = "0.2.0"
 
 __all__ = [
     "Backoff",
@@ -50,7 +50,7 @@ __all__ = [
 
 _HOMES = {
     "Backoff": "django_mysqlqueue.conf",
-    "Delivery": "django_mysqlqueue.runtime.delivery",
+    "Delivery": "django_mysqlqueue.runtime.handling.delivery",
     "InvalidMessage": "django_mysqlqueue.exceptions",
     "Message": "django_mysqlqueue.service.messages",
     "QueueError": "django_mysqlqueue.exceptions",
@@ -66,7 +66,7 @@ _HOMES = {
     "publish": "django_mysqlqueue.service.publishing",
     "publish_many": "django_mysqlqueue.service.publishing",
     "reschedule": "django_mysqlqueue.service.scheduling",
-    "subscriber": "django_mysqlqueue.runtime.registry",
+    "subscriber": "django_mysqlqueue.runtime.handling.registry",
 }
 
 

@@ -32,7 +32,7 @@ def _deliver_eagerly(using: str) -> None:
 
 
 def _discover_handlers() -> None:
-    from django_mysqlqueue.runtime.registry import discover
+    from django_mysqlqueue.runtime.handling.registry import discover
 
     discover()
 
@@ -46,7 +46,7 @@ def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> 
     if apps is not None and "consumergroup" not in apps.all_models["django_mysqlqueue"]:
         return
     from django_mysqlqueue.models import ConsumerGroup
-    from django_mysqlqueue.runtime.registry import register_groups
+    from django_mysqlqueue.runtime.handling.registry import register_groups
 
     # Where a router keeps the tables out, the migration counts as applied and has made none.
     if not router.allow_migrate_model(using, ConsumerGroup):

@@ -10,7 +10,6 @@ from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue import conf
@@ -30,8 +29,10 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.runtime import registry, sessions
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.connection import is_server, server_version
 
 MODELS = (
     QueueMessage,
@@ -203,7 +204,7 @@ def check_eager(**kwargs: Any) -> list[checks.CheckMessage]:
 def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
     """SQLite has the options that the queue needs (W010)."""
     alias = _alias()
-    if alias is None or connections[alias].vendor != "sqlite":
+    if alias is None or is_server(connections[alias]):
         return []
     options = connections[alias].settings_dict.get("OPTIONS", {})
     wanted = []
@@ -276,14 +277,14 @@ def server_problems(alias: str) -> Iterator[str]:
     except ImproperlyConfigured as error:
         yield str(error)
         return
-    version = _version(connection)
+    version = server_version(connection)
     minimum = MINIMUM[dialect.name]
     if version[:2] < minimum:
         yield (
             f"The queue's database {alias!r} runs {dialect.name} {'.'.join(map(str, version))}; "
             f"{'.'.join(map(str, minimum))} or later is needed."
         )
-    if connection.vendor != "mysql":
+    if not is_server(connection):
         return
     with connection.cursor() as cursor:
         cursor.execute("SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'binlog_format', 'log_bin')")
@@ -301,9 +302,3 @@ def server_problems(alias: str) -> Iterator[str]:
         for name, engine in cursor.fetchall():
             if str(engine).upper() != "INNODB":
                 yield f"The table {name} of the database {alias!r} uses {engine}: the queue needs InnoDB."
-
-
-def _version(connection: BaseDatabaseWrapper) -> tuple[int, ...]:
-    if connection.vendor == "sqlite":
-        return tuple(connection.Database.sqlite_version_info)  # type: ignore[attr-defined]
-    return tuple(connection.mysql_version)  # type: ignore[attr-defined]

@@ -18,20 +18,20 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_mysqlqueue.values import Invalid as _Invalid
-from django_mysqlqueue.values import alias as _alias
-from django_mysqlqueue.values import archive_path as _archive_path
-from django_mysqlqueue.values import boolean as _boolean
-from django_mysqlqueue.values import choice as _choice
-from django_mysqlqueue.values import exceptions as _exceptions
-from django_mysqlqueue.values import function as _function
-from django_mysqlqueue.values import integer as _integer
-from django_mysqlqueue.values import number as _number
-from django_mysqlqueue.values import or_none as _or_none
-from django_mysqlqueue.values import ratio as _ratio
-from django_mysqlqueue.values import rejected_exceptions as _rejected_exceptions
-from django_mysqlqueue.values import suffix as _suffix
-from django_mysqlqueue.values import token as _token
+from django_mysqlqueue.validators import Invalid as _Invalid
+from django_mysqlqueue.validators import alias as _alias
+from django_mysqlqueue.validators import archive_path as _archive_path
+from django_mysqlqueue.validators import boolean as _boolean
+from django_mysqlqueue.validators import choice as _choice
+from django_mysqlqueue.validators import exceptions as _exceptions
+from django_mysqlqueue.validators import function as _function
+from django_mysqlqueue.validators import integer as _integer
+from django_mysqlqueue.validators import number as _number
+from django_mysqlqueue.validators import or_none as _or_none
+from django_mysqlqueue.validators import ratio as _ratio
+from django_mysqlqueue.validators import rejected_exceptions as _rejected_exceptions
+from django_mysqlqueue.validators import suffix as _suffix
+from django_mysqlqueue.validators import token as _token
 
 RECORD = "record_deliveries"
 LONGEST_DELAY = 30 * 86400.0
@@ -444,7 +444,7 @@ def _only_in_code(value: Any) -> Any:
 
 
 def _check_name(what: str, name: Any, problem_id: str, problems: list[Problem]) -> None:
-    # names.py has the rule for what is published; it imports this module.
+    # naming.py has the rule for what is published; it imports this module.
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,120}", name):
         problems.append(Problem(problem_id, f"{what}: names are letters, digits, '.', '_' and '-'.", ""))
 

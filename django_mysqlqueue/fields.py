@@ -8,7 +8,7 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Func
 
-from django_mysqlqueue.rules import NOW_MS_MYSQL, NOW_MS_SQLITE
+from django_mysqlqueue.limits import NOW_MS_MYSQL, NOW_MS_SQLITE
 
 if TYPE_CHECKING:
     _CharField = models.CharField[str, str]

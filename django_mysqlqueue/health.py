@@ -11,10 +11,11 @@ from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import failures, health
-from django_mysqlqueue.service.health import Finding, Limits
+from django_mysqlqueue.inspection import health
+from django_mysqlqueue.inspection.health import Finding, Limits
 from django_mysqlqueue.service.publishing import queue_alias
-from django_mysqlqueue.service.transactions import bounded
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import bounded
 
 __all__ = ["QueueHealth"]
 

@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
-from django_mysqlqueue.names import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
-from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 
 _M = TypeVar("_M", bound=models.Model)
 

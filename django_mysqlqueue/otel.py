@@ -17,13 +17,13 @@ from opentelemetry import trace as api
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
 
-from django_mysqlqueue import __version__
-from django_mysqlqueue.runtime import watching
-from django_mysqlqueue.runtime.delivery import Delivery
+from django_mysqlqueue.runtime.handling import observers
+from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.log import error_line
 from django_mysqlqueue.service import tracing
 from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.messages import Message
+from django_mysqlqueue.version import __version__
 
 __all__ = ["instrument", "uninstrument"]
 
@@ -50,12 +50,12 @@ def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace:
     """
     tracer = api.get_tracer("django_mysqlqueue", __version__, tracer_provider, SCHEMA)
     tracing.trace = _Publishing(tracer)
-    watching.trace = _Handling(tracer, continue_trace)
+    observers.trace = _Handling(tracer, continue_trace)
 
 
 def uninstrument() -> None:
     """Stop tracing this process."""
-    tracing.trace = watching.trace = None
+    tracing.trace = observers.trace = None
 
 
 # -- publishing -----------------------------------------------------------------

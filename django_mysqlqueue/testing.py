@@ -20,13 +20,12 @@ from django.db.models import Model
 from django_mysqlqueue.conf import LONGEST_DELAY, Backoff, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime import registry
-from django_mysqlqueue.runtime.delivery import Delivery
+from django_mysqlqueue.runtime.handling import registry
+from django_mysqlqueue.runtime.handling.delivery import Delivery
+from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
 from django_mysqlqueue.service import scheduling
-from django_mysqlqueue.service.bodies import Body
 from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.messages import (
     Message,
     decode,
@@ -36,7 +35,9 @@ from django_mysqlqueue.service.messages import (
     public_metadata,
     publisher_key,
 )
+from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.refs import GroupRef
 
 __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published"]
 
@@ -128,7 +129,7 @@ def delivery(
     """
     row = encode(topic, Message(payload, key=key, id=id, metadata=metadata))
     now = time.time_ns() // 1_000_000
-    handler = registry.Handler(
+    handler = Handler(
         ref=GroupRef(group, topic),
         function=lambda delivery: None,
         where="a test",

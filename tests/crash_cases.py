@@ -12,9 +12,9 @@ from django.test import override_settings
 
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.service import (
     claiming,
-    dropping,
     groups,
     heartbeats,
     leasing,
@@ -28,8 +28,8 @@ from django_mysqlqueue.service import (
 )
 from django_mysqlqueue.service.claiming import Want
 from django_mysqlqueue.service.deliveries import Kind
-from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.messages import EPOCH
+from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.crash_audit import Picture
 from tests.crash_worlds import (
@@ -302,7 +302,7 @@ def _(world: World) -> None:
 
 @case("verify leases", claimed)
 def _(world: World) -> None:
-    assert leasing.mine(ALIAS, G, WHO, "ab") == {"a", "b"}
+    assert leasing.verify_owned(ALIAS, G, WHO, "ab") == {"a", "b"}
 
 
 @case("release", claimed)
@@ -341,7 +341,7 @@ def is_undone(world: World, picture: Picture) -> None:
 
 def take(world: World, *wants: Want, **options: Any) -> None:
     world.token = claiming.new_token()
-    claiming.claim(ALIAS, world.claimant(), wants, token=world.token, **options)
+    claiming.claim(ALIAS, claiming.ClaimRequest(world.claimant(), wants, token=world.token, **options))
 
 
 @case("claim", leased, again=undo, check=is_undone)
@@ -481,8 +481,8 @@ def handle(world: World) -> None:
 def resume(world: World) -> None:
     """What the poller does after a database error."""
     assert world.sub is not None
-    world.sub.poller.start_anew()
-    for work in world.sub.poller.works:
+    world.sub.poller.reset()
+    for work in world.sub.poller.groups:
         work.rests_until = 0.0  # after a turn that failed
     world.sub.heart.beat()
     world.sub.settle()
@@ -535,7 +535,7 @@ def _(world: World) -> None:
 def turn(world: World) -> None:
     """Writes what is to be written and claims what there is room for."""
     assert world.sub is not None
-    world.sub.poller.works[0].turn()
+    world.sub.poller.groups[0].turn()
 
 
 def carry_on_and_forget_nothing(*starts: str) -> Callable[[World], None]:

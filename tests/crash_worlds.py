@@ -8,18 +8,10 @@ from typing import Any
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, Sequencer
-from django_mysqlqueue.service import (
-    bodies,
-    claiming,
-    groups,
-    heartbeats,
-    leasing,
-    settling,
-    watermarks,
-)
+from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.crashes import TOPIC
 from tests.harness import USING, Sub, handler, sequence
@@ -68,8 +60,8 @@ def claim(ref: GroupRef, mode: str, who: str, keys: str = "ab") -> dict[str, Cla
     watermarks.create_missing(USING, ref, keys)
     claimant = Claimant(ref, who, 5, 60_000 if mode == "shared" else None)
     wants = [Want(key, look_at=10) for key in keys]
-    found = claiming.claim(USING, claimant, wants, token=claiming.new_token()).deliveries
-    contents = bodies.read(USING, [delivery.offset for delivery in found])
+    found = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).deliveries
+    contents = payloads.read(USING, [delivery.offset for delivery in found])
     return {contents[delivery.offset].message_id: delivery for delivery in found}
 
 

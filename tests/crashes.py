@@ -21,16 +21,16 @@ from pathlib import Path
 
 from django.db import connection, connections
 
-from django_mysqlqueue import names
-from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue import naming
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.connection import drop_connection
 from tests.harness import USING
 from tests.proxy import COM_QUERY, Link, Proxy
 
 ALIAS = "fragile"
 """The database of the tests by another alias: operations run on it, and their connections end."""
 TOPIC = "t"
-DLQ = names.dlq_topic(TOPIC)
+DLQ = naming.dlq_topic(TOPIC)
 
 CUT = "cut"
 """The connection ends when statement k is sent: it never reaches the server, and the process lives on."""
@@ -301,7 +301,7 @@ def _here(operation: Callable[[], object], count: Callable[[], None]) -> BaseExc
         operation()
     except Exception as raised:
         error = raised
-    sessions.drop(connections[ALIAS])
+    drop_connection(connections[ALIAS])
     return error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
-from django_mysqlqueue.runtime import ordered
+from django_mysqlqueue.runtime.polling import ordered
 from tests.harness import Sub
 
 
@@ -20,7 +20,7 @@ def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object]
     quiet = 0
     while quiet < 2:
         handled = len(done)
-        for work in healthy.poller.works:
+        for work in healthy.poller.groups:
             work.rests_until = 0.0
         with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
             healthy.step()
@@ -32,6 +32,6 @@ def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object]
 
 def keep_house(healthy: Sub) -> None:
     """A whole round of housekeeping, and a last turn."""
-    for _ in healthy.poller.housekeeping._round():
+    for _ in healthy.poller.maintenance.round():
         pass
     healthy.step()

@@ -12,15 +12,20 @@ from typing import Any
 from django.db import connections
 
 from django_mysqlqueue.conf import Backoff, get_settings
-from django_mysqlqueue.runtime import handling
-from django_mysqlqueue.runtime.delivery import Delivery
-from django_mysqlqueue.runtime.inbox import Inbox
-from django_mysqlqueue.runtime.lanes import Batch, Held
-from django_mysqlqueue.runtime.poller import Poller
-from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.service import groups, heartbeats, sequencing, stats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.management.commands import queuestatus
+from django_mysqlqueue.runtime.handling import call
+from django_mysqlqueue.runtime.handling.delivery import Delivery
+from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.handling.lanes import Batch, Held
+from django_mysqlqueue.runtime.polling.context import Context, Progress
+from django_mysqlqueue.runtime.polling.poller import Poller
+from django_mysqlqueue.service import groups, heartbeats, sequencing
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
+from django_mysqlqueue.sql.session import Session
+from tests import oracle
 
 USING = "default"
 _numbers = itertools.count(1)
@@ -48,6 +53,17 @@ def handler(
     )
 
 
+class Going(Progress):
+    """Of a poller that gets on all the time."""
+
+    def __init__(self) -> None:
+        """It is what it is."""
+
+    @property
+    def at(self) -> float:  # type: ignore[override]
+        return time.monotonic()
+
+
 class ManualHeart:
     """Beats when it is told to; its leases are good until the test says otherwise."""
 
@@ -67,7 +83,7 @@ class ManualHeart:
         self.in_doubt = False
 
     def beat(self) -> None:
-        info = {"host": "tests", "subset": self._sub.poller.subset.as_json()}
+        info = {"host": "tests", "subset": self._sub.subset.as_json()}
         heartbeats.beat(self._sub.using, self._sub.name, list(self._sub.handlers), info)
         self.beat_at = time.monotonic()
 
@@ -92,29 +108,43 @@ class Sub:
         self.settings = dataclasses.replace(get_settings(), prefetch=prefetch, **settings)
         for one in handlers:
             groups.register(using, one.ref, mode=one.mode, start=one.start)
-        self.heart = ManualHeart(self)
+        self.subset = subset
+        self.progress = Progress()
+        self.heart = self._make_heart()
         self.inbox = Inbox(self.handlers, leases_good=self.heart.good)
-        self.poller = Poller(
+        self.context = Context(
             using,
             self.name,
-            self.handlers,
             self.settings,
             self.inbox,
             self.heart,
-            batch_size=batch_size,  # type: ignore[arg-type]
+            groups=len(self.handlers),
+            batch_size=batch_size,
             subset=subset,
             threads=threads,
+            progress=self.progress,
         )
+        self.poller = Poller(self.context, self.handlers)
         self._batches: dict[int, Batch] = {}
+        self.beat()
+        # Maintenance has tests of its own; here only the scan at the start runs.
+        self.poller.maintenance.next_at = float("inf")
+
+    def _make_heart(self) -> Any:
+        return ManualHeart(self)
+
+    def beat(self) -> None:
         self.heart.beat()
-        # Housekeeping has tests of its own; here only the scan at the start runs.
-        self.poller.housekeeping.next_at = float("inf")
 
     def use(self, alias: str) -> None:
         """Goes on on another alias of the same database."""
-        self.using = self.poller.using = alias
-        for work in self.poller.works:
-            work.using = alias
+        self.using = alias
+        before = self.context
+        self.context = self.poller.context = dataclasses.replace(before, using=alias)
+        for name in ("prefetch", "stealing"):  # what they remember is the process's, whatever the alias
+            object.__setattr__(self.context, name, getattr(before, name))
+        for group in self.poller.groups:
+            group.context, group.using = self.context, alias
 
     def step(self, *, tick: bool = True, times: int = 1) -> Sub:
         for _ in range(times):
@@ -123,12 +153,12 @@ class Sub:
                 self.poller._next_tick = 0.0
             self.poller.step()
             for _ in range(3):
-                if any(work.wants_turn() for work in self.poller.works):
+                if any(work.wants_turn() for work in self.poller.groups):
                     self.poller.step()
-            while self.poller.housekeeping.is_scanning():
-                self.poller.housekeeping.next_at = 0.0
+            while self.poller.maintenance.is_scanning():
+                self.poller.maintenance.next_at = 0.0
                 self.poller.step()
-            self.poller.housekeeping.next_at = float("inf")
+            self.poller.maintenance.next_at = float("inf")
         return self
 
     def take(self) -> Held | None:
@@ -142,7 +172,7 @@ class Sub:
     def run(self, held: Held) -> int:
         """Runs the handler of what was started with ``held`` and records the outcomes; returns how many."""
         batch = self._batches.pop(id(held))
-        self.inbox.finish(batch, handling.handle(batch.items, self.using))
+        self.inbox.finish(batch, call.handle(batch.items, self.using))
         self.inbox.leave(batch)
         return len(batch.items)
 
@@ -157,7 +187,7 @@ class Sub:
         return count
 
     def flush(self) -> None:
-        for work in self.poller.works:
+        for work in self.poller.groups:
             work.flush_now()
 
     def settle(self, *, rounds: int = 50) -> int:
@@ -195,7 +225,7 @@ def sequence() -> None:
 
 
 def lag(group: str = "g", topic: str = "t") -> int:
-    return stats.unsettled(stats.Session(USING), GroupRef(group, topic))[0]
+    return oracle.unsettled(Session(USING), GroupRef(group, topic))[0]
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
@@ -218,6 +248,11 @@ def in_thread(function: Callable[[], Any]) -> Any:
     if failure:
         raise failure[0]
     return result[0]
+
+
+def problems_found() -> list[Problem]:
+    """What is wrong with the queue, worst first."""
+    return list(queuestatus.read_status(USING).problems)
 
 
 def payloads(deliveries: Iterable[Delivery]) -> list[Any]:

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests.tables import Group, Logged, Offsets, Tables, Waiting
 
 Message = Logged | Waiting
@@ -352,7 +352,7 @@ def _collected(
             continue
         if later.collected.get(message.topic, 0) < offset:
             yield f"{message.identity} at {offset} is gone, and GC has not been so far"
-        if message.failed_group and names.is_dlq(message.topic) and not _readers(earlier, message.topic):
+        if message.failed_group and naming.is_dlq(message.topic) and not _readers(earlier, message.topic):
             yield f"the dead letter {message.id} at {offset} is gone, and no operator has taken it"
         for ref in kept:
             if is_for(message, ref) and not _has_passed(earlier, later, ref, message, recorded):

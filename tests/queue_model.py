@@ -13,10 +13,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests import invariants
 from tests.invariants import Message
 from tests.tables import Logged, State, Tables
@@ -265,7 +265,7 @@ class Model:
             if offset in self.logged:
                 continue
             self.logged[offset] = row
-            if names.is_dlq(row.topic):
+            if naming.is_dlq(row.topic):
                 continue
             number = number_of(row)
             one = self.committed.get(number)
@@ -283,7 +283,7 @@ class Model:
     def _check_commit_order(self) -> None:
         latest = latest_number = 0
         for row in self.logged.values():
-            one = None if names.is_dlq(row.topic) else self.committed[number_of(row)]
+            one = None if naming.is_dlq(row.topic) else self.committed[number_of(row)]
             if one is None or one.due:
                 continue
             assert one.committed >= latest, f"{one} was committed before {latest_number} began and comes after it"
@@ -303,7 +303,7 @@ class Model:
         for offset in self.before.log.keys() - now.log.keys():
             row = self.before.log[offset]
             assert self.may_collect, f"7: nobody collected, and yet it is gone: {row}"
-            assert not names.is_dlq(row.topic), f"7: a dead letter was collected: {row}"
+            assert not naming.is_dlq(row.topic), f"7: a dead letter was collected: {row}"
             is_read = any(life.spec.ref.topic == row.topic for life in self.lives.values())
             kept = RETENTION if is_read else ORPHAN_RETENTION
             assert row.published_at <= self.now - kept * 1000, f"7: too young: {row}, now {self.now}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.db import connections
 
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
 
 Place = tuple[GroupRef, str]

@@ -31,7 +31,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import seeking
+from django_mysqlqueue.operations import seeking
 from tests.harness import Sub, handler, sequence
 from tests.test_conformance import fail
 from tests.test_operations import dead_letters, log

@@ -21,10 +21,12 @@ from django_mysqlqueue.admin.operations import letters as operations
 from django_mysqlqueue.admin.operations import scheduled as scheduled_operations
 from django_mysqlqueue.admin.pages import letters as pages
 from django_mysqlqueue.admin.words import moment
+from django_mysqlqueue.inspection import dead_letters as letters
+from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import letters, redriving, timetable
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Sub, handler, sequence
 from tests.test_admin import HOSTILE, ROOT, client, confirm, hidden, make_client, page  # noqa: F401
 from tests.test_conformance import Recorder, fail
@@ -158,7 +160,6 @@ def test_errors_are_counted_by_group_and_last_line_and_lead_to_the_filter(client
 
 def test_more_than_a_look_goes_through_is_said(client, monkeypatch):
     monkeypatch.setattr(letters, "LOOKED", 4)
-    monkeypatch.setattr("django_mysqlqueue.service.overview.CAP", 4)
     dead_letters(4, keys="a")
     assert "more than" not in page(client, "deadletters")
     dead_letters(1, keys="b")
@@ -208,7 +209,7 @@ def test_a_letter_shows_all_of_it(client):
 
 def test_a_letter_that_was_redriven_shows_where_it_went(client):
     (offset,) = dead_letters(1)
-    redriving.redrive(USING, Letters("t_dlq"), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="ada")
     text = page(client, "deadletter", offset=offset)
     assert "no dead letter at offset" in text
     assert "not in the log (yet" in text
@@ -222,7 +223,7 @@ def test_a_letter_that_was_redriven_shows_where_it_went(client):
 
 def test_a_discarded_letter_shows_why(client):
     (offset,) = dead_letters(1)
-    redriving.discard(USING, Letters("t_dlq"), by="ada", reason="of a test")
+    redriving.discard(USING, DeadLetterFilter("t_dlq"), by="ada", reason="of a test")
     text = page(client, "deadletter", offset=offset)
     assert "discarded" in text
     assert "of a test" in text
@@ -539,7 +540,7 @@ def test_a_letter_that_somebody_else_took_meanwhile(client):
     offset = fail_with(7, "broken")
     address = f"{ROOT}do/edit/"
     asked = client.post(address, {"offset": offset, "payload": "8", "asked": "yes"})
-    redriving.redrive(USING, Letters("t_dlq"), by="eve")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="eve")
     late = client.post(address, {**hidden(asked.content.decode()), "payload": "8", "confirmed": "yes"})
     assert "There is no dead letter at this offset (any more)." in unescape(late.content.decode())
     assert OutboxMessage.objects.count() == 1
@@ -649,7 +650,7 @@ def test_scheduled_messages_by_time_in_pages(client, monkeypatch):
 
 
 def test_of_one_topic_a_look_goes_so_far_and_the_next_goes_on(client, monkeypatch):
-    monkeypatch.setattr(timetable, "LOOKED", 3)
+    monkeypatch.setattr(scheduled, "LOOKED", 3)
     schedule(4, topic="u", delay=60)
     ours = schedule(1)
     context = waiting(client, topic="t")
@@ -734,7 +735,7 @@ def test_what_came_due_meanwhile_is_said(client):
 def test_a_look_at_named_letters_sees_those_alone(db):
     dead = dead_letters(3)
     session = Session(USING)
-    found = letters.look(session, Letters("t_dlq", offsets=(dead[0], dead[2], 10**9)))
+    found = letters.look(session, DeadLetterFilter("t_dlq", offsets=(dead[0], dead[2], 10**9)))
     assert found.offsets == (dead[2], dead[0])
-    assert letters.look(session, Letters("other_dlq", offsets=tuple(dead))).offsets == ()
-    assert letters.look(session, Letters("t_dlq"), newest=dead[1]).offsets == (dead[1], dead[0])
+    assert letters.look(session, DeadLetterFilter("other_dlq", offsets=tuple(dead))).offsets == ()
+    assert letters.look(session, DeadLetterFilter("t_dlq"), newest=dead[1]).offsets == (dead[1], dead[0])

@@ -11,15 +11,18 @@ from urllib.parse import parse_qs
 import pytest
 from django.utils import timezone
 
-from django_mysqlqueue import Message, names, publish, publish_many
+from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue.inspection import log_entries as logbook
+from django_mysqlqueue.inspection import message_history
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import dropping, groups, lives, logbook, redriving, seeking
+from django_mysqlqueue.operations import dropping, redriving, seeking
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.overview import Count
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.seeking import Place
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests import test_admin
 from tests.harness import USING, Sub, handler, sequence
 from tests.test_admin import HOSTILE, ROOT, WAITS, confirm, page  # fixtures
@@ -171,7 +174,7 @@ def test_by_id(client, settings):
 
 
 def test_an_id_of_its_own_time_is_found_where_nobody_knows_the_partition(client):
-    message_id = names.new_message_id()
+    message_id = naming.new_message_id()
     log(3)
     publish("t", 1, key="somewhere", id=message_id)
     sequence()
@@ -180,7 +183,7 @@ def test_an_id_of_its_own_time_is_found_where_nobody_knows_the_partition(client)
     assert listed(client, topic="t", id=message_id)[0] == [offset]
     assert listed(client, id=message_id)[0] == [offset]
     assert listed(client, topic="other", id=message_id)[0] == []
-    text = listed(client, id=names.new_message_id())[1].content.decode()
+    text = listed(client, id=naming.new_message_id())[1].content.decode()
     assert "of that time were looked at" in text
 
 
@@ -202,7 +205,7 @@ def test_marks_of_dead_letters_and_redriven_ones(client):
     assert text.count("dead letter of g") == 2
     letter = QueueMessage.objects.get(offset=letters[0])
     assert listed(client, topic="t_dlq", id=letter.message_id)[0] == [letters[0]]
-    redriving.redrive(USING, Letters("t_dlq", offsets=(letters[0],)), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[0],)), by="ada")
     sequence()
     text = page(client, "messages", topic="t")
     assert "redriven" in text
@@ -398,7 +401,7 @@ def test_standings_of_groups_that_have_nothing_to_do_with_it(client):
     letters = dead_letters(1, keys="a")
     groups.register(USING, GroupRef("late", "t"), mode="ordered", start="latest")
     groups.register(USING, GroupRef("new", "t"), mode="ordered", start="earliest")
-    redriving.redrive(USING, Letters("t_dlq", offsets=tuple(letters)), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=tuple(letters)), by="ada")
     sequence()
     first, again = offsets_of()
     assert life(client, first, "late")[0] == "before its start"
@@ -439,7 +442,7 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
 
 
 def test_what_is_before_it_is_counted_no_further_than_the_cap(db, monkeypatch):
-    monkeypatch.setattr(lives, "BEFORE_CAP", 3)
+    monkeypatch.setattr(message_history, "BEFORE_CAP", 3)
     sub = Sub(handler(function=fail, max_attempts=9, backoff=WAITS), batch_size=2, prefetch=2)
     offsets = log(8, "a")
     sub.step()
@@ -448,7 +451,7 @@ def test_what_is_before_it_is_counted_no_further_than_the_cap(db, monkeypatch):
     session = Session(USING)
 
     def before(offset):
-        (state,) = lives.states(session, logbook.entries(session, [offset])[0])
+        (state,) = message_history.states(session, logbook.entries(session, [offset])[0])
         return state.before
 
     found = [before(offset) for offset in offsets]
@@ -469,7 +472,7 @@ def test_from_the_original_to_the_dead_letter_to_where_it_went_and_back(client):
     assert f"It is a dead letter: g gave up on message {first} of t." in text
     assert f'message/?offset={first}"' in text
     assert "ValueError: no 0" in text
-    redriving.redrive(USING, Letters("t_dlq", offsets=(letter,)), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), by="ada")
     text = page(client, "message", offset=letter)
     assert "not in the log any more" in text
     assert "ada redrove it to g." in text
@@ -502,14 +505,14 @@ def test_edited_ones_name_the_original_and_the_other_way_round(client):
 
 def test_a_discarded_dead_letter_says_who_and_why(client):
     (letter,) = dead_letters(1, keys="a")
-    redriving.discard(USING, Letters("t_dlq", offsets=(letter,)), by="ada", reason="a test order")
+    redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), by="ada", reason="a test order")
     assert "ada discarded it: a test order" in page(client, "message", offset=letter)
 
 
 def test_a_second_failure_does_not_name_the_first_one_as_its_successor(client):
     (letter,) = dead_letters(1, keys="a")
     for number in range(2):
-        redriving.redrive(USING, Letters("t_dlq", offsets=(letter,)), by=f"operator-{number}")
+        redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), by=f"operator-{number}")
         sequence()
         sub = Sub(handler(function=fail, max_attempts=1))
         sub.settle()
@@ -553,7 +556,7 @@ def test_a_dropped_groups_records_stay(client, settings):
 
 def test_no_more_records_than_a_page_holds(client, settings, monkeypatch):
     settings.MYSQLQUEUE = ALL
-    monkeypatch.setattr(lives, "EVENTS_READ", 3)
+    monkeypatch.setattr(message_history, "EVENTS_READ", 3)
     sub = Sub(handler(function=fail, max_attempts=9))
     (offset,) = log(1, "a")
     sub.settle()

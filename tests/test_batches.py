@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.runtime.lanes import Batch
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.runtime.handling.lanes import Batch
+from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.harness import Sub, handler, in_thread, lag, payloads
 
@@ -279,7 +279,7 @@ def test_overrun_counts_for_the_call(db):
 
 
 def test_a_handler_thread_gives_every_delivery_an_outcome(db, monkeypatch):
-    from django_mysqlqueue.runtime import executor
+    from django_mysqlqueue.runtime.handling import executor
 
     publish_many("t", [Message(n, key="k") for n in range(3)])
     sub = Sub(batched(Batches(), backoff=Backoff(initial=1, jitter=0)))

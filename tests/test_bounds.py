@@ -9,11 +9,11 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.runtime import work as works
-from django_mysqlqueue.runtime.ordered import MAX_PENDING, TAKE_OVER, OrderedWork
+from django_mysqlqueue.runtime.polling import group as works
+from django_mysqlqueue.runtime.polling.ordered import MAX_PENDING, TAKE_OVER, OrderedGroup
 from django_mysqlqueue.service import leasing, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests.harness import USING, Sub, handler, in_thread, lag
 
 
@@ -31,7 +31,7 @@ def test_a_last_message_for_another_group_does_not_hold_the_watermark(db, settin
         )
     sub.settle()
     for _ in range(300):  # whole rounds of the housekeeping, with GC
-        sub.poller.housekeeping.next_at = 0.0
+        sub.poller.maintenance.next_at = 0.0
         sub.poller.step()
     assert not OutboxMessage.objects.exists()
     assert not [row for row in ConsumerOffset.objects.all() if row.offset_acked != row.offset_claimed]
@@ -120,8 +120,8 @@ def test_what_waits_out_a_backoff_takes_no_memory_without_bound(db):
     publish_many("t", [Message(n, key="k") for n in range(3000)])
     for _ in range(20):
         sub.settle(rounds=5)
-    work = sub.poller.works[0]
-    assert isinstance(work, OrderedWork)
+    work = sub.poller.groups[0]
+    assert isinstance(work, OrderedGroup)
     assert MAX_PENDING <= len(work.partitions["k"].pending) < MAX_PENDING + 100
 
 
@@ -153,7 +153,7 @@ def test_a_watermark_left_behind_the_cursor_is_found(db, mode):
     ConsumerOffset.objects.update(offset_claimed=ConsumerOffset.objects.get().offset_claimed + 5)
     other = Sub(handler(mode=mode))
     for _ in range(50):
-        other.poller.housekeeping.next_at = 0.0
+        other.poller.maintenance.next_at = 0.0
         other.poller.step()
     row = ConsumerOffset.objects.get()
     assert row.offset_acked == row.offset_claimed
@@ -174,7 +174,7 @@ def test_a_flush_moves_a_bounded_number_of_watermarks(db, monkeypatch):
     sub = Sub(handler())
     sub.settle()
     flushed.clear()
-    sub.poller.start_anew()
+    sub.poller.reset()
     sub.settle()
     assert max(flushed) == 7
 
@@ -236,9 +236,9 @@ def test_busy_partitions_get_what_trickling_ones_leave(db, mode, hot):
 
 def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
     """A million keys became as many lease rows, which each tick read, and were sorted for each thousand taken."""
-    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.AHEAD", 30)
-    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.CHOICE", 20)
-    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.TAKE_OVER", 10)
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 30)
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.CHOICE", 20)
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.TAKE_OVER", 10)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(200)])
     sub = Sub(handler(), batch_size=10, prefetch=10, lease_renewal_interval=0.0)
     most = done = 0
@@ -256,7 +256,7 @@ def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
 
 def test_what_nobody_takes_is_taken_by_who_has_its_hands_full(db, monkeypatch):
     """Else a partition starved whose subscriber had died, beside others that never came to an end."""
-    monkeypatch.setattr("django_mysqlqueue.runtime.ordered.AHEAD", 2)
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 2)
     sub = Sub(handler(), batch_size=1, prefetch=1)
     publish_many("t", [Message(n, key="ab"[n % 2]) for n in range(40)])
     sub.step()
@@ -264,7 +264,7 @@ def test_what_nobody_takes_is_taken_by_who_has_its_hands_full(db, monkeypatch):
     sub.step(times=3)
     assert sub.owned() == {"a", "b"}
     (work,) = sub.poller.ordered
-    work.waiting["c"] -= sub.poller.settings.lease_duration + 1
+    work.waiting["c"] -= sub.settings.lease_duration + 1
     sub.step()
     assert sub.owned() == {"a", "b", "c"}
     assert lag() > 35

@@ -319,7 +319,7 @@ def test_a_rolled_back_transaction_is_found_at_the_end_of_a_savepoint(rolls_back
     ],
 )
 def test_only_statements_that_cannot_end_a_transaction_are_believed(db, statement, kept):
-    from django_mysqlqueue.sql import keeps_transaction
+    from django_mysqlqueue.sql.connection import keeps_transaction
 
     connection.ensure_connection()
     assert keeps_transaction(connection, statement, IntegrityError(1062, "duplicate")) is kept

@@ -18,8 +18,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
 )
 from django_mysqlqueue.service import retention, sequencing, settling
-from django_mysqlqueue.service.stats import status
-from tests.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
+from tests.harness import USING, Sub, handler, in_thread, lag, payloads, problems_found, sequence
 
 
 class Recorder:
@@ -534,13 +533,15 @@ def test_no_limit_of_attempts(db):
     assert lag() == 1
 
 
-def test_dlq_with_a_handler_of_its_own_drains(db):
-    """It shows the original id; its own failures do not dead-letter again, and the status says so."""
+def test_dlq_with_a_handler_of_its_own_drains(db, clock):
+    """It shows the original id; its own failures do not dead-letter again, and a problem says so."""
     publish("t", 1, id="x")
     dead = Recorder(lambda delivery: fail(delivery) if len(dead.deliveries) < 10 else None)
     sub = Sub(handler(function=fail, max_attempts=1), handler(topic="t_dlq", group="d", function=dead, max_attempts=2))
     sub.settle(rounds=4)
-    assert [group.failing for group in status(USING, lease_ms=30_000).groups if group.topic == "t_dlq"] == [True]
+    clock.advance(61)
+    sub.heart.beat()
+    assert ["A DLQ topic has no DLQ" in one.text for one in problems_found() if one.kind == "stuck"] == [True]
     sub.settle()
     assert len(dead.deliveries) == 10
     assert dead.deliveries[0].id == "x"
@@ -810,7 +811,7 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
     sub = Sub(handler(mode="shared"), batch_size=100, threads=4)
     sub.settle(rounds=2)
     locked, done = threading.Event(), threading.Event()
-    keys = list(sub.poller.works[0].todo)[:8]
+    keys = list(sub.poller.groups[0].todo)[:8]
 
     def frozen():
         with transaction.atomic():
@@ -829,7 +830,7 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
             handled = 0
             for _ in range(3):  # those in a row that ask for locked ones only
                 time.sleep(0.02)
-                sub.poller.works[0]._depth = 100  # as it is learned with quick handlers: much of few partitions
+                sub.poller.groups[0]._depth = 100  # as it is learned with quick handlers: much of few partitions
                 sub.step()
                 handled += sub.work()
                 sub.flush()
@@ -852,7 +853,7 @@ def test_a_shared_group_that_finds_everything_locked_rests_a_moment(db):
         assert list(ConsumerOffset.objects.select_for_update().values_list("partition_key"))
 
         def ask():
-            work = first.poller.works[0]
+            work = first.poller.groups[0]
             first.step()
             claims.append(work.rests_until > time.monotonic() - 1)
             return first.work()

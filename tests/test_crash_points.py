@@ -19,9 +19,10 @@ from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import Operation
-from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import audit, groups, seeking, steps
-from django_mysqlqueue.service.seeking import Place
+from django_mysqlqueue.operations import seeking, steps
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.sql.connection import drop_connection
 from tests import draining, invariants
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
@@ -68,7 +69,7 @@ class Start:
     def end(self) -> Picture:
         """How it ends if nothing happens to it."""
         self._operation(self.world)
-        sessions.drop(connections[ALIAS])
+        drop_connection(connections[ALIAS])
         end = Observer().read()
         if self.world.sub is not None and self._remembers:
             self.world, self._observer, self.picture = self._anew()
@@ -136,7 +137,7 @@ def test_a_process_outlives_every_failed_statement(db, crasher, name):
             break
         assert one.again is not None
         one.again(world)
-        sessions.drop(connections[ALIAS])
+        drop_connection(connections[ALIAS])
         here = observer.read()
         if one.again is one.operation:
             assert here.tables == after.tables, "run again it has not come to the same"
@@ -162,7 +163,7 @@ def once(one: Case, mode: str, number: int, crasher: Any, start: Start, after: P
         here = there
         if then is not None:
             then(world)
-            sessions.drop(connections[ALIAS])
+            drop_connection(connections[ALIAS])
             here = observer.read()
             check_step(one, mode, there, here)
         if then is one.operation and one.commits == 1:
@@ -262,7 +263,7 @@ def outlive(
         release()
         if one.again is not undo:  # that has waited; the others may have passed over what was locked
             one.again(world)
-        sessions.drop(connections[ALIAS])
+        drop_connection(connections[ALIAS])
         there, here = here, observer.read()
         check_step(one, mode, there, here)
         if one.again is one.operation and one.commits == 1:
@@ -403,7 +404,7 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
 def test_every_function_that_writes_has_a_case(db, crasher):
     seen: set[str] = set()
     required = writing_functions()
-    assert {"settling.flush", "groups.delete_rows", "steps.delete_states", "dead_letters.dead_letter"} <= required
+    assert {"service.settling.flush", "service.groups.delete_rows", "operations.steps.delete_states"} <= required
     for one in CASES.values():
         world = Start(one).world
         with watched(seen, [connections[ALIAS]]):

@@ -20,10 +20,13 @@ from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.overview import OverviewPage
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.base import require_tables
+from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import groups, sequencing, stats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service import groups, sequencing
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests import oracle
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.harness import Sub, handler, in_thread, sequence
@@ -363,7 +366,7 @@ def test_the_service_layer_never_reads_a_replica(replica):
     require_tables("default")
     groups.register("default", GroupRef("g", "t"), mode="ordered", start="latest")
     sequencing.sequence("default")
-    assert stats.status("default", lease_ms=1000).topics[0].in_log == 3
+    assert read_status("default").topics[0].in_log == 3
     for name in ("queuesequence", "queuestatus", "queuegc", "migrate"):
         command(name)
     command("queuegroupmode", "g", "t", "shared")
@@ -376,7 +379,7 @@ def test_housekeeping_never_reads_a_replica(replica):
     publish_many("t", [Message(number, key=f"k{number}") for number in range(10)])
     sub = Sub(handler(), handler(group="shared", mode="shared"))
     sub.settle()
-    for _ in sub.poller.housekeeping._round():
+    for _ in sub.poller.maintenance.round():
         pass
     sub.leave()
 
@@ -461,7 +464,7 @@ def test_a_subscriber_of_a_queue_on_its_own_alias(queue, start, arguments, optio
     for group, count in (("plain", 60), ("atomic", 60), ("shared", 20)):
         assert Counter(number for _, _, number in effects(group)) == Counter(range(count)), group
     assert_ordered(effects("plain"))
-    assert stats.unsettled(stats.Session(QUEUE), REF)[0] == 0
+    assert oracle.unsettled(Session(QUEUE), REF)[0] == 0
     assert not Effect.objects.using(QUEUE).exists()
 
 

@@ -18,11 +18,12 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import dead_lettering, groups, redriving, seeking, settling
-from django_mysqlqueue.service.dead_lettering import dead_letter_now
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.seeking import Place
+from django_mysqlqueue.operations import dead_lettering, redriving, seeking
+from django_mysqlqueue.operations.dead_lettering import dead_letter_now
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import groups, settling
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder, both_modes
@@ -136,7 +137,7 @@ def test_its_dead_letter_can_be_redriven(db):
     dead_letter_now(USING, G, offsets[:1], by=ME)
     sequence()
     got.action = None
-    assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 1
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 1
     resumed(sub).settle()
     assert got.attempts[-1] == (0, 1)
     assert lag() == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import inspect
 import io
@@ -31,10 +30,11 @@ from django_mysqlqueue.admin.operations.base import IdsField
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS
 from django_mysqlqueue.admin.pages.workers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, redacted
+from django_mysqlqueue.inspection import bounds, dead_letters, log_entries, message_history, partitions, problems
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import browsing, letters, lives, logbook, overview, problems, stats
-from django_mysqlqueue.service.groups import GroupRef
-from tests.harness import Sub, handler, sequence
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from tests.harness import USING, Sub, handler, lag, sequence
 
 pytestmark = pytest.mark.any_engine
 
@@ -240,7 +240,7 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
     assert not QueueMessage.objects.filter(topic="orders_dlq").exists()
     for command in commands[3:]:
         call_command(*command, "--noinput", stdout=io.StringIO())
-    assert stats.unsettled(stats.Session("default"), GroupRef("billing", "orders"))[0] == 2  # both come again
+    assert lag("billing", "orders") == 2  # both come again
 
 
 def test_acked_dead_letters_are_collected_as_the_page_says(settings):
@@ -292,7 +292,7 @@ def test_the_page_on_the_dashboard_has_every_problem():
     """Its tables begin with the words of the problem, and its times are the thresholds."""
     text = DASHBOARD.read_text()
     listed = re.findall(r"^\| \*([^*|]+)\* \|", text, re.MULTILINE)
-    source = (ROOT / "django_mysqlqueue" / "service" / "problems.py").read_text()
+    source = (ROOT / "django_mysqlqueue" / "inspection" / "problems.py").read_text()
     texts = re.findall(r'\b(?:_|ngettext)\(\s*"([^"]+)"', source)
     kinds = set(re.findall(r'(?:yield|return) Problem\([^"]*"(\w+)"', source))
     assert len(listed) == len(set(listed)) == len(kinds) > 9
@@ -305,15 +305,18 @@ def test_the_page_on_the_dashboard_has_every_problem():
 
 def test_the_page_on_the_dashboard_has_the_bounds():
     text = DASHBOARD.read_text()
-    assert f"Counts stop at {overview.CAP:,}, of a partition's lag at {browsing.PARTITION_CAP:,}," in text
-    assert f"more than {overview.PARTITIONS:,} partitions" in text
-    assert f"may take {overview.SECONDS} s" in text
-    assert f"the {overview.HEADS} of each group" in text
+    assert f"Counts stop at {bounds.PAGES.count:,}, of a partition's lag at {partitions.PARTITION_CAP:,}," in text
+    assert f"more than {bounds.PAGES.partitions:,} partitions" in text
+    assert f"may take {bounds.PAGES.seconds} s" in text
+    assert f"the {bounds.PAGES.heads} of each group" in text
     assert f"come in pages of {PAGE_ROWS}" in text
-    assert f"more than {logbook.MERGED} partitions is browsed {logbook.WALKED:,} places" in text
-    assert f"the newest {lives.EVENTS_READ} records of it and at most {lives.GROUPS_READ} groups" in text
-    assert f"the first {letters.LOOKED:,} of a topic by partition key" in text
-    assert f"searches the text of {letters.ERRORS_READ:,} errors" in text
+    assert f"more than {log_entries.MERGED} partitions is browsed {log_entries.WALKED:,} places" in text
+    assert (
+        f"the newest {message_history.EVENTS_READ} records of it and at most {message_history.GROUPS_READ} groups"
+        in text
+    )
+    assert f"the first {dead_letters.LOOKED:,} of a topic by partition key" in text
+    assert f"searches the text of {dead_letters.ERRORS_READ:,} errors" in text
     assert f"at most {IdsField.most:,} dead letters" in text
     assert f"the {SHOWN_IN_FLIGHT} deliveries" in text
     assert f"no longer than {SHOWN_CHARACTERS:,} bytes" in text
@@ -337,7 +340,7 @@ def test_other_blocks_are_well_formed(page):
 
 def test_grace_periods_are_long_enough():
     """The process takes up to SHUTDOWN_TIMEOUT and 7 s to leave."""
-    from django_mysqlqueue.runtime.process import RELEASE_TIMEOUT, SHUTDOWN_MARGIN
+    from django_mysqlqueue.runtime.process.subscriber import RELEASE_TIMEOUT, SHUTDOWN_MARGIN
 
     least = conf.Settings().shutdown_timeout + SHUTDOWN_MARGIN + RELEASE_TIMEOUT
     page = DOCS / "howto" / "deploy.md"
@@ -481,10 +484,15 @@ def test_every_argument_is_in_the_docstring_that_the_reference_shows(name):
     assert set(inspect.signature(function).parameters) <= described
 
 
-def test_fields_of_the_status_exist():
+def test_fields_of_the_status_exist(db):
     page = (DOCS / "howto" / "observe.md").read_text()
     table = page.split("## Numbers")[1].split("```")[0]
-    known = {field.name for one in (stats.GroupStatus, stats.TopicStatus) for field in dataclasses.fields(one)}
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    publish("t", 1)
+    output = io.StringIO()
+    call_command("queuestatus", format="json", stdout=output)
+    found = json.loads(output.getvalue())
+    known = {*found, *found["groups"][0], *found["topics"][0], *found["problems"][0]}
     named = set(re.findall(r"`([a-z_]+)`", table))
     assert named <= known, named - known
     assert len(named) > 6

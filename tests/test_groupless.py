@@ -11,13 +11,16 @@ from django.core.management import call_command
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import groupless, health, overview, problems, scheduled
+from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.inspection.health import Limits
+from django_mysqlqueue.inspection.problems import Problem
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.service import dropping, groupless, groups, health, overview, problems, retention, timetable
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.health import Limits
-from django_mysqlqueue.service.problems import Problem
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.service import groups, retention
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Orphans
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Sub, handler, sequence
 from tests.test_conformance import Recorder
 
@@ -144,7 +147,7 @@ def test_subscribers_log_what_they_delete_that_nobody_read(settings, caplog):
     QueueMessage.objects.filter(topic=TYPO, partition_key="k1").update(published_at=1_700_000_000_000)
     sub = Sub(handler())
     sub.settle()
-    for _ in sub.poller.housekeeping._round():
+    for _ in sub.poller.maintenance.round():
         pass
     assert not QueueMessage.objects.filter(topic="t").exists()
     young = Session(USING).now() < 1_800_000_000_999
@@ -237,7 +240,7 @@ def test_what_waits_in_the_outbox_counts():
 
 
 def test_it_counts_no_further_than_a_bound(monkeypatch):
-    monkeypatch.setattr(timetable, "LOOKED", 3)
+    monkeypatch.setattr(scheduled, "LOOKED", 3)
     publish_many("a", range(2))
     publish_many(TYPO, range(5))
     assert [text.partition(" but")[0] for text in texts()] == [
@@ -245,8 +248,7 @@ def test_it_counts_no_further_than_a_bound(monkeypatch):
         "Topic 'orders.plced' has 2+ messages",
     ]
     sequence()
-    monkeypatch.setattr(groupless, "CAP", 3)
-    monkeypatch.setattr(overview, "CAP", 3)
+    monkeypatch.setattr(groupless, "PAGES", Bounds(count=3))
     assert [text.partition(" but")[0] for text in texts()] == [
         "Topic 'a' has 2 messages",
         "Topic 'orders.plced' has 3+ messages",
@@ -298,13 +300,13 @@ def test_topics_of_plain_sql_are_named_too(topic, shown):
 def test_a_group_that_is_registered_meanwhile_is_seen(monkeypatch):
     """Its topic's first message may come right after that: groups are read last."""
     send()
-    real = timetable.topics
+    real = scheduled.topics
 
     def topics(*arguments, **options):
         register()
         return real(*arguments, **options)
 
-    monkeypatch.setattr(timetable, "topics", topics)
+    monkeypatch.setattr(scheduled, "topics", topics)
     assert groupless.find(Session(USING), [TYPO]) == []
 
 

@@ -12,9 +12,10 @@ from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.runtime import handling, sessions
-from django_mysqlqueue.runtime.executor import Executor
-from django_mysqlqueue.sql import has_unread
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling import call as handling
+from django_mysqlqueue.runtime.handling.executor import Executor
+from django_mysqlqueue.sql.connection import has_unread
 from tests.app.models import Effect
 from tests.harness import USING, Sub, handler
 

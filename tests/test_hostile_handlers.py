@@ -21,7 +21,7 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 from django_mysqlqueue import Message, StaleDelivery, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.executor import Executor
+from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.service.messages import ERROR_LENGTH
 from tests.app.models import Effect
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence

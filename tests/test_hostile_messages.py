@@ -13,9 +13,9 @@ from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
+from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.rules import MAX_METADATA_BYTES
-from django_mysqlqueue.runtime import work
+from django_mysqlqueue.runtime.polling import group as work
 from django_mysqlqueue.service import publishing, retention, sequencing
 from django_mysqlqueue.service.messages import ERROR_LENGTH, encode
 from tests.harness import USING, Sub, handler, in_thread, lag
@@ -345,7 +345,7 @@ def test_thousands_of_keys_leave_nothing_behind(db, settings, mode):
     for one in sub.poller.ordered:
         assert not one.partitions
         assert not one.waiting
-    for one in sub.poller.works:
+    for one in sub.poller.groups:
         assert not one.todo
         assert not one.unfinished
     assert all(not [key for key in group.lanes if key is not None] for group in sub.inbox._groups.values())

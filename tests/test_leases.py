@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import claiming, dropping, groups, heartbeats, leasing, settling
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, settling
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder
 
@@ -45,7 +46,7 @@ def rebalance(subs, rounds=4):
 @pytest.mark.defect(21)
 @given(partitions=st.integers(0, 500), names=st.sets(st.text(max_size=5), max_size=40))
 def test_caps_sum_to_the_partitions_and_differ_by_one(partitions, names):
-    caps = leasing.caps(partitions, names, REF)
+    caps = leasing.fair_shares(partitions, names, REF)
     assert set(caps) == names
     if names:
         assert sum(caps.values()) == partitions
@@ -55,7 +56,7 @@ def test_caps_sum_to_the_partitions_and_differ_by_one(partitions, names):
 def test_extra_partitions_of_many_groups_fall_to_different_subscribers():
     first = [
         max(caps, key=lambda name: (caps[name], name))
-        for caps in (leasing.caps(1, ["a", "b", "c"], GroupRef(f"g{number}", "t")) for number in range(60))
+        for caps in (leasing.fair_shares(1, ["a", "b", "c"], GroupRef(f"g{number}", "t")) for number in range(60))
     ]
     assert min(first.count(name) for name in "abc") > 5
 
@@ -254,11 +255,11 @@ def test_after_a_connection_error_nothing_is_stolen_at_once(db, clock):
     rebalance([dead])
     clock.advance(31)
     sub = Sub(handler(function=stuck))
-    sub.poller.start_anew()
+    sub.poller.reset()
     sub.step()
     assert sub.owned() == set()
     sub.heart.beat()
-    sub.poller.settings = sub.poller.settings.__class__(lease_renewal_interval=0.0)
+    sub.context.stealing._interval = 0.0
     sub.step(times=2)
     assert sub.owned() == {"k000", "k001"}
 
@@ -324,7 +325,7 @@ def test_a_stale_subscriber_cannot_claim(db, clock):
 
 @pytest.mark.defect(6)
 def test_two_processes_with_one_name_are_two(db):
-    from django_mysqlqueue.runtime.process import incarnation
+    from django_mysqlqueue.runtime.process.subscriber import incarnation
 
     assert incarnation("same") != incarnation("same")
     assert len(incarnation("x" * 500)) <= 190
@@ -453,7 +454,9 @@ def held_by_a_frozen_one(mode):
 
 def claim(sub, mode):
     claimant = Claimant(REF, sub.name, 5, 60_000 if mode == "shared" else None)
-    return claiming.claim(USING, claimant, [Want("k", look_at=9)], token=claiming.new_token(), max_due=9)
+    return claiming.claim(
+        USING, claiming.ClaimRequest(claimant, [Want("k", look_at=9)], token=claiming.new_token(), max_due=9)
+    )
 
 
 @pytest.mark.parametrize("mode", OTHER_MODE)
@@ -488,7 +491,7 @@ def test_a_subscriber_with_nothing_to_do_learns_of_another_mode(db, mode):
     sub = Sub(handler(mode=mode)).step()
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     groups.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
-    (work,) = sub.step().poller.works
+    (work,) = sub.step().poller.groups
     assert work.other_mode == OTHER_MODE[mode]
 
 
@@ -504,7 +507,7 @@ def test_a_frozen_subscriber_of_another_mode_claims_nothing(db, mode, tick):
     sub.heart.beat()
     publish("t", 9, key="new")
     sub.step(tick=tick)
-    (work,) = sub.poller.works
+    (work,) = sub.poller.groups
     assert (work.stopped, work.other_mode) == (True, OTHER_MODE[mode])
     assert sub.step().work() == 0
     assert work.stopped
@@ -564,7 +567,7 @@ def test_a_locked_row_is_never_waited_for(db, clock, mode):
         )
         in_thread(lambda: second.settle(rounds=4))
         # It is left alone for a while instead of being tried without a pause.
-        assert not any(work.wants_turn() for work in second.poller.works)
+        assert not any(work.wants_turn() for work in second.poller.groups)
         handled = {(delivery.key, delivery.payload) for delivery in got.deliveries}
         assert handled == {("b", 0), ("b", 1)} | ({("a", 1)} if mode == "shared" else set())
     clock.advance(1)

@@ -14,24 +14,15 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
-from django_mysqlqueue.service import (
-    claiming,
-    dead_lettering,
-    groups,
-    heartbeats,
-    leasing,
-    sequencing,
-    settling,
-    transactions,
-    watermarks,
-)
+from django_mysqlqueue.operations import dead_lettering
+from django_mysqlqueue.operations.dead_lettering import dead_letter_now
+from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, sequencing, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
-from django_mysqlqueue.service.dead_lettering import dead_letter_now
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import flat
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql import dialect_of, session
+from django_mysqlqueue.sql.session import flat
 from tests.harness import USING, in_thread, sequence
 from tests.statistics import SIZES, pinned
 
@@ -84,7 +75,9 @@ class Thread:
 
 
 def claim(token=1, look_at=1, outcomes=()):
-    return claiming.claim(USING, CLAIMANT, [Want("k", look_at=look_at)], token=token, outcomes=outcomes).deliveries
+    return claiming.claim(
+        USING, claiming.ClaimRequest(CLAIMANT, [Want("k", look_at=look_at)], token=token, outcomes=outcomes)
+    ).deliveries
 
 
 def test_a_claim_under_way_keeps_its_group_from_being_paused(owned):
@@ -121,7 +114,7 @@ def test_a_claim_under_way_keeps_its_groups_mode(owned):
         with pytest.raises(OperationalError, match="1205"):
             impatiently(change)
     impatiently(change)
-    found = claiming.claim(USING, CLAIMANT, [Want("k", look_at=1)], token=2)
+    found = claiming.claim(USING, claiming.ClaimRequest(CLAIMANT, [Want("k", look_at=1)], token=2))
     assert (found.deliveries, found.lost, found.other_mode) == ([], {"k"}, "shared")
 
 
@@ -163,7 +156,7 @@ def test_one_sequences_at_a_time(db):
 
 
 def test_undoing_a_claim_waits_until_it_is_over(owned, monkeypatch):
-    monkeypatch.setattr(transactions, "ATTEMPTS", 1)  # each waits for a second
+    monkeypatch.setattr(session, "ATTEMPTS", 1)  # each waits for a second
     with transaction.atomic():
         (delivery,) = claim(token=7)
         with pytest.raises(OperationalError, match="1205"):
@@ -180,7 +173,7 @@ def waiting():
 
 
 def redelivery(offset, token=2):
-    return claiming.claim(USING, CLAIMANT, [Want("k", due=(offset,))], token=token)
+    return claiming.claim(USING, claiming.ClaimRequest(CLAIMANT, [Want("k", due=(offset,))], token=token))
 
 
 def test_a_claim_under_way_keeps_its_message_from_being_dead_lettered(owned):

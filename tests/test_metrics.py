@@ -24,15 +24,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_mysqlqueue import Message, conf, metrics, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.inspection.bounds import SCRAPES, Bounds
+from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.metrics.process import ProcessMetrics, serve
-from django_mysqlqueue.metrics.queue import MOST_GROUPS, QueueCollector
+from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage
-from django_mysqlqueue.runtime.inbox import Inbox
-from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.runtime.watching import OUTCOMES
-from django_mysqlqueue.service import groups, overview, stats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.handling.observers import OUTCOMES
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.signals import delivery_settled
+from django_mysqlqueue.sql.session import Session
+from tests import oracle
 from tests.harness import USING, Sub, handler, sequence
 from tests.test_processes import ROOT, Worker, publish_numbers, wait_for
 
@@ -108,21 +112,22 @@ def test_beside_exact_counts(db, clock):
     clock.advance(100)
     sub.heart.beat()  # of a group without subscribers no lag is exact
     found = collected()
-    exact = stats.status(USING, lease_ms=30_000)
-    assert len(exact.groups) == 2
-    for group in exact.groups:
-        labels = {"topic": group.topic, "group": group.group}
-        assert found.value("lag", **labels) == group.lag > 0
-        assert found.value("in_flight", **labels) == group.in_flight
-        assert found.value("retrying", **labels) == group.retrying
-        assert found.value("dead_letters", **labels) == group.dead_letters
-        assert found.value("subscribers", **labels) == len(group.subscribers) == 1
-        assert found.value("paused", **labels) == (group.group == "idle")
-        assert found.value("oldest_unacked_age_seconds", **labels) == pytest.approx(group.oldest_unacked_age, abs=20)
-        assert group.oldest_unacked_age >= 100
+    exact = read_status(USING)
+    assert len(exact.queue.groups) == 2
+    for group in exact.queue.groups:
+        labels = {"topic": group.ref.topic, "group": group.ref.group}
+        assert found.value("lag", **labels) == group.lag.value == oracle.unsettled(Session(USING), group.ref)[0] > 0
+        assert found.value("in_flight", **labels) == group.in_flight.value
+        assert found.value("retrying", **labels) == group.retrying.value
+        assert found.value("dead_letters", **labels) == group.dead_letters.value
+        assert found.value("subscribers", **labels) == len(group.live) == 1
+        assert found.value("paused", **labels) == (group.ref.group == "idle")
+        age = (exact.queue.now - group.oldest_at) / 1000
+        assert found.value("oldest_unacked_age_seconds", **labels) == pytest.approx(age, abs=20)
+        assert age >= 100
         for count in ("lag", "in_flight", "retrying", "dead_letters"):
             assert found.value("count_exact", count=count, **labels) == 1
-    working = next(group for group in exact.groups if group.group == "g")
+    working = next(group for group in exact.queue.groups if group.ref.group == "g")
     assert working.in_flight
     assert working.retrying
     (topic,) = (topic for topic in exact.topics if topic.topic == "t")
@@ -130,7 +135,7 @@ def test_beside_exact_counts(db, clock):
     assert found.value("outbox_waiting") == sum(topic.waiting for topic in exact.topics) >= topic.waiting == 4
     assert found.value("outbox_scheduled") == topic.scheduled == 1
     assert found.value("outbox_oldest_age_seconds") >= 100
-    assert found.value("last_offset") == exact.last_offset
+    assert found.value("last_offset") == exact.queue.last_offset
 
 
 def test_live_subscribers(db):
@@ -142,7 +147,7 @@ def test_live_subscribers(db):
 
 
 def test_a_count_that_stops_says_so(db, monkeypatch):
-    monkeypatch.setattr(overview, "CAP", 5)
+    monkeypatch.setattr("django_mysqlqueue.metrics.queue.SCRAPES", Bounds(count=5))
     publish_many("t", [Message(n, key="k") for n in range(8)])
     sequence()
     groups.register(USING, REF, mode="ordered", start="earliest")
@@ -169,7 +174,7 @@ def test_names_of_plain_sql_are_escaped(db):
 
 
 def test_more_groups_than_are_shown(db, monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.metrics.queue.MOST_GROUPS", 2)
+    monkeypatch.setattr("django_mysqlqueue.metrics.queue.SCRAPES", Bounds(groups=2))
     for number in range(3):
         groups.register(USING, GroupRef(f"g{number}", "t"), mode="ordered", start="earliest")
     found = collected()
@@ -346,7 +351,7 @@ class Process:
         self.sub = Sub(*handlers, **options)
         self.registry = CollectorRegistry()
         self.metrics = ProcessMetrics(self.sub.handlers, self.sub.inbox, self.registry)
-        self.sub.poller.watch.listeners.append(self.metrics.settled)
+        self.sub.inbox.watch.listeners.append(self.metrics.settled)
 
     def samples(self):
         return Samples(parsed(generate_latest(self.registry).decode()))
@@ -461,7 +466,7 @@ def test_serving(db):
     finally:
         stop()
     assert b"mysqlqueue_" not in generate_latest(REGISTRY)
-    assert not subscriber.poller.watch.is_wanted()
+    assert not subscriber.inbox.watch.is_wanted()
     with pytest.raises(OSError, match="refused"):
         scrape(port)
     serve(subscriber, "127.0.0.1", port)()  # and again
@@ -591,5 +596,5 @@ def test_the_reference_lists_every_metric(db):
 
 def test_counts_in_the_text_are_true():
     page = (ROOT / "docs/reference/monitoring.md").read_text()
-    assert f"counts stop at {overview.CAP:,}" in page
-    assert f"the {MOST_GROUPS:,} groups that are shown" in page
+    assert f"counts stop at {SCRAPES.count:,}" in page
+    assert f"the {SCRAPES.groups:,} groups that are shown" in page

@@ -12,9 +12,9 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import bodies, watermarks
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service import payloads, watermarks
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import fail
 
@@ -38,14 +38,14 @@ def test_a_limit_of_the_server_on_selects_loses_nothing(db, mode, limit):
             cursor.execute(f"SET SESSION sql_select_limit = {limit}")
         sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt)), mode=mode))
         for _ in range(20):
-            sub.poller.works[0].rests_until = 0.0
+            sub.poller.groups[0].rests_until = 0.0
             sub.poller.guarded(sub.step)
             sub.work()
         cut = set(got)
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION sql_select_limit = DEFAULT")
-        sub.poller.works[0].rests_until = 0.0
-        sub.poller.start_anew()  # partitions that a cut answer has hidden are found by the next scan
+        sub.poller.groups[0].rests_until = 0.0
+        sub.poller.reset()  # partitions that a cut answer has hidden are found by the next scan
         sub.settle(rounds=500)
         sub.leave()
         return cut
@@ -63,7 +63,7 @@ def test_a_limit_of_the_server_on_selects_loses_nothing(db, mode, limit):
 def test_what_is_not_in_the_answer_comes_again_uncounted_and_in_order(db, monkeypatch, caplog, mode):
     got = []
     publish_many("t", (Message(number, key="k") for number in range(10)))
-    real, cut = bodies.read, []
+    real, cut = payloads.read, []
 
     def read(using, offsets):
         found = real(using, offsets)
@@ -72,11 +72,11 @@ def test_what_is_not_in_the_answer_comes_again_uncounted_and_in_order(db, monkey
             found = {offset: body for offset, body in found.items() if offset not in cut}
         return found
 
-    monkeypatch.setattr(bodies, "read", read)
+    monkeypatch.setattr(payloads, "read", read)
     sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt)), mode=mode))
     with caplog.at_level(logging.WARNING):
         sub.settle()
-        (work,) = sub.poller.works
+        (work,) = sub.poller.groups
         assert work.rests_until > time.monotonic() - 60
         work.rests_until = 0.0
         sub.settle()
@@ -97,19 +97,19 @@ def test_a_deleted_message_is_settled_logged_counted_and_recorded(db, settings, 
     sequence()
     sub = Sub(handler(function=lambda delivery: got.append(delivery.payload)))
     offsets = sorted(QueueMessage.objects.values_list("offset", flat=True))
-    real = bodies.read
+    real = payloads.read
 
     def delete_first(using, wanted):
         QueueMessage.objects.filter(offset=offsets[1]).delete()
-        bodies.read = real
+        payloads.read = real
         return real(using, wanted)
 
-    bodies.read = delete_first
+    payloads.read = delete_first
     try:
         with caplog.at_level(logging.WARNING):
             sub.settle()
     finally:
-        bodies.read = real
+        payloads.read = real
     assert got == [0, 2]
     assert lag() == 0
     (said,) = [record.mysqlqueue for record in caplog.records if "delivery.deleted" in record.message]
@@ -125,13 +125,13 @@ def test_only_the_databases_own_word_says_that_a_message_is_deleted(db):
     sequence()
     first, second, third = sorted(QueueMessage.objects.values_list("offset", flat=True))
     QueueMessage.objects.filter(offset=second).delete()
-    assert bodies.deleted(USING, [first, second, third, third + 1]) == {second, third + 1}
+    assert payloads.deleted(USING, [first, second, third, third + 1]) == {second, third + 1}
     if connection.vendor == "mysql":
 
         def cut():
             with connections[USING].cursor() as cursor:
                 cursor.execute("SET SESSION sql_select_limit = 1")
-            return bodies.deleted(USING, [first, second, third])
+            return payloads.deleted(USING, [first, second, third])
 
         assert in_thread(cut) <= {second}
 
@@ -163,13 +163,13 @@ def test_no_watermark_moves_by_an_answer_that_was_cut(db, monkeypatch, partition
 
 
 def test_missing_payloads_are_asked_for_more_and_more_slowly(db, monkeypatch, caplog):
-    monkeypatch.setattr(bodies, "read", lambda using, offsets: {})
+    monkeypatch.setattr(payloads, "read", lambda using, offsets: {})
     sub = Sub(handler())
     publish_many("t", (Message(number, key="k") for number in range(5)))
     with caplog.at_level(logging.ERROR):
         for _ in range(200):
             sub.step()
             sub.flush()
-    (work,) = sub.poller.works
+    (work,) = sub.poller.groups
     assert work.rests_until > time.monotonic()
     assert 1 <= sum("payloads.missing" in record.message for record in caplog.records) <= 8

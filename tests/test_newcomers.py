@@ -17,8 +17,8 @@ from django.db import connection
 
 from django_mysqlqueue import InvalidMessage, Message, SubscriberError, publish, subscriber
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.runtime import registry
-from django_mysqlqueue.runtime.registry import handlers
+from django_mysqlqueue.runtime.handling import registry
+from django_mysqlqueue.runtime.handling.registry import handlers
 from tests.app.models import Effect
 from tests.harness import Sub, handler, lag
 

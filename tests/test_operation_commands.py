@@ -20,9 +20,11 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
-from django_mysqlqueue.service import groups, seeking, topics
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import seeking
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import log as service_log
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder, fail
 from tests.test_operations import dead_letters, log, offsets_of
@@ -242,7 +244,7 @@ def test_a_topic_is_known_by_whatever_there_is_of_it(db, settings):
     CollectedTopic.objects.create(topic="collected", collected_offset=1, published_at=1)
     session = Session(USING)
     known = ["collected", "logged", "read", "set", "waiting"]
-    assert topics.known(session) == known
+    assert service_log.known(session) == known
     for topic in known:
         for name in (topic, f"{topic}_dlq"):
             assert "0 dead letters" in run("queueredrive", name, "--dry-run")

@@ -23,23 +23,11 @@ from django_mysqlqueue.models import (
     Rollup,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import (
-    audit,
-    dead_lettering,
-    dropping,
-    groups,
-    heartbeats,
-    history,
-    leasing,
-    redriving,
-    rescheduling,
-    retrying,
-    rollups,
-    seeking,
-)
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.seeking import Place
-from django_mysqlqueue.service.transactions import Session, run
+from django_mysqlqueue.operations import dead_lettering, dropping, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import audit, delivery_events, groups, heartbeats, leasing, rollups
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.sql.session import Session, run
 from tests import invariants
 from tests.conftest import Clock, empty
 from tests.crash_audit import Observer
@@ -177,12 +165,12 @@ def _() -> None:
 
 @act("redrive", buried)
 def _() -> None:
-    redriving.redrive(ALIAS, Letters(DLQ), by=ME)
+    redriving.redrive(ALIAS, DeadLetterFilter(DLQ), by=ME)
 
 
 @act("discard", buried)
 def _() -> None:
-    redriving.discard(ALIAS, Letters(DLQ, group="g"), by=ME, reason="test")
+    redriving.discard(ALIAS, DeadLetterFilter(DLQ, group="g"), by=ME, reason="test")
 
 
 @act("replace", buried)
@@ -246,7 +234,7 @@ def _() -> None:
 
 @act("collect history", counted, audited=False)
 def _() -> None:
-    history.collect(ALIAS)
+    delivery_events.collect(ALIAS)
     rollups.collect(ALIAS)
     audit.collect(ALIAS)
 

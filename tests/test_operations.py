@@ -12,6 +12,7 @@ from django.db import connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -25,25 +26,13 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import (
-    dead_lettering,
-    dropping,
-    groups,
-    heartbeats,
-    leasing,
-    redriving,
-    rescheduling,
-    retention,
-    retrying,
-    rollups,
-    seeking,
-    steps,
-    topics,
-)
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.seeking import Place
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import dead_lettering, dropping, redriving, rescheduling, retrying, seeking, steps
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import groups, heartbeats, leasing, retention, rollups
+from django_mysqlqueue.service import log as service_log
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder, both_modes, fail
@@ -225,7 +214,7 @@ def emptied(db, settings):
 
 def test_an_emptied_log_ends_where_it_ended(emptied):
     session = Session(USING)
-    assert topics.end_of_log(session) == emptied
+    assert service_log.end_of_log(session) == emptied
     for place in (
         seeking.place_of(USING, "latest"),
         seeking.place_of(USING, emptied + 1),
@@ -250,9 +239,9 @@ def test_a_seek_in_an_emptied_log_loses_nothing(emptied):
 def test_the_log_ends_at_its_last_message_where_the_sequencer_has_forgotten(db):
     (last,) = log(1)
     Sequencer.objects.all().delete()
-    assert topics.end_of_log(Session(USING)) == last
+    assert service_log.end_of_log(Session(USING)) == last
     Sequencer.objects.create(id=1, last_offset=last + 5)
-    assert topics.end_of_log(Session(USING)) == last + 5
+    assert service_log.end_of_log(Session(USING)) == last + 5
 
 
 def test_a_time_behind_the_last_message_that_is_left_is_the_end_of_the_log(db):
@@ -770,8 +759,8 @@ def test_redrive_reaches_the_group_that_failed_and_no_other(db):
     letters = dead_letters(3)
     of_other.settle()
     ids = set(QueueMessage.objects.filter(topic="t").values_list("message_id", flat=True))
-    assert redriving.count(USING, Letters("t_dlq"), most=10) == 3
-    assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 3
+    assert redriving.count(USING, DeadLetterFilter("t_dlq"), most=10) == 3
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 3
     Sub(handler(function=got)).settle()
     of_other.settle()
     assert sorted(got.payloads) == [0, 1, 2]
@@ -793,7 +782,7 @@ def test_a_redriven_message_may_fail_again(db):
     dead_letters(1)
     first = QueueMessage.objects.get(topic="t")
     for _ in range(2):
-        redriving.redrive(USING, Letters("t_dlq"), by=ME)
+        redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME)
         sub = Sub(handler(function=fail, max_attempts=1))
         sub.settle()
         sub.leave()
@@ -820,41 +809,43 @@ def test_a_selection_of_dead_letters(db, conditions, expected):
         Sub(handler("t", group, fail, max_attempts=1)).settle()
     sequence()
     chosen = [
-        offset for page in redriving.pages(Session(USING), Letters("t_dlq", **conditions), size=1) for offset in page
+        offset
+        for page in matching_offsets(Session(USING), DeadLetterFilter("t_dlq", **conditions), size=1)
+        for offset in page
     ]
     found = QueueMessage.objects.filter(offset__in=chosen)
     assert {(row.failed_group, json.loads(bytes(row.payload))) for row in found} == expected
-    assert redriving.discard(USING, Letters("t_dlq", **conditions), by=ME, reason="test") == len(expected)
+    assert redriving.discard(USING, DeadLetterFilter("t_dlq", **conditions), by=ME, reason="test") == len(expected)
     assert len(offsets_of("t_dlq")) == 4 - len(expected)
 
 
 def test_chosen_ones_and_a_limit(db):
     letters = dead_letters(4, keys="a")
-    assert redriving.redrive(USING, Letters("t_dlq", offsets=(letters[2], letters[0], 10**9)), by=ME) == 2
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[2], letters[0], 10**9)), by=ME) == 2
     assert offsets_of("t_dlq") == [letters[1], letters[3]]
-    assert redriving.redrive(USING, Letters("t_dlq"), by=ME, limit=1) == 1
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, limit=1) == 1
     assert offsets_of("t_dlq") == [letters[3]]
     for limit in (0, -1):
         with pytest.raises(OperationRefused, match=f"limit {limit}: must be at least 1"):
-            redriving.redrive(USING, Letters("t_dlq"), by=ME, limit=limit)
+            redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, limit=limit)
     assert offsets_of("t_dlq") == [letters[3]]
 
 
 def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
     dead_letters(6, keys="a")
     steps = []
-    assert redriving.redrive(USING, Letters("t_dlq"), by=ME, rate=40, progress=steps.append) == 6
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, rate=40, progress=steps.append) == 6
     got = Recorder()
     Sub(handler(function=got)).settle()
     assert got.payloads == list(range(6))
     with pytest.raises(OperationRefused, match="rate 0"):
-        redriving.redrive(USING, Letters("t_dlq"), by=ME, rate=0)
+        redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, rate=0)
 
 
 def test_an_ordinary_message_is_never_taken_for_a_dead_letter(db):
     (offset,) = log(1)
-    assert redriving.redrive(USING, Letters("t", offsets=(offset,)), by=ME) == 0
-    assert redriving.discard(USING, Letters("t"), by=ME, reason="no") == 0
+    assert redriving.redrive(USING, DeadLetterFilter("t", offsets=(offset,)), by=ME) == 0
+    assert redriving.discard(USING, DeadLetterFilter("t"), by=ME, reason="no") == 0
     with pytest.raises(OperationRefused, match="no dead letter at offset"):
         redriving.replace(USING, "t", offset, 1, by=ME)
     assert offsets_of() == [offset]
@@ -865,7 +856,7 @@ def test_redrive_to_a_group_that_is_gone_is_refused(db):
     dead_letters(2)
     dropping.drop(USING, G, by=ME)
     with pytest.raises(OperationRefused, match="group 'g' of 't', which failed the message, is not registered"):
-        redriving.redrive(USING, Letters("t_dlq"), by=ME)
+        redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME)
     assert len(offsets_of("t_dlq")) == 2
     assert not OutboxMessage.objects.exists()
 
@@ -873,8 +864,8 @@ def test_redrive_to_a_group_that_is_gone_is_refused(db):
 def test_discard_wants_a_reason_and_keeps_it(db):
     letters = dead_letters(2)
     with pytest.raises(OperationRefused, match="reason"):
-        redriving.discard(USING, Letters("t_dlq"), by=ME, reason=" ")
-    assert redriving.discard(USING, Letters("t_dlq"), by=ME, reason="a test account") == 2
+        redriving.discard(USING, DeadLetterFilter("t_dlq"), by=ME, reason=" ")
+    assert redriving.discard(USING, DeadLetterFilter("t_dlq"), by=ME, reason="a test account") == 2
     assert offsets_of("t_dlq") == []
     events = DeliveryEvent.objects.filter(outcome="discarded")
     assert {(event.message_offset, event.error, event.settled_by) for event in events} == {
@@ -914,9 +905,9 @@ def test_two_operators_do_not_send_a_letter_twice(db):
     (letter,) = dead_letters(1)
     with transaction.atomic():
         list(QueueMessage.objects.filter(offset=letter).select_for_update())
-        assert in_thread(lambda: redriving.redrive(USING, Letters("t_dlq"), by="bob")) == 0
-    assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 1
-    assert redriving.redrive(USING, Letters("t_dlq"), by=ME) == 0
+        assert in_thread(lambda: redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="bob")) == 0
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 1
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 0
     assert OutboxMessage.objects.count() == 1
 
 
@@ -1001,11 +992,11 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
         publish("t", number, delay=1000 * (number + 1))
     publish("u", "other", delay=50)
     publish("t", "at once")
-    listed = rescheduling.scheduled(USING, limit=4)
+    listed = scheduled.next_scheduled(USING, limit=4)
     assert [one.topic for one in listed] == ["u", "t", "t", "t"]
-    rest = rescheduling.scheduled(USING, after=(listed[-1].deliver_at, listed[-1].outbox_id))
+    rest = scheduled.next_scheduled(USING, after=(listed[-1].deliver_at, listed[-1].outbox_id))
     assert len(rest) == 2
-    of_t = rescheduling.scheduled(USING, topic="t")
+    of_t = scheduled.next_scheduled(USING, topic="t")
     assert len(of_t) == 5
     ids = [one.outbox_id for one in of_t]
     assert rescheduling.cancel(USING, [ids[0], ids[0], 10**9], by=ME, reason="no") == 1
@@ -1014,7 +1005,7 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
     assert rescheduling.cancel(USING, [ids[2]], by=ME) == 0  # it has come due
     sequence()
     assert {json.loads(bytes(row.payload)) for row in QueueMessage.objects.all()} == {2, 3, "at once"}
-    assert [one.outbox_id for one in rescheduling.scheduled(USING, topic="t")] == [ids[4], ids[1]]
+    assert [one.outbox_id for one in scheduled.next_scheduled(USING, topic="t")] == [ids[4], ids[1]]
     assert list(Operation.objects.order_by("id").values_list("action", "changed")) == [
         ("cancel", 1),
         ("reschedule", 1),
@@ -1122,14 +1113,14 @@ def test_a_flush_that_is_written_twice_records_once(db, settings):
 
 
 def test_old_events_are_collected(db, settings, clock):
-    from django_mysqlqueue.service import audit, history
+    from django_mysqlqueue.service import audit, delivery_events
 
     settings.MYSQLQUEUE = {"HISTORY_RETENTION": 60.0}
     dead_letters(2)
     groups.pause(USING, G, by=ME)
-    assert history.collect(USING) == 0
+    assert delivery_events.collect(USING) == 0
     clock.advance(61)
-    assert history.collect(USING) == 2
+    assert delivery_events.collect(USING) == 2
     assert audit.collect(USING) == 0
     clock.advance(audit.KEEP_SECONDS)
     assert audit.collect(USING) == 1

@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from django_mysqlqueue import InvalidMessage, Message, TransactionMismatch, apublish, otel, publish, publish_many
 from django_mysqlqueue import subscriber as declare
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime import watching
+from django_mysqlqueue.runtime.handling import observers
 from django_mysqlqueue.service import tracing
 from django_mysqlqueue.signals import delivery_handled, delivery_started
 from django_mysqlqueue.testing import deliver_all
@@ -437,7 +437,7 @@ def test_tracing_costs_no_statement(traced):
     assert cost() == on
     assert len(traced.spans()) == count
     assert tracing.trace is None
-    assert watching.trace is None
+    assert observers.trace is None
 
 
 EVERYTHING = """
@@ -449,9 +449,9 @@ if blocked:
 import django
 django.setup()
 from django.core.management import load_command_class
-from django_mysqlqueue import management, runtime, service, testing
-for package in (service, runtime, management):
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+from django_mysqlqueue import inspection, management, operations, runtime, service, testing
+for package in (service, operations, inspection, runtime, management):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
 for command in pkgutil.iter_modules([management.__path__[0] + "/commands"]):
     load_command_class("django_mysqlqueue", command.name)

@@ -25,9 +25,11 @@ from django.urls import path
 from django_mysqlqueue import metrics
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.models import ConsumerGroup, Operation
-from django_mysqlqueue.service import failures, groups
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, apart, bounded
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import apart, bounded
+from django_mysqlqueue.sql.session import Session
 from tests.test_admin import ROOT as DASHBOARD
 from tests.test_admin import confirm
 from tests.test_admin import urlpatterns as admin_urls

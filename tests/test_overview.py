@@ -6,12 +6,17 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff, get_settings
+from django_mysqlqueue.inspection import outbox, overview, partitions, problems
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
-from django_mysqlqueue.service import browsing, groups, overview, problems, redriving, sequencing, stats, topics
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.overview import Count
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service import groups, sequencing
+from django_mysqlqueue.service import log as service_log
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests import oracle
 from tests.harness import USING, Sub, handler, sequence
 from tests.test_admin import WAITS
 from tests.test_conformance import both_modes, fail
@@ -22,14 +27,14 @@ G = GroupRef("g", "t")
 LEASE_MS = 30_000
 
 
-def read():
-    return overview.read(USING, lease_ms=LEASE_MS)
+def read(bounds=PAGES):
+    return overview.read(USING, lease_ms=LEASE_MS, bounds=bounds)
 
 
-def group(ref=G):
-    found = overview.one_group(USING, ref, lease_ms=LEASE_MS)
+def group(ref=G, bounds=PAGES):
+    found = overview.one_group(USING, ref, lease_ms=LEASE_MS, bounds=bounds)
     assert found is not None
-    assert found in read().groups
+    assert found in read(bounds).groups
     return found
 
 
@@ -45,7 +50,7 @@ def register(ref=G, mode="ordered", start="earliest"):
 def test_an_empty_queue():
     found = read()
     assert (found.groups, found.lag, found.live, found.oldest_at) == ((), Count(0), frozenset(), None)
-    assert found.outbox == overview.OutboxOverview(Count(0), None, Count(0), None)
+    assert found.outbox == outbox.OutboxOverview({}, Count(0), None)
     assert overview.one_group(USING, G, lease_ms=LEASE_MS) is None
 
 
@@ -104,41 +109,39 @@ def test_partitions_that_a_group_has_never_seen_count(mode):
 
 
 def test_of_very_many_partitions_the_first_and_the_newest_are_looked_at(monkeypatch):
-    monkeypatch.setattr(overview, "PARTITIONS", 3)
-    monkeypatch.setattr(topics, "NEWEST", 2)
+    bounds = Bounds(partitions=3)
+    monkeypatch.setattr(service_log, "NEWEST", 2)
     sub = Sub(handler())
     log(4, keys="abcd")
     sub.settle()
-    assert group().lag == Count(0, exact=False)
+    assert group(bounds=bounds).lag == Count(0, exact=False)
     log(12, keys="abcdefghijkl")
-    assert group().lag == Count(3 + 1 + 2, exact=False), "a to c, d as the count goes one further, k and l"
-    assert [head.key for head in group().heads] == ["a", "b", "c", "d", "k", "l"]
+    assert group(bounds=bounds).lag == Count(3 + 1 + 2, exact=False), "a to c, d as the count goes one further, k and l"
+    assert [head.key for head in group(bounds=bounds).heads] == ["a", "b", "c", "d", "k", "l"]
     sub.settle()
-    assert group().lag.value == 0
+    assert group(bounds=bounds).lag.value == 0
 
 
-def test_looking_into_partitions_takes_a_bounded_time(monkeypatch):
-    monkeypatch.setattr(overview, "SECONDS", 0.0)
-    monkeypatch.setattr(overview, "LOOKED_INTO", 2)
+def test_looking_into_partitions_takes_a_bounded_time():
     register()
     log(6, keys="abcdef")
     register(GroupRef("h", "t"))
-    shown = [one.lag for one in read().groups]
+    shown = [one.lag for one in read(Bounds(seconds=0.0, piece=2)).groups]
     assert shown == [Count(2, exact=False)] * 2, "nobody with a backlog seems to have none"
 
 
 @both_modes
-def test_counts_stop_at_the_cap_and_say_so(mode, monkeypatch):
-    monkeypatch.setattr(overview, "CAP", 7)
+def test_counts_stop_at_the_cap_and_say_so(mode):
+    bounds = Bounds(count=7)
     sub = Sub(handler(mode=mode))
     log(2)
     sub.settle()
     log(6)
-    assert str(group().lag) == "6"
+    assert str(group(bounds=bounds).lag) == "6"
     log(6)
-    assert str(group().lag) == "7+"
+    assert str(group(bounds=bounds).lag) == "7+"
     publish_many("t", [Message(number, delay=60) for number in range(9)])
-    assert str(read().outbox.scheduled) == "7+"
+    assert str(read(bounds).outbox.scheduled) == "7+"
 
 
 def test_messages_for_another_group_are_no_lag():
@@ -147,7 +150,7 @@ def test_messages_for_another_group_are_no_lag():
     log(2)
     sub.settle()
     sequence()
-    redriving.redrive(USING, redriving.Letters("t_dlq"), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="ada")
     sequencing.sequence(USING)
     assert group(GroupRef("bad", "t")).lag == Count(2)
     assert group(G).lag == Count(0)
@@ -176,7 +179,7 @@ def test_it_agrees_with_the_exact_counts_of_a_busy_queue():
         if number % 3 == 0:
             sub.flush()
         for one in handlers:
-            count, oldest = stats.unsettled(Session(USING), one.ref)
+            count, oldest = oracle.unsettled(Session(USING), one.ref)
             assert (group(one.ref).lag, group(one.ref).oldest_at) == (Count(count), oldest)
     assert ConsumerOffset.objects.count() > 10
 
@@ -184,7 +187,7 @@ def test_it_agrees_with_the_exact_counts_of_a_busy_queue():
 def test_only_so_many_groups_are_read():
     for name in "abc":
         register(GroupRef(name, "t"))
-    found = overview.read(USING, lease_ms=LEASE_MS, limit=2)
+    found = read(Bounds(groups=2))
     assert ([one.ref.group for one in found.groups], found.more_groups) == (["a", "b"], True)
     assert not read().more_groups
 
@@ -193,7 +196,7 @@ def test_every_topic_is_found_by_its_index():
     for topic in ("b", "a", "B", "c"):
         publish(topic, 1)
     sequence()
-    assert topics.all_topics(Session(USING)) == ["B", "a", "b", "c"]
+    assert service_log.all_topics(Session(USING)) == ["B", "a", "b", "c"]
 
 
 def test_partitions_that_a_group_has_never_worked_on():
@@ -203,17 +206,17 @@ def test_partitions_that_a_group_has_never_worked_on():
     groups.register(USING, ref, mode="ordered", start="earliest")
     session = Session(USING)
     for found in (
-        browsing.at(session, ref, ["a", "b", "c"], start=0),
-        browsing.partitions(session, ref, start=0),
-        browsing.partitions(session, ref, start=0, limit=2) + browsing.partitions(session, ref, start=0, after="b"),
-        browsing.partitions(session, ref, start=0, prefix="", after=""),
+        partitions.at(session, ref, ["a", "b", "c"], start=0),
+        partitions.partitions(session, ref, start=0),
+        partitions.partitions(session, ref, start=0, limit=2) + partitions.partitions(session, ref, start=0, after="b"),
+        partitions.partitions(session, ref, start=0, prefix="", after=""),
     ):
         assert [(one.key, str(one.lag), one.head is not None) for one in found] == [(key, "2", True) for key in "abc"]
-    assert [one.key for one in browsing.partitions(session, ref, start=0, prefix="b")] == ["b"]
-    assert browsing.partitions(session, ref) == []
+    assert [one.key for one in partitions.partitions(session, ref, start=0, prefix="b")] == ["b"]
+    assert partitions.partitions(session, ref) == []
     sub = Sub(handler(group="new"))
     sub.settle()
-    assert [str(one.lag) for one in browsing.partitions(session, ref, start=0)] == ["0", "0", "0"]
+    assert [str(one.lag) for one in partitions.partitions(session, ref, start=0)] == ["0", "0", "0"]
 
 
 def test_a_partitions_lag_counts_what_is_for_the_group_and_says_where_it_stopped(monkeypatch):
@@ -223,17 +226,17 @@ def test_a_partitions_lag_counts_what_is_for_the_group_and_says_where_it_stopped
     ref = GroupRef("h", "t")
     sub = Sub(handler(group="h", mode="shared"))
     sub.settle()
-    redriving.redrive(USING, Letters("t_dlq", offsets=(first,)), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(first,)), by="ada")
     sequence()
     session = Session(USING)
-    assert str(browsing.at(session, ref, ["a"])[0].lag) == "0"
-    assert str(browsing.at(session, G, ["a"])[0].lag) == "1"
+    assert str(partitions.at(session, ref, ["a"])[0].lag) == "0"
+    assert str(partitions.at(session, G, ["a"])[0].lag) == "1"
     # Behind one that waits more are acked than are looked at.
-    monkeypatch.setattr(browsing, "PARTITION_CAP", 2)
+    monkeypatch.setattr(partitions, "PARTITION_CAP", 2)
     log(5, "b")
     waits = Sub(handler(group="i", mode="shared", backoff=WAITS, function=lambda one: one.payload or one.nack()))
     waits.settle()
-    assert str(browsing.at(session, GroupRef("i", "t"), ["b"])[0].lag) == "1+"
+    assert str(partitions.at(session, GroupRef("i", "t"), ["b"])[0].lag) == "1+"
 
 
 @both_modes

@@ -11,13 +11,12 @@ from django.db import connection
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.runtime.process import Subscriber
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service import leasing, partitions, retention
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.stats import status
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.service.transactions import Session
-from tests.harness import USING, Sub, handler, sequence
+from django_mysqlqueue.sql.session import Session
+from tests.harness import USING, Sub, handler, problems_found, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")
@@ -81,7 +80,7 @@ def test_forgotten_work_is_found(db, mode):
     sub.poller._tail = QueueMessage.objects.latest("offset").offset
     sub.settle()
     assert not got.payloads
-    for _ in sub.poller.housekeeping._find_work():
+    for _ in sub.poller.maintenance._find_work():
         pass
     sub.settle()
     assert got.payloads == [1] * WITHOUT_KEY
@@ -91,7 +90,7 @@ def test_watermarks_are_swept(log, clock):
     settle_behind_everybody("shared")
     clock.advance(61)
     sub = Sub(handler(mode="shared"))
-    for _ in sub.poller.housekeeping._sweep_watermarks():
+    for _ in sub.poller.maintenance._sweep_watermarks():
         pass
     assert not DeliveryState.objects.exists()
     assert all(row.offset_acked == row.offset_claimed > 0 for row in ConsumerOffset.objects.all())
@@ -116,9 +115,12 @@ def test_a_drain_waits_for_it(db):
     assert draining._rest
 
 
-def test_the_status_counts_it_as_unserved(db):
+def test_a_problem_says_that_it_is_unserved(db, clock):
     """Its only subscriber works on the partitions of another subset."""
-    Sub(handler(), subset=Subset.parse(["a*"]))
+    sub = Sub(handler(), subset=Subset.parse(["a*"]))
     plain_sql()
-    (group,) = status(USING, lease_ms=30_000).groups
-    assert group.unserved == 1
+    assert not problems_found()
+    clock.advance(61)
+    sub.heart.beat()
+    (problem,) = problems_found()
+    assert (problem.kind, problem.ref, problem.key) == ("unserved", REF, "")

@@ -32,7 +32,7 @@ FILE = Path(__file__).with_name("plans.txt")
 """Written with TEST_WRITE_PLANS=1. It is the same for both servers."""
 WHOLE = ", whole"
 LOCKING = re.compile(r": UPDATE|: DELETE|: INSERT|FOR UPDATE|IN SHARE MODE")
-WALKS = {**MAY_WALK, "scheduling.advance": "moves all that waits, in tests of users"}
+WALKS = {**MAY_WALK, "service.scheduling.advance": "moves all that waits, in tests of users"}
 """Functions that read the whole of a table, and why."""
 
 DIVES = (200, 1)

@@ -18,11 +18,13 @@ import pytest
 from django.db import OperationalError, connection
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import groups, news, sequencing
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.stats import status
+from django_mysqlqueue.service import groups, polling, sequencing
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import close_connections
 from tests.app.models import Effect
 from tests.harness import USING, in_thread, lag, sequence
 
@@ -127,7 +129,7 @@ def effects(name):
 
 def drained(group, topic):
     def check():  # what is due first: it becomes lag in one commit
-        return not news.look(news.Session(USING)).due and lag(group, topic) == 0
+        return not polling.poll(polling.Session(USING)).due and lag(group, topic) == 0
 
     return check
 
@@ -366,7 +368,7 @@ def test_a_frozen_sequencer_lets_the_mutex_go(db):
         while in_thread(lambda: sequencing.sequence(USING)).busy:
             assert time.monotonic() - began < 10, "the mutex is still held"
             time.sleep(0.1)
-        sessions.close_all()
+        close_connections()
         return time.monotonic() - began
 
     def publish_one():
@@ -440,8 +442,8 @@ def test_random_kills(start, tmp_path):
     assert_ordered(effects("atomic"))
     assert_ordered(effects("plain"))
     assert not QueueMessage.objects.filter(topic__endswith="_dlq").exists()
-    shown = {(one.group, one.topic): one for one in status(USING, lease_ms=3000).groups}
-    assert shown["atomic", "p.plain"].lag == 0
+    shown = {one.ref: one for one in queuestatus.read_status("default").queue.groups}
+    assert shown["atomic", "p.plain"].lag == Count(0)
 
 
 def test_shards_drain_their_own_partitions(start):
@@ -484,7 +486,7 @@ def test_strict_order_through_kills(start):
         for earlier in range(int(key[1:]), number, 5):
             assert earlier in done.get(key, ()) or earlier % 50 == 0, (key, number, attempt, earlier)
     assert set().union(*done.values()) == {n for n in range(total) if n % 50}
-    wait_for(lambda: not news.look(news.Session(USING)).due)
+    wait_for(lambda: not polling.poll(polling.Session(USING)).due)
     assert QueueMessage.objects.filter(topic="p.strict_dlq").count() == total / 50
 
 

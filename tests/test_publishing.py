@@ -15,11 +15,11 @@ from django.test import Client, TestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
-from django_mysqlqueue import InvalidMessage, Message, TransactionMismatch, names, publish, publish_many
+from django_mysqlqueue import InvalidMessage, Message, TransactionMismatch, naming, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.service import publishing, wakeups
-from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.harness import USING, Sub, handler, in_thread, sequence
 
@@ -843,7 +843,7 @@ def test_sql_computes_the_same_hash(db, value):
     """So that other clients can put a key's messages where ours go."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT CONCAT('__p:', CRC32(%s) %% 16)", [value])
-        assert cursor.fetchone()[0] == names.hashed_partition(value, 16)
+        assert cursor.fetchone()[0] == naming.hashed_partition(value, 16)
 
 
 # -- wake-ups -----------------------------------------------------------------

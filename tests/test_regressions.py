@@ -19,14 +19,16 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
-from django_mysqlqueue.runtime import executor, handling
-from django_mysqlqueue.runtime.heart import Heart
-from django_mysqlqueue.runtime.lanes import Batch
-from django_mysqlqueue.service import claiming, dropping, heartbeats, retention, settling, steps, watermarks
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.operations import dropping, steps
+from django_mysqlqueue.runtime.handling import call, executor
+from django_mysqlqueue.runtime.handling.lanes import Batch
+from django_mysqlqueue.runtime.process.heartbeat import Heart
+from django_mysqlqueue.service import claiming, heartbeats, retention, settling, watermarks
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Place
-from django_mysqlqueue.service.transactions import Session
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from django_mysqlqueue.sql.connection import close_connections
+from django_mysqlqueue.sql.session import Session
+from tests.harness import USING, Going, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")
@@ -51,7 +53,7 @@ def test_a_group_whose_turn_fails_does_not_keep_the_others_from_theirs(db, monke
     publish("u", 1)
     sub = Sub(handler(), handler(topic="u", group="other", function=got))
     sub.step()
-    failing = next(work for work in sub.poller.works if work.ref == REF)
+    failing = next(work for work in sub.poller.groups if work.ref == REF)
 
     def fail():
         raise OperationalError(1, "no")
@@ -319,7 +321,7 @@ def test_an_empty_payload_does_not_overtake(db):
 
 
 def test_a_slow_beat_that_crosses_the_end_of_the_lease_raises_doubt(db, monkeypatch):
-    heart = Heart(USING, "s:1", [REF], interval=0.1, lease=0.5, info={}, progressed_at=time.monotonic)
+    heart = Heart(USING, "s:1", [REF], interval=0.1, lease=0.5, info={}, progress=Going())
     assert heart._beat()
     first = heart.beat_at
     while time.monotonic() < first + 0.3:
@@ -355,7 +357,7 @@ def test_nothing_spins_around_a_scheduled_message(db):
     got = Recorder()
     sub = Sub(handler(function=got))
     sub.step()
-    sub.poller.housekeeping.next_at = float("inf")
+    sub.poller.maintenance.next_at = float("inf")
     steps = 0
     ends_at = time.monotonic() + 2.5
 
@@ -378,7 +380,7 @@ def test_extensions_are_part_of_the_sleep(db, monkeypatch):
     sub = Sub(handler(mode="shared", visibility_timeout=1.0))
     sub.step()
     assert sub.take() is not None
-    sub.poller.housekeeping.next_at = float("inf")
+    sub.poller.maintenance.next_at = float("inf")
     times = [time.monotonic()]
     real = settling.extend_all
 
@@ -445,7 +447,7 @@ def test_a_subscriber_works_where_the_project_has_autocommit_off(db):
         sessions.adopt(USING, sessions.Timeouts(idle=30, lock_wait=5, network=5, read=20))
         got = Recorder()
         Sub(handler(function=got)).settle()
-        sessions.close_all()
+        close_connections()
         return got.payloads
 
     publish("t", 1)
@@ -479,7 +481,7 @@ def test_unknown_outcomes_of_claims_again_and_again(db, monkeypatch):
     for _ in range(150):
         sub.poller.poll_soon()
         sub.poller.guarded(sub.poller.step)
-        sub.poller._steal_from = 0.0
+        sub.context.stealing._from = 0.0
         sub.work()
     monkeypatch.setattr(claiming, "claim", real)
     sub.settle()
@@ -521,7 +523,7 @@ def test_a_turn_that_cannot_connect_is_an_error_like_any_other(db, monkeypatch):
             connection.close()
             raise OperationalError(2002, "Can't connect to server")
 
-        monkeypatch.setattr(sub.poller.works[0], "turn", fail)
+        monkeypatch.setattr(sub.poller.groups[0], "turn", fail)
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
         return sub.poller.guarded(sub.poller.step)
 
@@ -578,7 +580,7 @@ def test_a_transaction_that_cannot_be_opened_gives_back_uncounted_and_in_order(d
 
     held = sub.take()
     with monkeypatch.context() as patch:
-        patch.setattr(handling.transaction, "atomic", atomic)
+        patch.setattr(call.transaction, "atomic", atomic)
         sub.run(held)
     assert "delivery.not_started" in caplog.text
     sub.settle()

@@ -12,7 +12,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups, heartbeats, leasing, releasing, settling
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
 from tests.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
 

@@ -7,12 +7,12 @@ from django.db import connection, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import claiming, dropping, groups, retention, settling, watermarks
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.service import claiming, groups, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.stats import status
-from django_mysqlqueue.service.transactions import Session
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests.harness import USING, Sub, handler, in_thread, lag, problems_found, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")
@@ -118,9 +118,7 @@ def test_an_abandoned_group_is_shown_and_can_be_dropped(db, no_retention):
     groups.register(USING, GroupRef("gone", "t"), mode="ordered", start="earliest")
     Sub(handler()).settle()
     assert retention.collect(USING).messages == 0
-    shown = {group.group: group for group in status(USING, lease_ms=30_000).groups}
-    assert shown["gone"].abandoned
-    assert not shown["g"].abandoned
+    assert [(one.kind, one.ref) for one in problems_found()] == [("no_subscriber", ("gone", "t"))]
     dropping.drop(USING, GroupRef("gone", "t"))
     assert retention.collect(USING).messages == 1
 
@@ -163,7 +161,7 @@ def test_subscribers_collect_by_themselves(db, no_retention):
     publish("t", 1, key="k")
     sub = Sub(handler())
     sub.settle()
-    keeping = sub.poller.housekeeping
+    keeping = sub.poller.maintenance
     for _ in range(50):
         keeping.next_at = 0.0
         keeping.turn()
@@ -276,7 +274,7 @@ def test_settled_rows_of_a_vanished_subscriber_do_not_leak(db, clock, mode):
     got = Recorder()
     other = Sub(handler(mode=mode, function=got))
     other.settle()
-    keeping = other.poller.housekeeping
+    keeping = other.poller.maintenance
     for _ in range(50):
         keeping.next_at = 0.0
         keeping.turn()
@@ -329,7 +327,7 @@ def test_a_claim_with_an_unknown_outcome_is_undone(db, monkeypatch):
         sub.step()
     assert DeliveryState.objects.filter(delivered_by=sub.name).count() == 3
     assert not armed
-    sub.poller.start_anew()
+    sub.poller.reset()
     sub.settle()
     assert got.attempts == [(3, 1), (4, 1), (5, 1)]
     assert lag() == 0
@@ -366,7 +364,7 @@ def test_watermarks_of_many_partitions_with_more_rows_than_one_join_reads(db):
     watermarks.create_missing(USING, REF, keys)
     claimant = claiming.Claimant(REF, "s", 5, 60_000)
     wants = [claiming.Want(key, look_at=each) for key in keys]
-    claim = claiming.claim(USING, claimant, wants, token=claiming.new_token())
+    claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert len(claim.deliveries) == len(keys) * each
     firsts = {one.key: one for one in reversed(claim.deliveries)}
     settling.flush(USING, REF, [Outcome(one, Kind.ACK) for one in firsts.values()], max_attempts=5, shared=True)

@@ -20,22 +20,26 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.runtime import inline, sessions
-from django_mysqlqueue.runtime.executor import Executor
-from django_mysqlqueue.runtime.heart import Heart
-from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.service import dropping, groups, heartbeats, scheduling, settling, transactions
+from django_mysqlqueue.runtime.handling.executor import Executor
+from django_mysqlqueue.runtime.polling.context import Progress
+from django_mysqlqueue.runtime.process.heartbeat import Heart
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
+from django_mysqlqueue.service import groups, heartbeats, scheduling, settling
 from django_mysqlqueue.service.deliveries import Kind
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Retry
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql import session as transactions
+from django_mysqlqueue.sql.connection import drop_connection
+from django_mysqlqueue.sql.session import Retry
 from django_mysqlqueue.testing import deliver_all
-from tests.harness import USING, Sub, handler, in_thread, lag
+from tests.harness import USING, Going, Sub, handler, in_thread, lag
 
 REF = GroupRef("g", "t")
 
 
-def heart(progressed_at=time.monotonic, **options):
-    defaults = {"interval": 0.05, "lease": 0.5, "info": {"host": "tests"}, "progressed_at": progressed_at}
+def heart(progress=None, **options):
+    defaults = {"interval": 0.05, "lease": 0.5, "info": {"host": "tests"}, "progress": progress or Going()}
     return Heart(USING, "s:1", [REF], **{**defaults, **options})
 
 
@@ -50,8 +54,9 @@ def test_the_heart_beats_until_it_is_stopped(db):
 
 
 def test_the_heart_withholds_beats_of_a_stuck_poller(db):
-    stuck_since = time.monotonic() - 1
-    beating = heart(progressed_at=lambda: stuck_since)
+    progress = Progress()
+    progress.at -= 1
+    beating = heart(progress)
     assert beating._beat() is False
     assert not SubscriberHeartbeat.objects.exists()
 
@@ -113,7 +118,7 @@ def test_a_transaction_of_a_subscribers_thread_begins_in_one_statement(db):
         publish("t", 4)
         after = questions()
         mine.connection.close()
-        sessions.drop(mine)
+        drop_connection(mine)
         return {name: after[name] - before[name] for name in after}
 
     assert in_thread(work) == {"Com_begin": 2, "Com_set_option": 0}
@@ -193,7 +198,7 @@ def test_a_connection_that_a_handler_closed_below_django_is_dropped(db):
     def check():
         connection.ensure_connection()
         connection.connection.close()
-        sessions.drop(connection)
+        drop_connection(connection)
         assert connection.connection is None
 
     in_thread(check)
@@ -232,7 +237,7 @@ def test_a_connection_cut_inside_a_groups_turn_starts_everything_anew(db):
     """It is no trouble of the group's own: what the other groups remember is of the server that is gone."""
     sub = Sub(handler())
     sub.step()
-    (work,) = sub.poller.works
+    (work,) = sub.poller.groups
     work.turn = cut_inside_a_transaction
     with pytest.raises(OperationalError):
         sub.poller._turn(work)
@@ -336,20 +341,20 @@ def test_a_database_error_starts_everything_anew(db, monkeypatch):
 
 def test_an_error_while_reading_payloads_gives_the_deliveries_back(db, monkeypatch):
     """Claimed and committed, but the connection broke before the payloads came: order is kept."""
-    from django_mysqlqueue.service import bodies
+    from django_mysqlqueue.service import payloads
 
     got = []
     publish_many("t", (Message(number, key="k") for number in range(10)))
     sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), batch_size=4)
-    real = bodies.read
+    real = payloads.read
 
     def fail_once(using, offsets):
-        monkeypatch.setattr(bodies, "read", real)
+        monkeypatch.setattr(payloads, "read", real)
         raise OperationalError(2013, "Lost connection")
 
-    monkeypatch.setattr(bodies, "read", fail_once)
+    monkeypatch.setattr(payloads, "read", fail_once)
     sub.step()
-    assert bodies.read is real  # it has failed
+    assert payloads.read is real  # it has failed
     sub.poller.ordered[0].rests_until = 0.0
     sub.settle()
     assert got == [(number, 1) for number in range(10)]
@@ -406,9 +411,9 @@ def test_a_hot_partition_does_not_starve_the_others(db):
 
 
 def test_claims_are_bounded_in_bytes(db, monkeypatch):
-    from django_mysqlqueue.runtime import work
+    from django_mysqlqueue.runtime.polling import group
 
-    monkeypatch.setattr(work, "WAITING_BYTES", 100_000)
+    monkeypatch.setattr(group, "WAITING_BYTES", 100_000)
     publish_many("t", (Message(b"x" * 30_000, key="k") for _ in range(20)))
     publish("t", b"y" * 200_000, key="big")  # above the bound alone: it comes all the same
     sub = Sub(handler())
@@ -531,9 +536,9 @@ def test_an_outage_makes_few_lines_and_one_at_its_end(db, monkeypatch, caplog):
 
 def test_a_poller_that_hangs_ends_its_process(db, monkeypatch):
     process = Subscriber(USING, {REF: handler()}, get_settings())
-    monkeypatch.setattr("django_mysqlqueue.runtime.process.STUCK_LIMIT", 1.0)
+    monkeypatch.setattr("django_mysqlqueue.runtime.process.subscriber.STUCK_LIMIT", 1.0)
     assert not any(process._is_stuck() for _ in range(5))
-    process.poller.progressed_at += 1  # it goes round
+    process.progress.at += 1  # it goes round
     assert not any(process._is_stuck() for _ in range(5))
     assert process._is_stuck()
 
@@ -544,7 +549,7 @@ def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
     def step_that_hangs():
         hangs.wait(30)
 
-    monkeypatch.setattr("django_mysqlqueue.runtime.process.STUCK_LIMIT", 1.0)
+    monkeypatch.setattr("django_mysqlqueue.runtime.process.subscriber.STUCK_LIMIT", 1.0)
     monkeypatch.setattr(process.poller, "step", step_that_hangs)
     assert process.run() == 1
     hangs.set()

@@ -9,114 +9,110 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import re
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from django.db import connection, connections, transaction
 from django.test import override_settings
 
-from django_mysqlqueue import Message, names, publish, publish_many, service
+from django_mysqlqueue import Message, naming, publish, publish_many
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import (
+    dead_letters,
+    log_entries,
+    message_history,
+    overview,
+    partitions,
+    problems,
+)
+from django_mysqlqueue.inspection import scheduled as timetable
+from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.operations import dead_lettering, redriving, rescheduling, retrying, seeking
 from django_mysqlqueue.service import (
     audit,
-    bodies,
-    browsing,
     claiming,
-    dead_lettering,
+    delivery_events,
     groups,
     heartbeats,
-    history,
     leasing,
-    letters,
-    lives,
-    logbook,
-    news,
-    overview,
-    problems,
-    redriving,
+    log,
+    payloads,
+    polling,
     releasing,
-    rescheduling,
     retention,
-    retrying,
     rollups,
     scheduling,
-    seeking,
     sequencing,
     settling,
-    stats,
-    timetable,
-    topics,
     watermarks,
 )
 from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.session import Session
 from tests.conftest import QUEUE_MODELS, empty
 from tests.harness import USING, Sub, handler, lag, sequence
+from tests.rooms import module_of, sources
 
-SERVICE = Path(service.__path__[0])
 TABLES = {model._meta.db_table for model in QUEUE_MODELS}
 KEYS = 20
 ROUNDS = 12
 """Enough for what the script publishes; those groups that begin with the long log stay behind."""
 
 MAY_WALK = {
-    "stats._topics": "counts, for people who look at the queue",
-    "stats._group": "counts what is unsettled, for people who look at the queue",
-    "stats.unsettled": "counts what is unsettled, for people who look at the queue",
-    "stats.status": "lists the groups, for people who look at the queue",
-    "overview.read_subscribers": "reads all subscribers of a day, for people who look at the queue",
-    "browsing.shares": "counts the leases, of partitions that have work, for people who look at the queue",
-    "archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC where that waits for it",
-    "retention._next_group": "lists the groups, once in a round of GC",
-    "scheduling.find": "reads the ids of all that is scheduled, once for each cancel",
-    "heartbeats.remove": "reads all subscribers of a day, by an operator",
-    "heartbeats.names": "reads all subscribers of a day, by an operator",
-    "topics.known": "lists the groups and the collected topics, by an operator",
-    "heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
+    "inspection.topics.read_topics": "counts, for people",
+    "inspection.subscribers.read_subscribers": "reads all subscribers of a day, for people",
+    "inspection.partitions.shares": "counts the leases, of partitions that have work, for people",
+    "service.archiving.archived_offset": "reads the archive's ranges, once for each chunk of GC that waits for it",
+    "service.retention._next_group": "lists the groups, once in a round of GC",
+    "service.scheduling.find": "reads the ids of all that is scheduled, once for each cancel",
+    "service.heartbeats.remove": "reads all subscribers of a day, by an operator",
+    "service.heartbeats.names": "reads all subscribers of a day, by an operator",
+    "service.log.known": "lists the groups, by an operator",
+    "service.log.used": "lists the collected topics, at the start of a subscriber and by an operator",
+    "service.heartbeats.forget_old": "reads all subscribers of a day, once in a round of housekeeping",
 }
 """Functions whose statements may read a whole table, and why."""
 
 MAY_SORT = {
-    "sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
-    "retrying._pages": "on SQLite those of one due time, 500 at a time",
-    "timetable.topics": "on SQLite the topics of the next 2,500 messages of the outbox",
-    "news.since": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
+    "service.sequencing._append": "the scheduled rows of one pass, at most 2,000, by when they came due",
+    "operations.retrying._pages": "on SQLite those of one due time, 500 at a time",
+    "inspection.scheduled.topics": "on SQLite the topics of the next 2,500 messages of the outbox",
+    "service.polling.read_news": "the rows of one look, at most 2,000, that the LIMIT inside has let through",
+    "inspection.outbox.read_outbox": "the topics of the messages that the LIMIT inside has let through",
 }
 """Functions whose statements may sort, and what."""
 
 CAPPED = {
-    "overview._in_hands": "deliveries, up to 10,000",
-    "overview._claimed": "deliveries, up to 10,000, by partition",
-    "overview._unclaimed": "messages, up to 10,000",
-    "overview.outbox": "messages, up to 10,000",
-    "overview.dead_letters": "dead letters, up to 10,000 of a topic",
-    "groupless._look": "messages, up to 10,000 of a topic",
+    "inspection.backlog.held": "deliveries, up to 10,000",
+    "inspection.backlog.claimed": "deliveries, up to 10,000, by partition",
+    "inspection.backlog.unclaimed": "messages, up to 10,000",
+    "inspection.outbox.read_outbox": "messages, up to 10,000",
+    "inspection.dead_letters.count_by_group": "dead letters, up to 10,000 of a topic",
+    "inspection.groupless._look": "messages, up to 10,000 of a topic",
 }
-"""Functions that count, for people who look at the queue, and no further than that."""
+"""Functions that count, for people, and no further than that."""
 
 SORT_ON_SQLITE = {
-    "overview.read": "the groups",
-    "overview.dead_letters": "up to 10,000 of a topic, by group",
-    "overview._claimed": "up to 10,000, by partition",
-    "browsing.in_flight": "up to 10,000, by how long they are held",
-    "browsing.leases": "those of one owner",
-    "groups.registered_refs": "the groups",
+    "inspection.overview.read": "the groups",
+    "inspection.dead_letters.count_by_group": "up to 10,000 of a topic, by group",
+    "inspection.backlog.claimed": "up to 10,000, by partition",
+    "inspection.partitions.in_flight": "up to 10,000, by how long they are held",
+    "inspection.partitions.leases": "those of one owner",
+    "service.groups.registered_refs": "the groups",
 }
-"""Functions for people who look at the queue that sort there what the servers read in order or do not sort."""
+"""Functions for people that sort there what the servers read in order or do not sort."""
 
 SMALL = {
     "queue_consumer_groups": "a row for each group",
@@ -126,17 +122,15 @@ SMALL = {
 """Tables that may be read as a whole, since nothing that is published makes them longer."""
 
 NOT_IN_THE_SCRIPT = {
-    "audit.stop": "by an operator who runs what another one is running",
-    "dropping.drop": "by an operator",
-    "steps._locked_text": "before an error that an operator gets",
-    "dropping._delete_some": "by an operator",
-    "dropping._end": "by an operator",
-    "dropping._begin": "by an operator",
-    "groups.delete_rows": "by an operator",
-    "scheduling.advance": "in tests of users",
-    "sequencing.count_due": "the command queuesequence",
-    "stats.silent_topics": "at a start on a terminal",
-    "stats.has_one_partition": "at a start on a terminal",
+    "service.audit.stop": "by an operator who runs what another one is running",
+    "operations.dropping.drop": "by an operator",
+    "operations.steps._locked_text": "before an error that an operator gets",
+    "operations.dropping._delete_some": "by an operator",
+    "operations.dropping._end": "by an operator",
+    "operations.dropping._begin": "by an operator",
+    "service.groups.delete_rows": "by an operator",
+    "service.scheduling.advance": "in tests of users",
+    "service.sequencing.count_due": "the command queuesequence",
 }
 """Functions that no subscriber runs at work, and who does."""
 
@@ -215,17 +209,11 @@ def _sender() -> str | None:
     """The function of the service layer that sends a statement, as module.function; None: it is another's."""
     frame = sys._getframe(2)
     while frame is not None:
-        module = _module(frame.f_code.co_filename)
+        module = module_of(frame.f_code.co_filename)
         if module is not None:
             return f"{module}.{frame.f_code.co_qualname.partition('.')[0]}"
         frame = frame.f_back
     return None
-
-
-@functools.cache
-def _module(file: str) -> str | None:
-    path = Path(file)
-    return path.stem if path.parent == SERVICE and path.stem != "transactions" else None
 
 
 def _shape(sql: str) -> str:
@@ -330,8 +318,7 @@ def live() -> None:
     for required in (True, False):
         with override_settings(MYSQLQUEUE={"ARCHIVE_REQUIRED": required}):
             assert retention.collect(USING).messages == (0 if required else 1)
-    stats.status(USING, lease_ms=30_000)
-    stats.unsettled(Session(USING), GroupRef("o", "t"))
+    read_status(USING)
     _operate(GroupRef("o", "t"))
     _operate(GroupRef("s", "t"))
     end = Sub(handler(group="o"), handler(group="s", mode="shared"))
@@ -350,7 +337,7 @@ def _operate(ref: GroupRef) -> None:
     held.flush()
     groups.pause(USING, ref, by="test")
     groups.resume(USING, ref, by="test")
-    groups.steering(session, [ref])
+    groups.group_controls(session, [ref])
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20
     waiting = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by="", acked=False)
@@ -360,7 +347,7 @@ def _operate(ref: GroupRef) -> None:
     assert len(dead_lettering.find(USING, ref, [offset])) == 1
     assert dead_lettering.dead_letter_now(USING, ref, [offset], by="test") == 1
     assert retrying.retry_now(USING, ref, by="test", reset_attempts=True) >= 19
-    assert {"t", "t_dlq"} <= set(topics.known(session))
+    assert {"t", "t_dlq"} <= set(log.known(session))
     assert held.name in heartbeats.names(session)
     if mode == "ordered":
         assert leasing.owners(session, ref, ["k0", "none"]) == {"k0": held.name}
@@ -370,23 +357,23 @@ def _operate(ref: GroupRef) -> None:
     for place in (seeking.place_of(USING, time_ms=session.now() - 1000), seeking.place_of(USING, "latest")):
         seeking.preview(USING, ref, place)
         seeking.seek(USING, ref, place, by="test")
-    dead = Letters("t_dlq", group=ref.group, since=1)
+    dead = DeadLetterFilter("t_dlq", group=ref.group, since=1)
     assert redriving.count(USING, dead, most=2) == 2
-    assert "t_dlq" in dict(letters.dlq_topics(session))
-    found = letters.look(session, dead)
-    assert letters.look(session, Letters("t_dlq", offsets=found.offsets)).offsets == found.offsets
-    assert letters.kinds(session, found)
-    letters.look(session, Letters("t_dlq", error="no"))
-    full = letters.one(session, letters.at(session, found.offsets)[0].offset)
+    assert "t_dlq" in dict(dead_letters.dlq_topics(session))
+    found = dead_letters.look(session, dead)
+    assert dead_letters.look(session, DeadLetterFilter("t_dlq", offsets=found.offsets)).offsets == found.offsets
+    assert dead_letters.kinds(session, found)
+    dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
+    full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
     assert full is not None
-    assert letters.place(session, full.topic, full.listed.key, full.message_id) == full.listed.offset
-    letters.recorded(session, [full.listed.original_offset])
-    places = [offset for page in redriving.pages(session, dead, size=10) for offset in page]
+    assert dead_letters.place(session, full.topic, full.listed.key, full.message_id) == full.listed.offset
+    dead_letters.recorded(session, [full.listed.original_offset])
+    places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
     redriving.replace(USING, "t_dlq", places[0], "new", by="test")
-    assert redriving.discard(USING, Letters("t_dlq", offsets=(places[1],)), by="test", reason="test") == 1
+    assert redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), by="test", reason="test") == 1
     redriving.redrive(USING, dead, by="test", limit=3)
-    scheduled = rescheduling.scheduled(USING, topic="t")
-    rescheduling.scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
+    scheduled = timetable.next_scheduled(USING, topic="t")
+    timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
     ids = [one.outbox_id for one in scheduled]
     assert "t" in dict(timetable.topics(session))
     assert timetable.page(session, topic="t", limit=2).after
@@ -395,16 +382,16 @@ def _operate(ref: GroupRef) -> None:
     assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1
     assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
     del ids[4]
-    assert "nope" not in topics.known(session)
+    assert "nope" not in log.known(session)
     assert rescheduling.cancel(USING, ids[:1], by="test") == 1
     assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, by="test") == 1
     assert rescheduling.deliver_now(USING, ids[2:], by="test") == len(ids) - 2
     rollups.add(USING, {ref: rollups.Tally(failed=1)})
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000, ref)
-    history.of_message(session, places[:2])
+    delivery_events.of_message(session, places[:2])
     _look(session, ref, places)
-    for collect in (history.collect, rollups.collect, audit.collect):
+    for collect in (delivery_events.collect, rollups.collect, audit.collect):
         collect(USING)
 
 
@@ -415,70 +402,68 @@ def _glance(session: Session, ref: GroupRef) -> None:
     sequence()
     found = overview.read(USING, lease_ms=30_000)
     assert found.lag.value > 60
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overview, "PARTITIONS", 2)  # as if there were tens of thousands
-        assert not overview.read(USING, lease_ms=30_000).lag.exact
+    assert not overview.read(USING, lease_ms=30_000, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
     seen = problems.find(USING, found, get_settings().health)
     assert "unread" in {one.topic for one in seen}
     problems._with_leases(Session(USING), ["gone", "vanished"])
     group = overview.one_group(USING, ref, lease_ms=30_000)
     assert group is not None
-    assert browsing.at(session, ref, [head.key for head in group.heads])
-    places = browsing.partitions(session, ref, start=0, limit=10)
-    assert browsing.partitions(session, ref, start=0, prefix="k", limit=10)
-    assert browsing.partitions(session, ref, after=places[2].key, prefix="k", start=0, limit=10)
+    assert partitions.at(session, ref, [head.key for head in group.heads])
+    places = partitions.partitions(session, ref, start=0, limit=10)
+    assert partitions.partitions(session, ref, start=0, prefix="k", limit=10)
+    assert partitions.partitions(session, ref, after=places[2].key, prefix="k", start=0, limit=10)
     for subscriber in (None, "nobody"):
-        browsing.in_flight(session, ref, subscriber=subscriber)
+        partitions.in_flight(session, ref, subscriber=subscriber)
     for owner in (None, "", "nobody"):
         for one in (None, ref):
-            browsing.leases(session, ref=one, owner=owner)
-            browsing.leases(session, ref=one, owner=owner, after=(*ref, "k1"))
-    browsing.shares(session)
+            partitions.leases(session, ref=one, owner=owner)
+            partitions.leases(session, ref=one, owner=owner, after=(*ref, "k1"))
+    partitions.shares(session)
     assert ref in groups.registered_refs(USING)
 
 
 def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     """Everything that people look at in the log."""
-    log = logbook.page(session, limit=10)
-    for place in ({"before": log.older}, {"after": log.older}):
+    listing = log_entries.page(session, limit=10)
+    for place in ({"before": listing.older}, {"after": listing.older}):
         for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}):
-            found = logbook.page(session, limit=10, **what, **place)
+            found = log_entries.page(session, limit=10, **what, **place)
             assert found.entries or "after" in place
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logbook, "MERGED", 2)  # as if there were thousands of partitions
-        for place in ({"before": log.older}, {"after": log.older}):
-            assert logbook.page(session, topic="t", limit=10, **place).entries
-    entry = logbook.page(session, topic="t", key="k1", limit=1).entries[0]
+        patch.setattr(log_entries, "MERGED", 2)  # as if there were thousands of partitions
+        for place in ({"before": listing.older}, {"after": listing.older}):
+            assert log_entries.page(session, topic="t", limit=10, **place).entries
+    entry = log_entries.page(session, topic="t", key="k1", limit=1).entries[0]
     for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}, {"topic": "t_dlq"}):
-        found = logbook.by_id(session, entry.message_id, **what)
+        found = log_entries.by_id(session, entry.message_id, **what)
         assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])
-    logbook.by_id(session, names.new_message_id())
-    content = lives.content(session, entry.offset, most=100)
+    log_entries.by_id(session, naming.new_message_id())
+    content = message_history.content(session, entry.offset, most=100)
     assert content is not None
-    assert lives.states(session, entry)
-    lives.made_of(session, lives.recorded(session, letters[0])[0])
-    lives.successors(session, ref, entry.key, entry.offset, content)
+    assert message_history.states(session, entry)
+    message_history.made_of(session, message_history.recorded(session, letters[0])[0])
+    message_history.successors(session, ref, entry.key, entry.offset, content)
 
 
 def _life(*subs: Sub) -> None:
     for sub in subs:
         sub.settle(rounds=ROUNDS)
-        assert not any(work.failures for work in sub.poller.works)
+        assert not any(work.failures for work in sub.poller.groups)
     # What comes round: ticks, extensions, the scan for work, the sweep, GC.
     publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(100)))
     for sub in subs:
         sub.step()
-        for work in sub.poller.works:
+        for work in sub.poller.groups:
             work.turn()
-            work.start_anew()
+            work.reset()
         sub.poller.look_now()
         sub.heart.in_doubt = True
         sub.step()
-        sub.poller.housekeeping.start_anew()
-        for _ in sub.poller.housekeeping._round():
+        sub.poller.maintenance.reset()
+        for _ in sub.poller.maintenance.round():
             pass
         sub.work(50)
-    assert bodies.deleted(USING, [1, 10**15]) >= {10**15}
+    assert payloads.deleted(USING, [1, 10**15]) >= {10**15}
     for sub in subs:
         sub.settle(rounds=ROUNDS)
         sub.leave()
@@ -511,7 +496,7 @@ def _lose_and_take_over(group: str) -> None:
     if mode == "ordered":
         claimant = Claimant(ref, heir.name, 5, None)
         wants = [Want("k0", due=(first.offset,))]
-        assert claiming.claim(USING, claimant, wants, token=claiming.new_token()).settled
+        assert claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).settled
     heir.leave()
     if mode == "ordered":
         heartbeats.forget(USING, lost.name, [ref])
@@ -603,7 +588,7 @@ def test_nothing_that_a_subscriber_sends_scans_sorts_or_copies_a_table(db, rows,
     assert not walks, "\n".join(walks)
     assert lag("o") == lag("s") == 0
     functions = {one.function for one in recorder.sent}
-    not_asked = {"problems._oldest_transaction"} if connection.vendor == "sqlite" else set()
+    not_asked = {"inspection.problems._oldest_transaction"} if connection.vendor == "sqlite" else set()
     assert senders() - functions - set(NOT_IN_THE_SCRIPT) - not_asked == set(), "the script leaves these out"
     assert set(MAY_WALK) | set(CAPPED) <= functions
 
@@ -611,12 +596,10 @@ def test_nothing_that_a_subscriber_sends_scans_sorts_or_copies_a_table(db, rows,
 def senders() -> set[str]:
     """The functions of the service layer that send statements, read from its source."""
     found = set()
-    for path in SERVICE.glob("*.py"):
-        if path.stem == "transactions":
-            continue
+    for module, path in sources():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and any(_sends(inner) for inner in ast.walk(node)):
-                found.add(f"{path.stem}.{node.name}")
+                found.add(f"{module}.{node.name}")
     return found
 
 
@@ -651,10 +634,10 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, settings):
             cost_of[name] = recorder.reads()
             return result
 
-        cost("look", lambda: news.look(session, [ref]))
+        cost("look", lambda: polling.poll(session, [ref]))
         cost("sequence", lambda: sequencing.sequence(USING))
-        cost("news", lambda: news.since(session, sub.poller._tail, limit=2000))
-        cost("next due", lambda: news.next_due(session, [ref], Subset.parse(["k1*"])))
+        cost("news", lambda: polling.read_news(session, sub.poller._tail, limit=2000))
+        cost("next due", lambda: polling.next_due(session, [ref], Subset.parse(["k1*"])))
         assert cost("poll and claim", lambda: sub.step(tick=False)) is sub
         assert sub.work() == 100
         cost("flush", sub.flush)
@@ -693,7 +676,9 @@ def test_a_flush_walks_no_rows_that_purge_has_left(db):
     def flush_cost() -> int:
         publish("t", 0, key="k0")
         sequence()
-        claim = claiming.claim(USING, claimant, [Want("k0", look_at=1)], token=claiming.new_token())
+        claim = claiming.claim(
+            USING, claiming.ClaimRequest(claimant, [Want("k0", look_at=1)], token=claiming.new_token())
+        )
         outcomes = [Outcome(one, Kind.ACK) for one in claim.deliveries]
         assert outcomes
         before = quiet_pages()

@@ -24,9 +24,11 @@ from django_mysqlqueue import (
     reschedule,
 )
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.inspection import health, problems
 from django_mysqlqueue.models import Operation, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import health, problems, rescheduling, sequencing, wakeups
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import rescheduling
+from django_mysqlqueue.service import sequencing, wakeups
+from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Sub, handler, in_thread, sequence
 
 

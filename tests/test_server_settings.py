@@ -24,9 +24,10 @@ from urllib.parse import urlencode
 import pytest
 from django.db import OperationalError, connections
 
+from django_mysqlqueue.inspection import overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.service import groups, stats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
 from tests import accounts, load
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
@@ -282,7 +283,7 @@ def run_load(cell):
 def is_drained(using):
     if any(model.objects.using(using).exists() for model in (OutboxMessage, DeliveryState, PartitionLease)):
         return False
-    return all(one.lag == 0 for one in stats.status(using, lease_ms=3000).groups if one.group in GROUPS)
+    return all(not one.lag for one in overview.read(using, lease_ms=3000).groups if one.ref.group in GROUPS)
 
 
 def redriven(using):

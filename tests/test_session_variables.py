@@ -13,8 +13,9 @@ from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.connection import drop_connection
 from tests.harness import USING, Sub, handler, in_thread, sequence
 
 BAD = "completion_type = 2, sql_select_limit = 2, sql_safe_updates = 1, sql_big_selects = 0"
@@ -103,7 +104,7 @@ def test_receivers_of_the_project_come_before(bad):
             return found
         finally:
             connection_created.disconnect(set_up)
-            sessions.drop(wrapper)
+            drop_connection(wrapper)
 
     assert in_thread(look) == set()
     assert OutboxMessage.objects.count() == 1

@@ -17,12 +17,12 @@ from django_mysqlqueue import Delivery, Message, publish, publish_many, subscrib
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.lanes import Held
-from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.runtime.telling import Teller
-from django_mysqlqueue.runtime.watching import OUTCOMES, Settled
+from django_mysqlqueue.runtime.handling.lanes import Held
+from django_mysqlqueue.runtime.handling.observers import OUTCOMES, Settled
+from django_mysqlqueue.runtime.handling.settled_signal import Teller
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.signals import delivery_handled, delivery_settled, delivery_started
 from django_mysqlqueue.testing import deliver_all, delivery
 from tests.app.models import Effect

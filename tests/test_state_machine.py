@@ -40,17 +40,19 @@ from hypothesis.stateful import (
 
 from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
+from django_mysqlqueue.inspection import overview
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
-from django_mysqlqueue.runtime import handling
-from django_mysqlqueue.runtime.heart import Heart
-from django_mysqlqueue.runtime.lanes import Batch, Held
-from django_mysqlqueue.service import dropping, groups, overview, retention, sequencing, stats
-from django_mysqlqueue.service.dead_lettering import dead_letter_now
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations.dead_lettering import dead_letter_now
+from django_mysqlqueue.runtime.handling import call
+from django_mysqlqueue.runtime.handling.lanes import Batch, Held
+from django_mysqlqueue.runtime.process.heartbeat import Heart
+from django_mysqlqueue.service import groups, retention, sequencing
 from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
-from tests import invariants
+from django_mysqlqueue.sql.session import Session
+from tests import invariants, oracle
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.harness import USING, Sub, handler, lag
@@ -125,24 +127,23 @@ class Process(Sub):
         """Groups that were dropped since it started: what it remembers of them is out of date."""
         handlers = [self._handler(machine.model.specs[ref]) for ref in refs]
         super().__init__(*handlers, name=f"p{number:04}", batch_size=batch_size, prefetch=12, lease_duration=LEASE)
-        self.heart = Heart(  # type: ignore[assignment]
+
+    def _make_heart(self) -> Heart:
+        return Heart(
             USING,
             self.name,
             list(self.handlers),
             interval=RENEWAL,
             lease=LEASE,
-            info={"subset": self.poller.subset.as_json()},
-            progressed_at=lambda: self.poller.progressed_at,
+            info={"subset": self.subset.as_json()},
+            progress=self.progress,
         )
-        self.poller.heart = self.heart
-        self.inbox._leases_good = self.heart.good
-        self.beat()
 
     def beat(self) -> None:
-        self.heart._beat()  # type: ignore[attr-defined]
+        self.heart._beat()
 
     def step(self, *, tick: bool = True, times: int = 1) -> Process:
-        self.poller.progressed_at = time.monotonic()
+        self.progress.made()
         super().step(tick=tick, times=times)
         return self
 
@@ -420,13 +421,13 @@ class Machine(RuleBasedStateMachine):
                 self.die_in_the_handler(process, held)
             elif held is not None:
                 process.script = list(script)
-                handling.handle(process.batch_of(held).items, USING)
+                call.handle(process.batch_of(held).items, USING)
         self.processes.remove(process)
         if missed:
             self.let_time_pass(LEASE + 1, beats=True)
 
     def die_in_the_handler(self, process: Process, held: Held) -> None:
-        if held.claimed.suspect and handling._put_on_record(held.claimed, USING) is not None:
+        if held.claimed.suspect and call._put_on_record(held.claimed, USING) is not None:
             return  # it is another's by now: the handler is not called
         process.begin_all(held)
         if held.claimed.suspect and held.claimed.ref in self.model.lives:
@@ -526,10 +527,10 @@ class Machine(RuleBasedStateMachine):
         elif what == "flush":
             process.flush()
         elif what == "forget its hints":
-            process.poller.start_anew()  # as after a database error
+            process.poller.reset()  # as after a database error
         else:
             self.model.may_collect = True
-            for _ in process.poller.housekeeping._round():
+            for _ in process.poller.maintenance.round():
                 pass
 
     @precondition(lambda self: any(one.running for one in self.processes if not one.frozen))
@@ -553,7 +554,7 @@ class Machine(RuleBasedStateMachine):
             seconds -= RENEWAL
             for process in self.processes:
                 if beats and not process.frozen:
-                    process.poller.progressed_at = time.monotonic()  # it turns, and finds nothing
+                    process.progress.made()  # it turns, and finds nothing
                     process.beat()
         self.model.now = self.clock.now
 
@@ -606,9 +607,10 @@ class Machine(RuleBasedStateMachine):
     def the_overview_counts_what_is_there(self) -> None:
         for ref in self.model.lives if self.model.step else ():
             shown = overview.one_group(USING, ref, lease_ms=30_000)
-            count, oldest = stats.unsettled(Session(USING), ref)
+            count, oldest = oracle.unsettled(Session(USING), ref)
             assert shown is not None
-            assert (shown.lag.value, shown.oldest_at) == (count, oldest), ref
+            in_log = min((shown.waiting_since(head.published_at) for head in shown.heads), default=None)
+            assert (shown.lag.value, in_log) == (count, oldest), ref
             assert not shown.live or shown.lag.exact
 
     @invariant()
@@ -653,7 +655,7 @@ class Machine(RuleBasedStateMachine):
             self.agrees_with_the_model()
             self.begin()
             self.model.may_collect = True
-            for _ in healthy.poller.housekeeping._round():
+            for _ in healthy.poller.maintenance.round():
                 pass
             self.agrees_with_the_model()
             if not any(model.objects.exists() for model in (OutboxMessage, DeliveryState, PartitionLease)):

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, PartitionLease
 from django_mysqlqueue.service import claiming, heartbeats, leasing, retention, sequencing, settling
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
 from tests.harness import USING, Sub, handler, sequence
 
@@ -146,7 +146,7 @@ def protocol_statements():
             handler(group="g1", mode="shared", function=lambda d: d.nack() if d.attempt == 1 else None),
         )
         failing.settle()
-        leasing.mine(USING, REF, failing.name, ["k1"])
+        leasing.verify_owned(USING, REF, failing.name, ["k1"])
         held = claiming.Claimed(REF, "k1", 1, 1, 1, False, 1)
         settling.extend_all(USING, GroupRef("g1", "t"), [held], milliseconds=1)
         retention.collect(USING)

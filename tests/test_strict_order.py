@@ -10,8 +10,7 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
-from django_mysqlqueue.service.stats import status
-from tests.harness import USING, Sub, handler, lag
+from tests.harness import Sub, handler, lag, problems_found
 from tests.test_conformance import Recorder
 
 
@@ -137,7 +136,7 @@ def dead_letters():
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_a_dlq_handler_that_fails_for_ever_loses_nothing_and_stops_nobody(db, clock, mode):
-    """Its messages back off up to the maximum, never dead-letter again, and the status says so."""
+    """Its messages back off up to the maximum, never dead-letter again, and a problem says so."""
 
     def hopeless(delivery):
         raise ValueError("the handler of dead letters fails, too")
@@ -163,8 +162,7 @@ def test_a_dlq_handler_that_fails_for_ever_loses_nothing_and_stops_nobody(db, cl
     assert lag() == 0, "the group that failed the message goes on"
     assert lag("mender", "t_dlq") == 1
     assert not QueueMessage.objects.filter(topic__contains="_dlq_dlq").exists()
-    failing = {(one.group, one.topic) for one in status(USING, lease_ms=30_000).groups if one.failing}
-    assert failing == {("mender", "t_dlq")}
+    assert {one.ref for one in problems_found() if "A DLQ topic has no DLQ" in one.text} == {("mender", "t_dlq")}
     mender.action = None
     clock.advance(3600)
     sub.heart.beat()

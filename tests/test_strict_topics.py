@@ -25,9 +25,10 @@ from django_mysqlqueue import (
     subscriber,
 )
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime import registry
-from django_mysqlqueue.service import known_topics, redriving
-from django_mysqlqueue.service.redriving import Letters
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.runtime.handling import registry
+from django_mysqlqueue.service import known_topics
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from tests.harness import USING, Sub, handler, sequence
 from tests.test_conformance import Recorder
 
@@ -150,7 +151,7 @@ def test_what_comes_otherwise_is_not_asked(strict, settings):
     sub.leave()
     sequence()
     settings.MYSQLQUEUE = {"STRICT_TOPICS": True}
-    assert redriving.redrive(USING, Letters("orders.plced_dlq"), by="test") == 1
+    assert redriving.redrive(USING, DeadLetterFilter("orders.plced_dlq"), by="test") == 1
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO queue_outbox (topic, payload) VALUES ('orders.plced', '2')")
     got = Recorder()
@@ -286,7 +287,7 @@ def test_threads_that_publish_at_once_find_every_handler(project):
         from django.db import connection
         from django_mysqlqueue import publish
         from django_mysqlqueue.models import OutboxMessage
-        from django_mysqlqueue.runtime import registry
+        from django_mysqlqueue.runtime.handling import registry
         barrier = threading.Barrier(9)
         failed = []
         def send(topic):
@@ -320,7 +321,7 @@ def test_a_module_of_handlers_that_publishes_while_it_is_imported(project):
     both = "['orders.subscribers', 'stock.subscribers']"
     publishing = "import imported\nfrom django_mysqlqueue import publish\npublish('stock', 1)\n"
     assert project.run(publishing + count) == f"3 {both}\n"
-    discovering = "import imported\nfrom django_mysqlqueue.runtime import registry\nregistry.handlers()\n"
+    discovering = "import imported\nfrom django_mysqlqueue.runtime.handling import registry\nregistry.handlers()\n"
     assert project.run(discovering + count) == f"5 {both}\n"
     project.write("orders/subscribers.py", "from django_mysqlqueue import publish\npublish('later', 1)\n" + ORDERS)
     said = project.run(PUBLISH_TWICE)

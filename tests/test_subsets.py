@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.core.management import CommandError, call_command
 from hypothesis import HealthCheck, given
@@ -11,10 +13,10 @@ from hypothesis import strategies as st
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import heartbeats, stats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Sub, handler, lag
 from tests.test_conformance import Recorder
 from tests.test_leases import rebalance, stuck
@@ -208,17 +210,22 @@ def test_old_heartbeats_name_no_subset(db):
 # -- what people see ----------------------------------------------------------
 
 
-def test_status_tells_of_partitions_that_nobody_takes(db, capsys):
+def test_status_tells_of_partitions_that_nobody_takes(db, clock, capsys):
     publish_many("t", (Message(key, key=key) for key in KEYS))
-    Sub(handler(), subset=CELERY).step()
-    (group,) = stats.status(USING, lease_ms=30_000).groups
-    assert list(group.subsets.values()) == ["celery/*"]
-    assert group.unserved == 10
+    first = Sub(handler(), subset=CELERY).step()
+    clock.advance(61)
+    for sub in (first,):
+        sub.heart.beat()
     call_command("queuestatus")
-    assert "10 partitions that no live subscriber takes" in capsys.readouterr().out
-    Sub(handler(), subset=Subset.parse(["kombu/*"])).step()
-    (group,) = stats.status(USING, lease_ms=30_000).groups
-    assert group.unserved == 0
+    assert "No live subscriber of g/t takes the partition 'kombu/" in capsys.readouterr().out
+    second = Sub(handler(), subset=Subset.parse(["kombu/*"])).step()
+    clock.advance(1)
+    for sub in (first, second):
+        sub.heart.beat()
+    call_command("queuestatus", "--format", "json")
+    (group,) = (found := json.loads(capsys.readouterr().out))["groups"]
+    assert sorted(group["subsets"].values()) == ["celery/*", "kombu/*"]
+    assert "unserved" not in {one["kind"] for one in found["problems"]}
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.commands.runsubscriber import Command
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
-from django_mysqlqueue.runtime import lifeline, memory, supervisor
-from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
-from django_mysqlqueue.runtime.lifeline import Incarnation, Lifeline
-from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.runtime.supervisor import Place, Supervisor
+from django_mysqlqueue.runtime.process import lifeline, memory, supervisor
+from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
+from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
+from django_mysqlqueue.runtime.process.supervisor import Place, Supervisor
 from tests.harness import USING, handler, in_thread, lag
 from tests.test_processes import ROOT, Worker, effects, environment, publish_numbers, wait_for
 
@@ -373,7 +373,7 @@ def test_signs_tell_life_from_progress(db, tmp_path):
     )
     for stuck_for, sign in ((0, lifeline.PROGRESS), (31, lifeline.ALIVE)):
         os.utime(path, (0, 0))
-        sub.poller.progressed_at = time.monotonic() - stuck_for
+        sub.progress.at = time.monotonic() - stuck_for
         sub._signs_at = 0.0
         sub._give_signs()
         assert os.read(reading, 10) == sign
@@ -394,7 +394,7 @@ def test_a_database_that_is_away_is_no_lack_of_progress(db, monkeypatch):
     progress = []
 
     def fail():
-        progress.append(poller.progressed_at)
+        progress.append(poller.context.progress.at)
         raise OperationalError("away")
 
     monkeypatch.setattr(poller, "step", fail)

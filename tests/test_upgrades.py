@@ -21,7 +21,7 @@ from django.db.migrations.loader import MigrationLoader
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests import accounts
 from tests.conftest import QUEUE_MODELS
 from tests.migration_rules import contractions

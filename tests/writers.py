@@ -1,4 +1,4 @@
-"""The functions of the service layer that write, as the code says, and as statements show."""
+"""The functions that write, as the code says, and as statements show."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import ast
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from django_mysqlqueue import service
-
-FOLDER = str(Path(service.__path__[0]))
+from tests.rooms import module_of, sources
 
 
 def writing_functions() -> set[str]:
@@ -28,9 +25,8 @@ def writing_functions() -> set[str]:
                     found.add(f"{module}.{path.removesuffix('.').removesuffix('.<locals>')}")
                 visit(child, module, path)
 
-    for file in Path(FOLDER).glob("*.py"):
-        if file.stem != "transactions":  # how all of them do it
-            visit(ast.parse(file.read_text()), file.stem, "")
+    for module, file in sources():
+        visit(ast.parse(file.read_text()), module, "")
     return found
 
 
@@ -50,14 +46,15 @@ def _writes(call: ast.Call) -> bool:
 
 @contextlib.contextmanager
 def watched(seen: set[str], connections: Iterable[Any]) -> Iterator[None]:
-    """Adds to ``seen`` every function of the service layer that has a part in a statement of these connections."""
+    """Adds to ``seen`` every function of the package that has a part in a statement of these connections."""
 
     def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         frame = sys._getframe()
         while frame is not None:
             code = frame.f_code
-            if code.co_filename.startswith(FOLDER):
-                seen.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
+            module = module_of(code.co_filename)
+            if module is not None:
+                seen.add(f"{module}.{code.co_qualname}")
             frame = frame.f_back  # type: ignore[assignment]
         return execute(sql, params, many, context)
 

@@ -66,7 +66,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout: float = 180) -> 
 def queue_at_work(folder: Path) -> Iterator[dict[str, str]]:
     """Yields the address of each page, by the name of its picture, while subscribers and publishers go on."""
     from django_mysqlqueue.service import groups
-    from django_mysqlqueue.service.groups import GroupRef
+    from django_mysqlqueue.service.refs import GroupRef
     from example_project.commits.demo.processes import Subscribers
     from example_project.commits.events import TOPIC, read_events
     from example_project.commits.publishing import store
@@ -136,7 +136,7 @@ def make_history() -> None:
     """Rollups of the hour and the day before: a wave of traffic, latencies as on an idle machine, a bad quarter."""
     from django_mysqlqueue.models import Rollup
     from django_mysqlqueue.service.rollups import COUNTS, HOUR, MINUTE, Tally
-    from django_mysqlqueue.service.transactions import Session
+    from django_mysqlqueue.sql.session import Session
     from example_project.commits.demo.run import GROUPS
     from example_project.commits.events import TOPIC
 

@@ -11,8 +11,8 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, json_lines, metadata_text, payload_text, redacted
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.inspection.dead_letters import FullLetter
 from django_mysqlqueue.service import messages
-from django_mysqlqueue.service.letters import FullLetter
 
 EDITED_CHARACTERS = 250_000
 """Below what Django reads of a form, however many bytes a character takes there."""

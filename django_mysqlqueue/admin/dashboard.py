@@ -9,8 +9,10 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
 
 from django_mysqlqueue.admin import operations
+from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.pages import PAGES
-from django_mysqlqueue.admin.pages.base import Page, demand, may_operate
+from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.permissions import demand, may_operate
 from django_mysqlqueue.admin.record import ReadOnlyAdmin
 
 OVERVIEW = "changelist"
@@ -35,15 +37,14 @@ class DashboardAdmin(ReadOnlyAdmin):
         @require_GET
         def view(request: HttpRequest) -> HttpResponse:
             demand(self.has_view_permission(request))
-            return page(self, request).respond()
+            return page(self._context(), request).respond()
 
         return self.admin_site.admin_view(view)
 
     def operate(self, request: HttpRequest, name: str) -> HttpResponse:
         """Asks for confirmation of an operation, and does it on a confirmed POST."""
         demand(self.has_view_permission(request) and may_operate(request))
-        return operations.respond(self, request, name)
+        return operations.respond(self._context(), request, name)
 
-    def menu(self) -> list[type[Page]]:
-        """The pages that the navigation names."""
-        return [page for page in PAGES if page.in_menu]
+    def _context(self) -> DashboardContext:
+        return DashboardContext(self.admin_site, self.opts, [page for page in PAGES if page.in_menu])

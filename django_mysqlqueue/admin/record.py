@@ -13,9 +13,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.models import Operation
-from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.publishing import queue_alias
-from django_mysqlqueue.service.transactions import bounded
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import bounded
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]

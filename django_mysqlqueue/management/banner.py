@@ -8,15 +8,15 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 from django.db import connections
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.management.ports import MetricsPorts
-from django_mysqlqueue.runtime.registry import Handler
-from django_mysqlqueue.service import stats
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.service import log, partitions
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.service.transactions import Session
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.session import Session
 
 
 def show_banner(
@@ -72,10 +72,10 @@ def show_groups(out: OutputWrapper, handlers: Mapping[GroupRef, Handler]) -> Non
 
 def _mistyped(using: str, handlers: Mapping[GroupRef, Handler]) -> Iterator[str]:
     """Topics of handlers that are empty, while others that nobody here handles are not."""
-    wanted = {ref.topic for ref in handlers if not names.is_dlq(ref.topic)}
-    silent, used = stats.silent_topics(Session(using), wanted)
-    others = [topic for topic in used if topic not in wanted]
-    for topic in silent:
+    wanted = {ref.topic for ref in handlers if not naming.is_dlq(ref.topic)}
+    used = log.used(Session(using))
+    others = [topic for topic in used if topic not in wanted and not naming.is_dlq(topic)]
+    for topic in sorted(wanted - set(used)):
         if others:
             yield f"nothing is in the topic {topic!r}; topics without a handler here: {', '.join(others)}."
 
@@ -87,7 +87,10 @@ def _one_partition(using: str, handlers: Mapping[GroupRef, Handler], settings: S
     for ref, handler in sorted(handlers.items()):
         if handler.shared:
             continue
-        if settings.partitions_of(ref.topic) == 1 or stats.has_one_partition(session, ref.topic):
+        if (
+            settings.partitions_of(ref.topic) == 1
+            or len(partitions.in_log(session, ref.topic, after=None, limit=2)) == 1
+        ):
             yield (
                 f"{ref.topic} has one partition and {ref.group} keeps its order: one of the {threads} threads "
                 "will work. Raise PARTITIONS or publish with keys."

@@ -14,10 +14,9 @@ from django.db.migrations.executor import MigrationExecutor
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.publishing import queue_alias
-from django_mysqlqueue.service.transactions import LOCK_SECONDS
-from django_mysqlqueue.sql import limited_settings
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import LOCK_SECONDS, is_server, limited_settings
 
 APP = ConsumerGroup._meta.app_label
 
@@ -112,7 +111,7 @@ class LimitedCommand(BaseCommand):
             yield
         finally:
             connection.settings_dict = before
-            if connection.vendor == "mysql" and not was_open and not connection.in_atomic_block:
+            if is_server(connection) and not was_open and not connection.in_atomic_block:
                 connection.close()
 
 

@@ -17,12 +17,12 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 from tqdm import tqdm
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.service import groups, topics
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service import groups, log
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 
 COUNTED = 10_000
 """What is counted before it is done is counted up to here."""
@@ -169,7 +169,7 @@ def dlq_of(using: str, topic: str) -> str:
         CommandError: there is no such topic; the text names those that there are.
     """
     check_topics(using, [topic])
-    return names.dlq_topic(topic)
+    return naming.dlq_topic(topic)
 
 
 def check_topics(using: str, wanted: Collection[str]) -> None:
@@ -178,9 +178,9 @@ def check_topics(using: str, wanted: Collection[str]) -> None:
     Raises:
         CommandError: there is no such topic; the text names those that there are.
     """
-    known = topics.known(Session(using)) if wanted else []
+    known = log.known(Session(using)) if wanted else []
     for topic in wanted:
-        if not {topic, names.first_topic(topic), names.dlq_topic(topic)} & set(known):
+        if not {topic, naming.first_topic(topic), naming.dlq_topic(topic)} & set(known):
             raise CommandError(f"There is no topic {topic!r}. Topics: {did_you_mean(topic, known)}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_mysqlqueue.runtime.process import Subscriber
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
 
 HIGHEST = 65535
 

@@ -10,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
-from django_mysqlqueue.runtime.inbox import Inbox
-from django_mysqlqueue.runtime.process import Subscriber
-from django_mysqlqueue.runtime.watching import OUTCOMES, Settled
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.handling.observers import OUTCOMES, Settled
+from django_mysqlqueue.runtime.process.subscriber import Subscriber
+from django_mysqlqueue.service.refs import GroupRef
 
 LABELS = ("topic", "group")
 BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
@@ -106,13 +106,13 @@ def serve(
     except OSError as error:
         metrics.unregister()
         raise SubscriberError(_cannot_be_had(address, port, error)) from error
-    subscriber.poller.watch.listeners.append(metrics.settled)
+    subscriber.inbox.watch.listeners.append(metrics.settled)
 
     def stop() -> None:
         server.shutdown()
         server.server_close()
         thread.join(5)
-        subscriber.poller.watch.listeners.remove(metrics.settled)
+        subscriber.inbox.watch.listeners.remove(metrics.settled)
         metrics.unregister()
 
     return stop

@@ -8,14 +8,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.service import overview
-from django_mysqlqueue.service.overview import CAP, Count, GroupOverview, QueueOverview
+from django_mysqlqueue.inspection import overview
+from django_mysqlqueue.inspection.bounds import SCRAPES
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.publishing import queue_alias
 
-MOST_GROUPS = 1000
-MOST_PARTITIONS = 100_000
-SECONDS = 1.0
-UP_TO = f"counted up to {CAP:,}, see mysqlqueue_count_exact"
+UP_TO = f"counted up to {SCRAPES.count:,}, see mysqlqueue_count_exact"
 LABELS = ("topic", "group")
 COUNTS = {
     "lag": f"Messages in the log that the group has not settled ({UP_TO}).",
@@ -46,9 +45,7 @@ class QueueCollector(Collector):
             django.db.Error: the database cannot be read.
         """
         lease_ms = int(get_settings().lease_duration * 1000)
-        state = overview.read(
-            queue_alias(self.using), lease_ms=lease_ms, limit=MOST_GROUPS, partitions=MOST_PARTITIONS, seconds=SECONDS
-        )
+        state = overview.read(queue_alias(self.using), lease_ms=lease_ms, bounds=SCRAPES)
         families = _Families()
         families.add_queue(state)
         for group in state.groups:
@@ -76,11 +73,11 @@ class _Families:
         )
         self.subscribers = gauge("subscribers", "Live subscribers.", LABELS)
         self.paused = gauge("paused", "1 while the group is paused.", LABELS)
-        self.outbox = gauge("outbox_waiting", f"Published and due, and not in the log yet (up to {CAP:,}).")
+        self.outbox = gauge("outbox_waiting", f"Published and due, and not in the log yet (up to {SCRAPES.count:,}).")
         self.outbox_age = gauge("outbox_oldest_age_seconds", "Since when the oldest of those waits; 0: there is none.")
-        self.scheduled = gauge("outbox_scheduled", f"Published for later (up to {CAP:,}).")
+        self.scheduled = gauge("outbox_scheduled", f"Published for later (up to {SCRAPES.count:,}).")
         self.last_offset = gauge("last_offset", "The last place in the log; it grows with every message.")
-        self.more = gauge("more_groups", f"1 where there are more than the {MOST_GROUPS:,} groups that are shown.")
+        self.more = gauge("more_groups", f"1 where there are more than the {SCRAPES.groups:,} groups that are shown.")
 
     def all(self) -> list[GaugeMetricFamily]:
         return [

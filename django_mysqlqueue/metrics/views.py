@@ -14,9 +14,9 @@ from prometheus_client.exposition import choose_encoder
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.metrics.queue import QueueCollector
-from django_mysqlqueue.service import failures
 from django_mysqlqueue.service.publishing import queue_alias
-from django_mysqlqueue.service.transactions import bounded
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import bounded
 
 PERMISSION = "django_mysqlqueue.view_dashboard"
 """That of the pages that show the same to people."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from django_mysqlqueue.limits import NOW_MS_MYSQL, NOW_MS_SQLITE, SESSION_MYSQL
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.rules import NOW_MS_MYSQL, NOW_MS_SQLITE, SESSION_MYSQL
 
 URL_VARIABLE = "MYSQLQUEUE_URL"
 CONNECT_TIMEOUT = 10

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue import rules
+from django_mysqlqueue import limits
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import manifest
@@ -69,9 +69,9 @@ class Replay:
     def __post_init__(self) -> None:
         try:
             if self.to:
-                rules.check_name("topic", self.to)
+                limits.check_name("topic", self.to)
             if self.group:
-                rules.check_name("group", self.group)
+                limits.check_name("group", self.group)
         except InvalidMessage as error:
             raise PipelineError(str(error)) from error
         if self.since == "latest":

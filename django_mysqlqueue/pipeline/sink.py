@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from django_mysqlqueue import rules
+from django_mysqlqueue import limits
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.ends import milliseconds
@@ -102,7 +102,7 @@ class Sink:
             place,
             names,
             number(options, "partitions", most=100_000),
-            number(options, "maxPayloadBytes", most=LARGEST) or rules.MAX_PAYLOAD_BYTES,
+            number(options, "maxPayloadBytes", most=LARGEST) or limits.MAX_PAYLOAD_BYTES,
             flag(options, "keepPartitions", default=False),
         )
 
@@ -144,8 +144,8 @@ class _Checked:
     def __init__(self, sink: Sink) -> None:
         self.partitions = sink.partitions
         self.keep_partitions = sink.keep_partitions
-        self.max_metadata_bytes = rules.MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
-        self.check_key = _check_any_key if sink.keep_partitions else rules.check_key
+        self.max_metadata_bytes = limits.MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
+        self.check_key = _check_any_key if sink.keep_partitions else limits.check_key
         self.max_payload_bytes = sink.max_payload_bytes
         self.names: dict[tuple[str, Any], str] = {}
         self.metadata: dict[str, tuple[dict[str, Any], str]] = {}
@@ -170,7 +170,7 @@ class _Checked:
         body = payload.encode() if isinstance(payload, str) else payload
         if len(body) > self.max_payload_bytes:
             raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes allows {self.max_payload_bytes}")
-        partition, text = self._partition(key, rules.check_text("id", message_id), metadata)
+        partition, text = self._partition(key, limits.check_text("id", message_id), metadata)
         return Row(
             self._name("topic", topic),
             partition,
@@ -183,7 +183,7 @@ class _Checked:
 
     def _name(self, kind: str, name: Any) -> str:
         if (kind, name) not in self.names:
-            self.names[kind, name] = rules.check_name(kind, name)
+            self.names[kind, name] = limits.check_name(kind, name)
         return self.names[kind, name]
 
     def _partition(self, key: Any, message_id: str, metadata: Any) -> tuple[str, str]:
@@ -196,22 +196,22 @@ class _Checked:
         if self.partitions is None:
             return "" if key is None else self.check_key(key), text
         if key is None:
-            return rules.hashed_partition(message_id, self.partitions), text
-        given = {**value, rules.PUBLISHER_KEY: rules.check_key(key)}
-        return rules.hashed_partition(key, self.partitions), json.dumps(given, ensure_ascii=False)
+            return limits.hashed_partition(message_id, self.partitions), text
+        given = {**value, limits.PUBLISHER_KEY: limits.check_key(key)}
+        return limits.hashed_partition(key, self.partitions), json.dumps(given, ensure_ascii=False)
 
     def _metadata(self, text: str) -> tuple[dict[str, Any], str]:
         value, text = _metadata(text, self.max_metadata_bytes)
-        own = [] if self.keep_partitions else [name for name in value if name.startswith(rules.RESERVED_PREFIX)]
+        own = [] if self.keep_partitions else [name for name in value if name.startswith(limits.RESERVED_PREFIX)]
         if own:
             raise InvalidMessage(
-                f"metadata {own[0]!r}: names beginning with {rules.RESERVED_PREFIX!r} are the queue's own"
+                f"metadata {own[0]!r}: names beginning with {limits.RESERVED_PREFIX!r} are the queue's own"
             )
         return value, text
 
 
 def _check_any_key(key: object) -> str:
-    return rules.check_text("key", key)
+    return limits.check_text("key", key)
 
 
 def _no_constant(name: str) -> float:
@@ -244,7 +244,7 @@ def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
         raise InvalidMessage(f"metadata {text[:80]!r}: is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidMessage(f"metadata {text[:80]!r}: must be a JSON object")
-    rules.check_json_column(value)
+    limits.check_json_column(value)
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -258,7 +258,7 @@ def _when(deliver_at: Any) -> int:
         return 0
     if isinstance(deliver_at, datetime.datetime):
         return max(1, milliseconds(deliver_at))
-    if not 0 <= deliver_at <= rules.LATEST_DELIVERY:
+    if not 0 <= deliver_at <= limits.LATEST_DELIVERY:
         raise InvalidMessage(f"deliver_at {deliver_at}: must be epoch milliseconds up to the end of the year 9999")
     return int(deliver_at)
 

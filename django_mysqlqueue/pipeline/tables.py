@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.ends import milliseconds
 from django_mysqlqueue.pipeline.layout import COLLECTED, LOG
 from django_mysqlqueue.pipeline.reading import Span
-from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from django.db import connections
 from django.db.backends.signals import connection_created
 
+from django_mysqlqueue.sql.connection import detach
+
 _open: dict[int, weakref.ref[Any]] = {}
 """Connections of the driver, of all threads."""
 _forking = threading.local()
@@ -56,11 +58,7 @@ def _let_go() -> None:
 def _detach() -> None:
     """The child connects anew, outside its parent's transaction, as one that was not forked would."""
     _inherited.extend(_forking.kept)
-    for connection in connections.all(initialized_only=True):
-        _inherited.append(connection.connection)
-        connection.connection = None
-        connection.in_atomic_block = connection.needs_rollback = connection.closed_in_transaction = False
-        connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
+    _inherited.extend(detach(connection) for connection in connections.all(initialized_only=True))
 
 
 def leave(error: BaseException | None = None) -> NoReturn:

@@ -14,24 +14,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
-from django_mysqlqueue.runtime import registry
-from django_mysqlqueue.runtime.delivery import Delivery
-from django_mysqlqueue.runtime.handling import handle
-from django_mysqlqueue.runtime.inbox import Inbox
-from django_mysqlqueue.runtime.lanes import Batch, Held
+from django_mysqlqueue.runtime.handling import registry
+from django_mysqlqueue.runtime.handling.call import handle
+from django_mysqlqueue.runtime.handling.delivery import Delivery
+from django_mysqlqueue.runtime.handling.handler import Handler, mode_text
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.runtime.poller import Poller
-from django_mysqlqueue.runtime.process import incarnation, register
-from django_mysqlqueue.runtime.registry import Handler, mode_text
-from django_mysqlqueue.service import heartbeats, news, sequencing
+from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.poller import Poller
+from django_mysqlqueue.runtime.process.subscriber import incarnation, register
+from django_mysqlqueue.service import heartbeats, polling, sequencing
 from django_mysqlqueue.service.deliveries import Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
+from django_mysqlqueue.sql.session import Session
 
 MOST = 10_000
 """Deliveries, beyond those of what was due at the start, after which a handler that publishes for itself for ever
@@ -54,8 +55,8 @@ class Delivered:
     """The traceback or the reason of a failure; otherwise empty."""
 
 
-class _Pulse:
-    """In place of the heart: what runs for a moment in one thread has no time to lose its leases."""
+class _NoHeartbeat:
+    """What runs for a moment in one thread has no time to lose its leases."""
 
     beat_at = float("inf")
 
@@ -77,16 +78,18 @@ class InlineSubscriber:
         self._handlers = {ref: _explaining(handler) for ref, handler in handlers.items()}
         self._name = incarnation("inline")
         self._inbox = Inbox(self._handlers, leases_good=lambda: True)
-        self._poller = Poller(
+        context = Context(
             using,
             self._name,
-            self._handlers,
             settings,
             self._inbox,
-            _Pulse(),
+            _NoHeartbeat(),
+            groups=len(self._handlers),
             batch_size=settings.batch_size,
             takes_all=True,
         )
+        # GC and the like are the real subscribers'.
+        self._poller = Poller(context, self._handlers, only_scans=True)
         self._delivered: list[Delivered] = []
         self._errors: list[BaseException] = []
         self._most = MOST
@@ -115,13 +118,13 @@ class InlineSubscriber:
                 quiet = 0 if ran else quiet + 1
         finally:
             self._leave()
-        for work in self._poller.works:
-            if work.other_mode:
-                cause = self._errors[0] if self._errors else None
-                raise SubscriberError(mode_text(work.handler, work.other_mode)) from cause
-        for work in self._poller.ordered:
-            if left := work.held_elsewhere():
-                ref = work.ref
+        changed = self._poller.group_of_other_mode()
+        if changed is not None:
+            cause = self._errors[0] if self._errors else None
+            raise SubscriberError(mode_text(changed.handler, changed.other_mode)) from cause
+        for group in self._poller.ordered:
+            if left := group.held_elsewhere():
+                ref = group.ref
                 event(logging.WARNING, "inline.left_to_others", group=ref.group, topic=ref.topic, partitions=left)
         return self._delivered, self._errors
 
@@ -129,13 +132,11 @@ class InlineSubscriber:
         poller = self._poller
         poller.look_now()
         poller.step()
-        while poller.housekeeping.is_scanning() or any(work.wants_turn() for work in poller.works):
+        while poller.maintenance.is_scanning() or any(group.wants_turn() for group in poller.groups):
             before = self._inbox.waiting_counts()
-            poller.housekeeping.next_at = 0.0
             poller.step()
-            if not poller.housekeeping.is_scanning() and self._inbox.waiting_counts() == before:
+            if not poller.maintenance.is_scanning() and self._inbox.waiting_counts() == before:
                 break
-        poller.housekeeping.next_at = float("inf")  # GC and the like are the real subscribers'
 
     def _work(self, *, ignore_backoff: bool, stop_at_error: bool) -> int:
         count = 0
@@ -153,23 +154,9 @@ class InlineSubscriber:
         return count
 
     def _handle(self, items: list[Held]) -> list[Outcome]:
-        """What a database error of the handler breaks must not be the test's transaction, on any database.
-
-        Outside a test it would undo one statement. So it does here on MySQL and
-        SQLite; elsewhere (PostgreSQL) nothing works any more before a rollback.
-        """
-        inside = [connection for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
-        savepoints = [connection.savepoint() for connection in inside]
-        outcomes = contextvars.copy_context().run(handle, items, self._using, self._errors)
-        for connection, savepoint in zip(inside, savepoints, strict=True):
-            broken, connection.needs_rollback = connection.needs_rollback, False
-            if savepoint is None:
-                continue
-            if broken and connection.vendor not in ("mysql", "sqlite"):
-                connection.savepoint_rollback(savepoint)
-            else:
-                connection.savepoint_commit(savepoint)
-        return outcomes
+        """What a database error of the handler breaks must not be the test's transaction, on any database."""
+        with without_marks():
+            return contextvars.copy_context().run(handle, items, self._using, self._errors)
 
     def _note(self, items: list[Held], outcomes: list[Outcome]) -> None:
         for held, outcome in zip(items, outcomes, strict=True):
@@ -199,15 +186,14 @@ class InlineSubscriber:
             )
 
     def _flush(self) -> None:
-        for work in self._poller.works:
-            work.polled()
-            work.flush_now()
+        for group in self._poller.groups:
+            group.polled()
+        self._poller.flush_groups()
 
     def _leave(self) -> None:
         self._inbox.close()
         self._flush()
-        for work in self._poller.ordered:
-            work.release([key for key, one in work.partitions.items() if one.owned and not one.in_hand])
+        self._poller.release_leases()
         heartbeats.forget(self._using, self._name, list(self._handlers))
 
 
@@ -224,7 +210,7 @@ def _explaining(handler: Handler) -> Handler:
         try:
             return handler.function(given)
         except TransactionManagementError as error:
-            if not any(connection.needs_rollback for connection in connections.all(initialized_only=True)):
+            if not any_needs_rollback():
                 raise
             raise TransactionManagementError(
                 f"{handler.where}: it goes on after a database error that it has caught, or that something it called "
@@ -251,7 +237,7 @@ def deliver_eagerly(using: str) -> None:
     Raises:
         Exception: the first that a handler raised, after all have had their turn.
     """
-    if getattr(_thread, "delivering", False) or not news.look(Session(using)).due:
+    if getattr(_thread, "delivering", False) or not polling.poll(Session(using)).due:
         return
     handlers = registry.handlers()
     if not handlers:

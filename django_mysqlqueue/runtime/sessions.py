@@ -17,15 +17,24 @@ from django.db import Error, OperationalError, connections, transaction
 from django.db.backends.signals import connection_created
 
 from django_mysqlqueue.runtime import forks
-from django_mysqlqueue.sql import (
+from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.connection import (
+    begin_in_one_statement,
     changes_session,
-    dialect_of,
+    drop_connection,
     ends_transaction,
+    expires_at,
+    forget_queries,
+    has_failed,
     has_unread,
+    in_savepoint,
     is_astray,
     is_read_only,
     keeps_transaction,
+    left_open,
     limited_settings,
+    must_roll_back,
+    outermost_block,
 )
 
 _role = threading.local()
@@ -61,7 +70,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     connection = connections[using]
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
     if not watch:
-        _begin_in_one_statement(connection)
+        begin_in_one_statement(connection)
 
 
 def _take(using: str | None, timeouts: Timeouts | None) -> None:
@@ -93,33 +102,15 @@ def sound(using: str) -> Iterator[None]:
                 before = None
         except OperationalError:
             # The server has ended it. The command opens another one, or tells that nobody answers.
-            drop(connection)
+            drop_connection(connection)
             before = None
         try:
             yield
         finally:
             if connection.connection is not before:
-                drop(connection)
+                drop_connection(connection)
     finally:
         _role.using, _role.timeouts = outer
-
-
-def _begin_in_one_statement(connection: Any) -> None:
-    """Lets ``atomic()`` begin by START TRANSACTION, not by turning autocommit off and afterwards on again.
-
-    One round trip less for each transaction, an eighth of all that a claim
-    costs. The hook is Django's own, for backends
-    (``BaseDatabaseWrapper.set_autocommit``): SQLite's has it. Not for handlers:
-    after a statement that ends their transaction unasked (DDL) each further one
-    would commit by itself, and could not be rolled back.
-    """
-
-    def begin() -> None:
-        with connection.wrap_database_errors:
-            connection.connection.query("START TRANSACTION")
-
-    if connection.vendor == "mysql":
-        connection._start_transaction_under_autocommit = begin
 
 
 def _set_up(*, connection: Any, **kwargs: Any) -> None:
@@ -175,16 +166,16 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
     fails if the server has rolled back everything, and the error goes on from
     there. (A mark would roll back to the savepoint, without a word.)
     """
-    if not connection.in_atomic_block or any(connection.savepoint_ids):
+    block = outermost_block(connection)
+    if block is None or in_savepoint(connection):
         return
-    if connection.atomic_blocks[0] is getattr(_role, "transaction", None):
+    if block is getattr(_role, "transaction", None):
         is_lost = not keeps_transaction(connection, statement, error)
     else:
         # A transaction that the handler has opened itself is no promise of the queue's: as little as can be is changed.
         is_lost = ends_transaction(connection, error)
     if is_lost:
-        connection.needs_rollback = True
-        connection.rollback_exc = error
+        must_roll_back(connection, error)
 
 
 @contextlib.contextmanager
@@ -226,7 +217,7 @@ def renew() -> bool:
         return False
     if getattr(_role, "opened_at", 0.0) > _distrusted[using]:
         return False
-    drop(connections[using])
+    drop_connection(connections[using])
     return True
 
 
@@ -244,7 +235,7 @@ def refresh(*, idle: bool) -> None:
     for connection in connections.all(initialized_only=True) if idle else getattr(_role, "open", ()):
         is_open = connection.connection is not None
         if is_open and (idle or has_unread(connection)) and not connection.is_usable():
-            drop(connection)
+            drop_connection(connection)
 
 
 _uses: dict[Hashable, dict[str, int]] = {}
@@ -326,36 +317,13 @@ def tidy() -> None:
     still_open: list[Any] = []
     _role.open = still_open
     for connection in connections.all(initialized_only=True):
-        connection.queries_log.clear()
+        forget_queries(connection)
         if connection.connection is None:
             continue
-        left_open = connection.in_atomic_block or (
-            not connection.get_autocommit() and connection.settings_dict["AUTOCOMMIT"]
-        )
-        expired = bool(connection.settings_dict["CONN_MAX_AGE"]) and (
-            connection.close_at is not None and time.monotonic() >= connection.close_at
-        )
+        expires = expires_at(connection)
+        is_expired = expires is not None and time.monotonic() >= expires
         astray = is_astray(connection) or connection.alias in changed
-        if left_open or expired or astray or connection.errors_occurred:
-            drop(connection)
+        if left_open(connection) or is_expired or astray or has_failed(connection):
+            drop_connection(connection)
         else:
             still_open.append(connection)
-
-
-def drop(connection: Any) -> None:
-    """Closes a connection whatever state it is in; the next statement opens another."""
-    connection.in_atomic_block = False
-    connection.savepoint_ids = []
-    connection.atomic_blocks = []
-    connection.needs_rollback = False
-    connection.closed_in_transaction = False
-    connection.run_on_commit = []
-    # Django forgets the connection also when the driver finds that it was closed already.
-    with contextlib.suppress(Error):
-        connection.close()
-
-
-def close_all() -> None:
-    """At the end of a thread."""
-    for connection in connections.all(initialized_only=True):
-        drop(connection)

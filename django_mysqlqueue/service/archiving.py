@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_mysqlqueue.models import ArchiveSegment
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 
 SEGMENTS = ArchiveSegment._meta.db_table
 

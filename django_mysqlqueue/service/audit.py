@@ -14,9 +14,9 @@ from django.db.models import F
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.fields import NowMilliseconds
 from django_mysqlqueue.models import Operation
-from django_mysqlqueue.names import KEY_LENGTH
-from django_mysqlqueue.service import history
-from django_mysqlqueue.service.transactions import Session, run
+from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.service import delivery_events
+from django_mysqlqueue.sql.session import Session, run
 
 OPERATIONS = Operation._meta.db_table
 
@@ -81,7 +81,7 @@ def collect(using: str) -> int:
     """Deletes some of the oldest rows, by primary key, that are older than ``KEEP_SECONDS``; returns how many."""
 
     def delete(session: Session) -> int:
-        return history.delete_old(session, OPERATIONS, "started_at", int(KEEP_SECONDS * 1000))
+        return delivery_events.delete_old(session, OPERATIONS, "started_at", int(KEEP_SECONDS * 1000))
 
     return run(using, delete)
 

@@ -11,18 +11,17 @@ from dataclasses import dataclass, field
 from secrets import randbits
 
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
-from django_mysqlqueue.service import dead_letters, groups, history, leasing, settling, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, groups, leasing, settling, watermarks
 from django_mysqlqueue.service.dead_letters import Letter
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.service.transactions import UNION_TERMS, Session, flat, run
 from django_mysqlqueue.service.watermarks import BY_ROW, Offsets
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
 
 STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
-NOT_SUSPECT = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,114 +86,114 @@ class Claim:
     """The group's mode, if it is not the claimant's: nothing was taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What one claim transaction writes and takes."""
+
+    claimant: Claimant
+    wants: Sequence[Want]
+    """What to take from which partitions; leased ones in ordered mode."""
+    token: int
+    """Names these deliveries; from ``new_token``, never used before."""
+    outcomes: Sequence[Outcome] = ()
+    """Of earlier deliveries of the group: written first, as by ``settling.flush``."""
+    also: Collection[str] = ()
+    """Partitions whose watermarks have further to go."""
+    max_due: int = 0
+    """Redeliveries to take in shared mode, oldest first, of any partition."""
+    due_window: int = 0
+    """Redeliveries to look at for that, where locked ones are in front."""
+    exclude: Collection[tuple[str, int]] = ()
+    """(Partition key, offset) of what the claimant holds already (shared mode)."""
+    max_bytes: int = 2**62
+    """Payload bytes to take at most, but at least one message."""
+    max_rows: int = 2**62
+    """Messages to take at most, whatever the wants come to."""
+    after_clock_step: bool = False
+    """In shared mode, also look for rows that a mended clock left far ahead."""
+
+
 def new_token() -> int:
     """A random 63-bit token: it names the deliveries of one claim transaction and never comes again."""
     return randbits(63) or 1
 
 
-def claim(
-    using: str,
-    claimant: Claimant,
-    wants: Sequence[Want],
-    *,
-    token: int,
-    outcomes: Sequence[Outcome] = (),
-    also: Collection[str] = (),
-    max_due: int = 0,
-    due_window: int = 0,
-    exclude: Collection[tuple[str, int]] = (),
-    max_bytes: int = 2**62,
-    max_rows: int = 2**62,
-    after_clock_step: bool = False,
-) -> Claim:
+def claim(using: str, request: ClaimRequest) -> Claim:
     """Writes the group's pending outcomes and takes new deliveries, in one transaction.
-
-    Args:
-        wants: what to take from which partitions; leased ones in ordered mode.
-        token: names these deliveries; from ``new_token``, never used before.
-        outcomes, also: as in ``settling.flush``.
-        max_due: redeliveries to take in shared mode, oldest first, of any partition.
-        due_window: redeliveries to look at for that, where locked ones are in front.
-        exclude: (partition key, offset) of what the claimant holds already (shared mode).
-        max_bytes: payload bytes to take at most (but at least one message).
-        max_rows: messages to take at most, whatever the wants come to.
-        after_clock_step: in shared mode, also look for rows that a mended clock left far ahead.
 
     Raises:
         CommitOutcomeUnknown: the deliveries may be this process's or not; see ``undo``.
     """
-
-    def take(session: Session) -> Claim:
-        return _claim(
-            session,
-            claimant,
-            wants,
-            token,
-            outcomes,
-            also,
-            max_due=max_due,
-            due_window=due_window,
-            exclude=exclude,
-            max_bytes=max_bytes,
-            max_rows=max_rows,
-            after_clock_step=after_clock_step,
-        )
-
-    return run(using, take)
+    return run(using, lambda session: _claim(session, request))
 
 
-def _claim(
-    session: Session,
-    claimant: Claimant,
-    wants: Sequence[Want],
-    token: int,
-    outcomes: Sequence[Outcome],
-    also: Collection[str],
-    *,
-    max_due: int,
-    due_window: int,
-    exclude: Collection[tuple[str, int]],
-    max_bytes: int,
-    max_rows: int,
-    after_clock_step: bool,
-) -> Claim:
-    ref, shared = claimant.ref, claimant.shared
+def _claim(session: Session, request: ClaimRequest) -> Claim:
+    claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.shared
     fence = groups.fence(session, ref)
-    keys = {want.key for want in wants}
+    keys = {want.key for want in request.wants}
     lost: set[str] = set()
     if not shared:
         owners = leasing.lock(session, ref, sorted(keys))
         lost = {key for key in keys if owners.get(key) != claimant.subscriber}
-    touched = keys | set(also) | {outcome.delivery.key for outcome in outcomes}
+    touched = keys | set(request.also) | {outcome.delivery.key for outcome in request.outcomes}
     offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
-    flushed = settling.apply(session, ref, outcomes, offsets, max_attempts=claimant.max_attempts, also=also)
+    flushed = settling.apply(
+        session, ref, request.outcomes, offsets, max_attempts=claimant.max_attempts, also=request.also
+    )
     result = Claim(flushed, lost=lost, dropped=fence is None, paused=fence is not None and fence.paused)
     if fence is not None and fence.mode != claimant.mode:
         result.other_mode = fence.mode
     if fence is None or fence.paused or result.other_mode:
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return result
-    budget = _Budget(max_bytes, max_rows)
-    taken: list[Claimed] = []
-    open_wants = [want for want in wants if want.key not in lost]
-    if shared:
-        # Those held here count for nothing: they must not use up the limit.
-        window = max(max_due, due_window) + len(exclude) if max_due else 0
-        found = _due_shared(session, claimant, window, fence.now, after_clock_step=after_clock_step)
-        due = [row for row in found if row not in exclude]
-    else:
-        due = [(want.key, offset) for want in open_wants for offset in want.due]
-    if due:
-        most = max_due if shared else len(due)
-        taken += _redeliver(session, claimant, due, token, fence.now, budget, result, most=most)
-    fresh, cursors = _above_cursors(session, claimant, open_wants, offsets, token, fence.now, budget, result)
-    taken += fresh
+    taking = _Taking(session, request, fence.now, _Budget(request.max_bytes, request.max_rows), result)
+    redelivered = _redeliver(taking, _due(taking))
+    fresh, cursors = _above_cursors(taking, offsets)
     # Where it has only passed rows for another group nothing will be settled that takes the watermark along.
     flushed.unfinished |= cursors.keys() - {delivery.key for delivery in fresh}
-    _insert_rows(session, claimant, fresh, token, fence.now)
+    _insert_rows(taking, fresh)
     watermarks.store(session, ref, offsets, flushed.watermarks, cursors)
-    result.deliveries = sorted(taken, key=lambda delivery: (delivery.key, delivery.offset))
+    result.deliveries = sorted([*redelivered, *fresh], key=lambda delivery: (delivery.key, delivery.offset))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """One run of a claim's transaction, under the group's lock."""
+
+    session: Session
+    request: ClaimRequest
+    now: int
+    """The database's clock, epoch milliseconds."""
+    budget: _Budget
+    result: Claim
+
+    @property
+    def claimant(self) -> Claimant:
+        return self.request.claimant
+
+    @property
+    def until(self) -> int:
+        """When what is taken becomes visible to others (shared mode)."""
+        return self.now + (self.claimant.visibility_ms or 0)
+
+    def wants(self) -> list[Want]:
+        """Those of partitions that are still the claimant's."""
+        return [want for want in self.request.wants if want.key not in self.result.lost]
+
+    def claimed(self, key: str, offset: int, size: int, *, retries: int = 0, suspect: bool = False) -> Claimed:
+        """A delivery that this claim takes."""
+        return Claimed(
+            self.claimant.ref,
+            key,
+            offset,
+            self.request.token,
+            retries + 1,
+            suspect,
+            size,
+            self.now,
+            self.claimant.subscriber,
+        )
 
 
 class _Budget:
@@ -220,12 +219,21 @@ class _Budget:
 # -- redeliveries -------------------------------------------------------------
 
 
-def _due_shared(
-    session: Session, claimant: Claimant, limit: int, now: int, *, after_clock_step: bool
-) -> list[tuple[str, int]]:
+def _due(taking: _Taking) -> list[tuple[str, int]]:
+    """Rows that are believed due for redelivery."""
+    if not taking.claimant.shared:
+        return [(want.key, offset) for want in taking.wants() for offset in want.due]
+    exclude = taking.request.exclude
+    return [row for row in _due_shared(taking) if row not in exclude]
+
+
+def _due_shared(taking: _Taking) -> list[tuple[str, int]]:
     """Rows that look due, read without locks from the head of the index."""
-    if limit <= 0:
+    session, claimant, request, now = taking.session, taking.claimant, taking.request, taking.now
+    if request.max_due <= 0:
         return []
+    # Those held here count for nothing: they must not use up the limit.
+    limit = max(request.max_due, request.due_window) + len(request.exclude)
     inside, parameters = claimant.subset.condition(session.dialect, "partition_key")
     select = (
         f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
@@ -233,7 +241,7 @@ def _due_shared(
     )
     place = (*claimant.ref, False, *parameters, now)
     found = session.rows(f"{select} <= %s ORDER BY invisible_until LIMIT %s", (*place, limit))
-    if after_clock_step:
+    if request.after_clock_step:
         found = [
             *found,
             *session.rows(
@@ -244,22 +252,16 @@ def _due_shared(
     return [(key, offset) for key, offset in found]
 
 
-def _redeliver(
-    session: Session,
-    claimant: Claimant,
-    due: Sequence[tuple[str, int]],
-    token: int,
-    now: int,
-    budget: _Budget,
-    result: Claim,
-    *,
-    most: int,
-) -> list[Claimed]:
+def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]:
     """Takes rows again, by primary key; a locked one is never waited for.
 
     In ordered mode a locked row leaves its whole partition out of this claim,
     so that nothing behind it overtakes it.
     """
+    if not due:
+        return []
+    session, claimant, now, result = taking.session, taking.claimant, taking.now, taking.result
+    most = taking.request.max_due if claimant.shared else len(due)
     ref = claimant.ref
     rows = _lock_due(session, ref, due)
     locked: set[str] = set()
@@ -271,7 +273,7 @@ def _redeliver(
     sizes = _sizes(session, [offset for _, offset in rows])
     taken: list[Claimed] = []
     letters: list[Letter] = []
-    lost: list[history.Event] = []
+    lost: list[delivery_events.Event] = []
     for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
         if not claimant.shared and key in locked:
             continue
@@ -282,23 +284,25 @@ def _redeliver(
             continue
         suspect = bool(delivered_by)
         size = sizes.get(offset, 0)
-        claimed = Claimed(ref, key, offset, token, retries + 1, suspect, size, now, claimant.subscriber)
+        claimed = taking.claimed(key, offset, size, retries=retries, suspect=suspect)
         if suspect and dead_letters.is_used_up(ref.topic, retries, claimant.max_attempts):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
             text_of_all = f"{error}\n{text}" if error else text
             letters.append(Letter(key, offset, retries, text_of_all, delivered_at, by=delivered_by))
             result.dead.append((claimed._replace(attempt=retries), text))
-        elif len(taken) < most and budget.takes(size):
+        elif len(taken) < most and taking.budget.takes(size):
             taken.append(claimed)
             if suspect:
                 lost.append(
-                    history.Event(ref, key, offset, retries, history.Outcome.LOST, delivered_at, 0, delivered_by)
+                    delivery_events.Event(
+                        ref, key, offset, retries, delivery_events.Outcome.LOST, delivered_at, 0, delivered_by
+                    )
                 )
-    if lost and history.level(ref) != "none":
-        history.record(session, lost)
+    if lost and delivery_events.level(ref) != "none":
+        delivery_events.record(session, lost)
     if letters:
         dead_letters.dead_letter(session, ref, letters)
-    _renew_rows(session, claimant, taken, now)
+    _renew_rows(taking, taken)
     return taken
 
 
@@ -344,7 +348,8 @@ def _sizes(session: Session, offsets: Sequence[int]) -> dict[int, int]:
     return sizes
 
 
-def _renew_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed], now: int) -> None:
+def _renew_rows(taking: _Taking, taken: Sequence[Claimed]) -> None:
+    session, claimant = taking.session, taking.claimant
     for chunk in session.chunks(taken):
         session.execute(
             session.dialect.update_joined(
@@ -360,10 +365,7 @@ def _renew_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed], 
                 },
             ),
             (
-                *flat(
-                    (one.key, one.offset, one.token, claimant.subscriber, now, now + (claimant.visibility_ms or 0))
-                    for one in chunk
-                ),
+                *flat((one.key, one.offset, one.token, claimant.subscriber, taking.now, taking.until) for one in chunk),
                 *claimant.ref,
             ),
         )
@@ -372,23 +374,15 @@ def _renew_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed], 
 # -- rows above the cursor ----------------------------------------------------
 
 
-def _above_cursors(
-    session: Session,
-    claimant: Claimant,
-    wants: Sequence[Want],
-    offsets: Mapping[str, Offsets],
-    token: int,
-    now: int,
-    budget: _Budget,
-    result: Claim,
-) -> tuple[list[Claimed], dict[str, int]]:
+def _above_cursors(taking: _Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claimed], dict[str, int]]:
     """Takes rows above the cursors; returns them and the new cursors.
 
     A cursor moves to the last row looked at, also past rows for another
     ``target_group``: else watermark and GC would stick there.
     """
+    session, claimant, result = taking.session, taking.claimant, taking.result
     places: dict[str, tuple[int, int]] = {}
-    for want in wants:
+    for want in taking.wants():
         if want.look_at <= 0:
             continue
         if want.key in offsets:
@@ -408,9 +402,9 @@ def _above_cursors(
             if target and target != claimant.ref.group:
                 cursors[key] = offset
                 continue
-            if not budget.takes(size):
+            if not taking.budget.takes(size):
                 break
-            taken.append(Claimed(claimant.ref, key, offset, token, 1, NOT_SUSPECT, size, now, claimant.subscriber))
+            taken.append(taking.claimed(key, offset, size))
             cursors[key] = offset
         if len(rows) < look_at and (not rows or cursors.get(key) == rows[-1][0]):
             result.drained.add(key)
@@ -437,15 +431,16 @@ def _look(session: Session, topic: str, places: Mapping[str, tuple[int, int]]) -
     return found
 
 
-def _insert_rows(session: Session, claimant: Claimant, taken: Sequence[Claimed], token: int, now: int) -> None:
-    until = now + (claimant.visibility_ms or 0)
+def _insert_rows(taking: _Taking, taken: Sequence[Claimed]) -> None:
+    session, claimant = taking.session, taking.claimant
+    common = (*claimant.ref, taking.request.token, claimant.subscriber, taking.now, taking.until)
     for chunk in session.chunks(taken):
         # What all rows have in common stands in the text once: 0.6 of the time of a multi-row VALUES.
         session.execute(
             f"INSERT INTO {STATE} (consumer_group, topic, partition_key, message_offset, delivery_token, "
             "delivered_by, delivered_at, invisible_until) "
             f"SELECT %s, %s, v.k, v.o, %s, %s, %s, %s FROM {session.dialect.rows(('k', 'o'), len(chunk))}",
-            (*claimant.ref, token, claimant.subscriber, now, until, *flat((one.key, one.offset) for one in chunk)),
+            (*common, *flat((one.key, one.offset) for one in chunk)),
         )
 
 

@@ -1,21 +1,24 @@
-"""Dead letters: a message that failed for good goes to the DLQ topic, for its group alone."""
+"""Dead letters: writing them to the DLQ topic, and selecting them there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from django_mysqlqueue import names
+from django_mysqlqueue import limits, naming
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import history
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.messages import cut_error
-from django_mysqlqueue.service.transactions import Session, flat
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql.session import Session, flat
 
 STATE = DeliveryState._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
+REPLACES = limits.RESERVED_PREFIX + "replaces"
+"""Metadata of a corrected message: the id of the one that it takes the place of."""
 
 
 class Letter(NamedTuple):
@@ -34,7 +37,7 @@ class Letter(NamedTuple):
 
 def is_used_up(topic: str, failed: int, max_attempts: int | None) -> bool:
     """Whether so many failed attempts make a dead letter of a message; in a DLQ topic never: it has no DLQ."""
-    return max_attempts is not None and failed >= max_attempts and not names.is_dlq(topic)
+    return max_attempts is not None and failed >= max_attempts and not naming.is_dlq(topic)
 
 
 def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> None:
@@ -46,7 +49,7 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> N
     the old one it would be dropped as a repeat the second time.
     """
     ordered = sorted(letters)
-    ids = {(letter.key, letter.offset): names.new_message_id() for letter in ordered}
+    ids = {(letter.key, letter.offset): naming.new_message_id() for letter in ordered}
     for chunk in session.chunks(ordered):
         session.execute(
             session.dialect.update_joined(
@@ -71,7 +74,7 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> N
             f"FROM {session.dialect.rows(('o', 'id', 'n', 'error'), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             (
-                names.dlq_topic(ref.topic),
+                naming.dlq_topic(ref.topic),
                 ref.group,
                 *flat(
                     (letter.offset, ids[letter.key, letter.offset], letter.attempts, cut_error(letter.error))
@@ -79,16 +82,16 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> N
                 ),
             ),
         )
-    if history.level(ref) != "none":
-        history.record(
+    if delivery_events.level(ref) != "none":
+        delivery_events.record(
             session,
             [
-                history.Event(
+                delivery_events.Event(
                     ref,
                     letter.key,
                     letter.offset,
                     letter.attempts,
-                    history.Outcome.DEAD_LETTERED,
+                    delivery_events.Outcome.DEAD_LETTERED,
                     letter.delivered_at,
                     letter.handled_ms,
                     letter.by,
@@ -98,3 +101,89 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> N
                 for letter in ordered
             ],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """A selection of dead letters of a DLQ topic: those that meet every condition."""
+
+    topic: str
+    """The DLQ topic."""
+    offsets: tuple[int, ...] | None = None
+    """Exactly these; None: all of the topic."""
+    group: str | None = None
+    """That this group failed."""
+    error: str | None = None
+    """Whose error text has this in it."""
+    since: int | None = None
+    until: int | None = None
+    """That failed in this time, epoch milliseconds."""
+
+    def condition(self) -> tuple[str, tuple[Any, ...]]:
+        """For a WHERE on the log as ``m``, beside the topic."""
+        parts, parameters = ["m.failed_group <> ''"], []
+        for sql, value in (
+            ("m.failed_group = %s", self.group),
+            ("m.failed_at >= %s", self.since),
+            ("m.failed_at <= %s", self.until),
+            ("INSTR(m.last_error, %s) > 0", self.error),
+        ):
+            if value is not None:
+                parts.append(sql)
+                parameters.append(value)
+        return " AND ".join(parts), tuple(parameters)
+
+
+def matching_offsets(session: Session, letters: DeadLetterFilter, *, size: int) -> Iterator[list[int]]:
+    """The offsets of matching dead letters, in order of partition key and offset, as they are now.
+
+    It reads the topic's rows along the index; it sees none that come behind where it is.
+    """
+    condition, parameters = letters.condition()
+    if letters.offsets is not None:
+        ordered = sorted(set(letters.offsets))
+        for start in range(0, len(ordered), size):
+            piece = ordered[start : start + size]
+            found = [
+                offset
+                for (offset,) in session.rows(
+                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(piece))} "
+                    f"{session.dialect.join_to(LOG, 'm')} "
+                    f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
+                    (*piece, letters.topic, *parameters),
+                )
+            ]
+            if found:
+                yield sorted(found)
+        return
+    hint = session.dialect.force_index("queue_messages_partition")
+    key, above = "", -1
+    while True:
+        # The rest of this partition first, then the next ones: two ranges of the index, each read in its order.
+        looked = session.rows(
+            f"SELECT partition_key, `offset` FROM {LOG}{hint} WHERE topic = %s AND partition_key = %s "
+            "AND `offset` > %s ORDER BY `offset` LIMIT %s",
+            (letters.topic, key, above, size),
+        ) or session.rows(
+            f"SELECT partition_key, `offset` FROM {LOG}{hint} WHERE topic = %s AND partition_key > %s "
+            "ORDER BY partition_key, `offset` LIMIT %s",
+            (letters.topic, key, size),
+        )
+        if not looked:
+            return
+        key, above = looked[-1]
+        places = [offset for _, offset in looked]
+        matching: set[int] = set()
+        for chunk in session.chunks(places):
+            matching.update(
+                offset
+                for (offset,) in session.rows(
+                    f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(chunk))} "
+                    f"{session.dialect.join_to(LOG, 'm')} "
+                    f"ON m.`offset` = v.o AND {condition}",
+                    (*chunk, *parameters),
+                )
+            )
+        found = [offset for offset in places if offset in matching]
+        if found:
+            yield found

@@ -10,22 +10,14 @@ from django.db.models import F, Model
 
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup, PartitionLease
-from django_mysqlqueue.service import audit, topics
-from django_mysqlqueue.service.transactions import Session, apart, flat, run
+from django_mysqlqueue.service import audit, log
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, flat, run
 
 GROUPS = ConsumerGroup._meta.db_table
 CHUNK = 1000
 """Rows that ``delete_rows`` takes."""
-
-
-class GroupRef(NamedTuple):
-    """A consumer group of a topic."""
-
-    group: str
-    topic: str
-
-    def __str__(self) -> str:
-        return f"{self.group}/{self.topic}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,7 @@ def _insert(session: Session, ref: GroupRef, mode: str, start: str) -> None:
     if ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).exists():
         return  # so that a start-up takes no lock that a running group would wait for
     # Read before, not inside the INSERT: that would lock what it reads at some isolation levels.
-    offset = topics.end_of_log(session) if start == "latest" else 0
+    offset = log.end_of_log(session) if start == "latest" else 0
     session.execute(
         f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset) VALUES (%s, %s, %s, %s)"
         + session.dialect.on_conflict_keep(GROUPS, ("consumer_group", "topic")),
@@ -120,7 +112,7 @@ def wait_for_claims(session: Session, ref: GroupRef) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class GroupControls:
     """What operators have said of a group, for subscribers to follow."""
 
     paused: bool
@@ -129,7 +121,7 @@ class Steering:
     """Rises when what a subscriber remembers of the group is out of date."""
 
 
-def steering(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, Steering]:
+def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, GroupControls]:
     """Reads what operators have said of some groups, one query; a dropped group is not in it."""
     if not refs:
         return {}
@@ -141,7 +133,7 @@ def steering(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, Steer
         flat(refs),
     )
     return {
-        GroupRef(group, topic): Steering(bool(paused), mode, int(revision))
+        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision))
         for group, topic, paused, mode, revision in rows
     }
 

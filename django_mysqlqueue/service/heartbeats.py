@@ -9,9 +9,10 @@ from typing import Any
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import SubscriberHeartbeat
 from django_mysqlqueue.service import audit
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.service.transactions import Session, apart, flat, run
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, flat, run
 
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
 KEY = ("consumer_group", "topic", "subscriber_name")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import UnknownTopic
 
@@ -39,7 +39,7 @@ def require(topic: str) -> None:
         discover()
     if topic in _handled:
         return
-    known = {name.casefold(): name for name in (*settings.topics, *_handled) if not names.is_dlq(name)}
+    known = {name.casefold(): name for name in (*settings.topics, *_handled) if not naming.is_dlq(name)}
     close = difflib.get_close_matches(topic.casefold(), known, 1)
     if close:
         hint = f"Did you mean {known[close[0]]!r}?"

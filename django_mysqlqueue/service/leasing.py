@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, partitions
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import UNION_TERMS, Session, apart, flat, run
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
 
 LEASES = PartitionLease._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -52,7 +53,7 @@ class Unsettled:
     """When it may be handed out again, epoch milliseconds; 0: its holder was lost, now."""
 
 
-def caps(partitions: int, subscribers: Collection[str], ref: GroupRef) -> dict[str, int]:
+def fair_shares(partitions: int, subscribers: Collection[str], ref: GroupRef) -> dict[str, int]:
     """How many partitions each live subscriber may hold; the caps sum to ``partitions``.
 
     floor(P/n) each and one more for the first P mod n, in an order rotated by a
@@ -193,7 +194,7 @@ def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettl
     return found
 
 
-def mine(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
+def verify_owned(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
     """Which of these leases the subscriber still holds, read under lock (after doubt)."""
 
     def check(session: Session) -> set[str]:

@@ -13,10 +13,10 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model
 from django.utils import timezone
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.rules import (
+from django_mysqlqueue.limits import (
     LATEST_DELIVERY,
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
@@ -68,7 +68,7 @@ def encode(topic: str, message: Message) -> OutboxRow:
     Raises:
         InvalidMessage: naming the value and the rule that it breaks.
     """
-    message_id = names.new_message_id() if message.id is None else names.check_text("id", message.id)
+    message_id = naming.new_message_id() if message.id is None else naming.check_text("id", message.id)
     if not message_id:
         raise InvalidMessage("id '': must not be empty")
     metadata = _metadata(message.metadata)
@@ -168,12 +168,12 @@ def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str,
     settings = get_settings()
     partitions = settings.partitions_of(topic)
     if key is None:
-        return names.hashed_partition(message_id, partitions or settings.keyless_partitions)
-    names.check_key(key)
+        return naming.hashed_partition(message_id, partitions or settings.keyless_partitions)
+    naming.check_key(key)
     if partitions is None:
         return key
     metadata[PUBLISHER_KEY] = key
-    return names.hashed_partition(key, partitions)
+    return naming.hashed_partition(key, partitions)
 
 
 def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
@@ -267,7 +267,7 @@ def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def publisher_key(partition_key: str, metadata: Mapping[str, Any]) -> str | None:
     """The publisher's key, also where it was hashed to a partition; None if there was none."""
-    if partition_key.startswith(names.PARTITION_PREFIX):
+    if partition_key.startswith(naming.PARTITION_PREFIX):
         return metadata.get(PUBLISHER_KEY)
     return partition_key
 

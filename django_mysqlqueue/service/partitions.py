@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table

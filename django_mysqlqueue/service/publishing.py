@@ -15,13 +15,14 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, router, transaction
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import known_topics, tracing, wakeups
 from django_mysqlqueue.service.messages import Message, OutboxRow
-from django_mysqlqueue.service.transactions import Session, flat, in_transaction
+from django_mysqlqueue.sql.connection import in_testcase, in_transaction, is_manual, tells_commit
+from django_mysqlqueue.sql.session import Session, flat
 
 OUTBOX = OutboxMessage._meta.db_table
 CHUNK_ROWS = 500
@@ -176,7 +177,7 @@ async def apublish_many(
 
 
 def _checked(topic: object) -> str:
-    name = names.check_topic(topic)
+    name = naming.check_topic(topic)
     if get_settings().strict_topics:
         known_topics.require(name)
     return name
@@ -243,7 +244,7 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
             wake_on_commit(session)
         return len(first)
     published = 0
-    if not session.connection.in_atomic_block and not session.connection.get_autocommit():
+    if is_manual(session.connection):
         session.dialect.begin_manual(session.connection)
     # A savepoint inside a caller's transaction: all or nothing also for one who catches the error.
     with transaction.atomic(alias):
@@ -260,7 +261,7 @@ def wake_on_commit(session: Session) -> None:
         _deliver_on_commit(session)
     if not wakeups.has_listeners(session.using):
         return
-    if session.connection.in_atomic_block or session.connection.get_autocommit():
+    if tells_commit(session.connection):
         using = session.using
 
         def wake() -> None:  # no partial: a failing robust hook is logged by its name
@@ -274,9 +275,9 @@ def _deliver_on_commit(session: Session) -> None:
     """``EAGER``: as a hook of ``on_commit``; right now where only a ``TestCase`` keeps a transaction open."""
     deliver, using = wakeups.eager, session.using
     assert deliver is not None  # noqa: S101  # the caller has looked
-    if session.connection.in_atomic_block and not in_transaction(session.connection):
+    if in_testcase(session.connection):
         deliver(using)
-    elif session.connection.in_atomic_block or session.connection.get_autocommit():
+    elif tells_commit(session.connection):
         transaction.on_commit(lambda: deliver(using), using=using)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.service import heartbeats, leasing
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql.session import Session, flat, run
 
 LEASES = PartitionLease._meta.db_table
 STATE = DeliveryState._meta.db_table

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import archiving, partitions, seeking, watermarks
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, flat, last_row, run
+from django_mysqlqueue.service import archiving, log, partitions, watermarks
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
+from django_mysqlqueue.sql.session import Session, flat, last_row, run
 
 LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
@@ -160,7 +160,7 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
         without = floors(session, ref.topic, keys, leaving_out=ref.group)
         ranges = {key: (present.get(key, 0), NO_FLOOR if without is None else without[key]) for key in keys}
         behind = {key: place for key, place in ranges.items() if place[0] < place[1]}
-        held += sum(seeking.count_between(session, ref.topic, behind, most).values())
+        held += sum(log.count_between(session, ref.topic, behind, most).values())
     return min(held, most)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.models import Rollup
-from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session, flat, run
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session, flat, run
 
 ROLLUPS = Rollup._meta.db_table
 MINUTE, HOUR = 60, 3600

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
 from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.publishing import queue_alias, transaction_elsewhere, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled, take_mutex
-from django_mysqlqueue.service.transactions import Retry, Session, flat, run
+from django_mysqlqueue.sql.session import Retry, Session, flat, run
 
 OUTBOX = OutboxMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -120,11 +120,11 @@ def _change(
     id: str, topic: str, key: str | None, using: str | None, change: Callable[[Session, list[int]], int]
 ) -> int:
     alias = queue_alias(using)
-    names.check_topic(topic)
-    if not names.check_text("id", id):
+    naming.check_topic(topic)
+    if not naming.check_text("id", id):
         raise InvalidMessage("id '': must not be empty")
     if key is not None:
-        names.check_key(key)
+        naming.check_key(key)
     other = transaction_elsewhere(alias)
     if other is not None:
         raise TransactionMismatch(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import COPIED_COLUMNS, OutboxMessage, QueueMessage, Sequencer
-from django_mysqlqueue.service.transactions import Session, run
+from django_mysqlqueue.sql.session import Session, run
 
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.service import dead_letters, history, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, watermarks
 from django_mysqlqueue.service.dead_letters import Letter
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.messages import cut_error
-from django_mysqlqueue.service.transactions import Session, apart, flat, run
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW, Advanced, Offsets
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, flat, run
 
 STATE = DeliveryState._meta.db_table
 ACKS = (Kind.ACK, Kind.DELETED)
@@ -264,9 +265,9 @@ def _record_acks(session: Session, ref: GroupRef, outcomes: Sequence[Outcome], f
 
     Of messages that were deleted always, since nothing else says what became of them.
     """
-    recorded = {Kind.DELETED: history.Outcome.DELETED}
-    if history.level(ref) == "all":
-        recorded[Kind.ACK] = history.Outcome.ACKED
+    recorded = {Kind.DELETED: delivery_events.Outcome.DELETED}
+    if delivery_events.level(ref) == "all":
+        recorded[Kind.ACK] = delivery_events.Outcome.ACKED
     elif not any(outcome.kind is Kind.DELETED for outcome in outcomes):
         return
     not_written = {id(outcome) for outcome in (*flushed.stale, *flushed.locked)}
@@ -334,7 +335,7 @@ def _apply_failures(
     held = _lock_rows(session, ref, places, session.dialect.skip_locked)
     there = _read_rows(session, ref, [place for place in places if place not in held])
     letters: list[Letter] = []
-    events: list[history.Event] = []
+    events: list[delivery_events.Event] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
     for outcome in ordered:
         delivery = outcome.delivery
@@ -355,9 +356,9 @@ def _apply_failures(
             keep = outcome.kind is Kind.GIVE_BACK and delivery.suspect
             waits.append((key, offset, outcome.delay_ms, count, error and cut_error(error), int(keep)))
             if failed:
-                events.append(_event(outcome, history.Outcome.FAILED))
+                events.append(_event(outcome, delivery_events.Outcome.FAILED))
             elif outcome.kind is Kind.SNOOZE:
-                events.append(_event(outcome, history.Outcome.SNOOZED))
+                events.append(_event(outcome, delivery_events.Outcome.SNOOZED))
     if letters:
         dead_letters.dead_letter(session, ref, letters)
     _record(session, ref, events)
@@ -368,9 +369,9 @@ def _apply_failures(
             flushed.waiting[key, offset] = now + delay if delay else 0
 
 
-def _event(outcome: Outcome, what: history.Outcome) -> history.Event:
+def _event(outcome: Outcome, what: delivery_events.Outcome) -> delivery_events.Event:
     delivery = outcome.delivery
-    return history.Event(
+    return delivery_events.Event(
         delivery.ref,
         delivery.key,
         delivery.offset,
@@ -383,19 +384,23 @@ def _event(outcome: Outcome, what: history.Outcome) -> history.Event:
     )
 
 
-def _record(session: Session, ref: GroupRef, events: Sequence[history.Event]) -> None:
+def _record(session: Session, ref: GroupRef, events: Sequence[delivery_events.Event]) -> None:
     """Records what the group's setting asks for; dead letters record themselves."""
-    level = history.level(ref) if events else "none"
+    level = delivery_events.level(ref) if events else "none"
     if level == "failures":
-        events = [event for event in events if event.outcome in (history.Outcome.FAILED, history.Outcome.DELETED)]
+        events = [
+            event
+            for event in events
+            if event.outcome in (delivery_events.Outcome.FAILED, delivery_events.Outcome.DELETED)
+        ]
     if level != "none":
-        history.record(session, events)
+        delivery_events.record(session, events)
 
 
 def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool:
     if outcome.kind is Kind.REJECT:
         # A DLQ handler's own failures do not dead-letter again: they back off for ever.
-        return not names.is_dlq(ref.topic)
+        return not naming.is_dlq(ref.topic)
     return outcome.kind is Kind.NACK and dead_letters.is_used_up(ref.topic, outcome.delivery.attempt, max_attempts)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.names import KEY_LENGTH
+from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.sql.base import Dialect
 
 MOST_STARS = 3

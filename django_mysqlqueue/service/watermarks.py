@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState
 from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import UNION_TERMS, Retry, Session, flat, last_row, run
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import UNION_TERMS, Retry, Session, flat, last_row, run
 
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
@@ -133,7 +133,7 @@ def store(
         )
 
 
-def put(session: Session, ref: GroupRef, keys: Collection[str], offset: int) -> None:
+def reset_offsets(session: Session, ref: GroupRef, keys: Collection[str], offset: int) -> None:
     """Stores one offset as watermark and cursor of locked rows: for seek, which alone may take them back."""
     for chunk in session.chunks(sorted(keys)):
         session.execute(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from django.db import Error
 
-from django_mysqlqueue.rules import SessionVariable
+from django_mysqlqueue.limits import SessionVariable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

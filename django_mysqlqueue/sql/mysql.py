@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from django.db import Error, OperationalError
 
-from django_mysqlqueue.rules import NOW_MS_MYSQL, SESSION_MYSQL
+from django_mysqlqueue.limits import NOW_MS_MYSQL, SESSION_MYSQL
 from django_mysqlqueue.sql.base import Dialect
 
 if TYPE_CHECKING:

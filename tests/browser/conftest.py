@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from django_mysqlqueue.service import problems
+from django_mysqlqueue.inspection import problems
 from tests.browser.site import Site
 from tests.test_processes import SHORT, Worker, environment, wait_for
 

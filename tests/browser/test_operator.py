@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.browser.conftest import WAIT_MS, Desk, Start
 from tests.harness import USING, sequence

@@ -14,8 +14,9 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.service import dropping, groups
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
 from tests.browser.site import Site
 from tests.browser.test_operator import card

@@ -22,19 +22,10 @@ from unittest.mock import ANY, patch
 from django.db.backends.utils import CursorWrapper
 
 from django_mysqlqueue.models import ConsumerOffset
-from django_mysqlqueue.service import (
-    claiming,
-    dropping,
-    groups,
-    heartbeats,
-    leasing,
-    retention,
-    seeking,
-    settling,
-    watermarks,
-)
+from django_mysqlqueue.operations import dropping, seeking
+from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Kind
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 
 Breaking = Callable[[], AbstractContextManager[object]]
 SKIP, LOCK, SHARE = " FOR UPDATE SKIP LOCKED", " FOR UPDATE", " LOCK IN SHARE MODE"
@@ -69,12 +60,12 @@ _inside = threading.local()
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"django_mysqlqueue.service.{name}")
+    return import_module(f"django_mysqlqueue.{name}")
 
 
 def around(function: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Breaking:
-    """Replaces a function of the service layer (``module.name``) by what ``make`` makes of it."""
-    module, name = function.split(".")
+    """Replaces a function of the service layer (``room.module.name``) by what ``make`` makes of it."""
+    module, _, name = function.rpartition(".")
     original = getattr(_module(module), name)
     other = make(original)
 
@@ -91,7 +82,7 @@ def instead_of(function: str, other: Callable[..., Any]) -> Breaking:
 
 def locking(function: str, old: str, new: str) -> Breaking:
     """Replaces the lock at the end of the statements that a function of the service layer, or what it calls, sends."""
-    module, name = function.split(".")
+    module, _, name = function.rpartition(".")
     original = getattr(_module(module), name)
 
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -166,7 +157,7 @@ def _anybodys(*args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def _acks_without_token() -> AbstractContextManager[object]:
-    used["settling.ONE_ROW"] += "delivery_token = %s" in settling.ONE_ROW
+    used["service.settling.ONE_ROW"] += "delivery_token = %s" in settling.ONE_ROW
     return patch.object(settling, "ONE_ROW", settling.ONE_ROW.replace("delivery_token = %s", "%s > 0"))
 
 
@@ -201,7 +192,7 @@ def _states_before_offsets() -> AbstractContextManager[object]:
     emptied: set[int] = set()
 
     def first(session: Session, ref: Any, place: Any, operation: int, above: str) -> Any:
-        used["seeking._reset_offsets"] += 1
+        used["operations.seeking._reset_offsets"] += 1
         if operation in emptied:
             return reset(session, ref, place, operation, above)
         deleted = delete(session, ref, operation)
@@ -264,7 +255,7 @@ def _heartbeats_first() -> AbstractContextManager[object]:
 
     def locking(session: Session, ref: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(_inside, "lease_ms", None) is not None:
-            used["leasing.acquire"] += 1
+            used["service.leasing.acquire"] += 1
             _inside.alive = live(session, [ref], _inside.lease_ms)
         return lock(session, ref, *args, **kwargs)
 
@@ -284,7 +275,7 @@ def _drained_before_the_lock() -> AbstractContextManager[object]:
     drop, with_work = leasing.drop_drained, leasing.with_work
 
     def dropping(using: str, ref: Any, subscriber: str, keys: Any) -> set[str]:
-        used["leasing.drop_drained"] += 1
+        used["service.leasing.drop_drained"] += 1
         _inside.busy = with_work(Session(using), ref, keys)
         try:
             return drop(using, ref, subscriber, keys)
@@ -332,7 +323,7 @@ MUTATIONS = (
         "a fence without its lock",
         "Whoever works for a group holds its row shared, so that no seek or drop begins meanwhile.",
         "busy: seek to the beginning x claim",
-        locking("groups.fence", SHARE, ""),
+        locking("service.groups.fence", SHARE, ""),
         by=BROKEN,
         bound=2,
     ),
@@ -353,7 +344,7 @@ MUTATIONS = (
         "a claim that does not lock the leases",
         "A lease is not given away while its owner claims under it.",
         "forsaken: take over x claim again",
-        locking("leasing.lock", LOCK, ""),
+        locking("service.leasing.lock", LOCK, ""),
     ),
     Mutation(
         "an ack without its token",
@@ -365,32 +356,32 @@ MUTATIONS = (
         "a flush that takes stale tokens",
         "A flush settles only what bears the token of its delivery.",
         "forsaken: take over x flush acks",
-        around("settling.apply", _apply_with_the_rows_tokens),
+        around("service.settling.apply", _apply_with_the_rows_tokens),
     ),
     Mutation(
         "a claim that waits for deliveries",
         "A claim passes over deliveries that somebody has locked: a handler's transaction may last.",
         "busy: claim again x ack in a transaction",
-        locking("claiming._lock_due", SKIP, LOCK),
+        locking("service.claiming._lock_due", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a claim that does not lock deliveries",
         "A delivery is handed out again by whoever has locked its row, and found it due then.",
         "shared: claim, shared x claim, shared",
-        locking("claiming._lock_due", SKIP, ""),
+        locking("service.claiming._lock_due", SKIP, ""),
     ),
     Mutation(
         "a sequencer without its mutex",
         "One transaction at a time appends to the log.",
         "busy: sequence x sequence",
-        instead_of("sequencing.take_mutex", lambda session: True),
+        instead_of("service.sequencing.take_mutex", lambda session: True),
     ),
     Mutation(
         "a sequencer that does not lock scheduled rows",
         "A scheduled row belongs to whoever has it locked, even when it comes due while it is being cancelled.",
         "busy: cancel scheduled x sequence, later",
-        locking("sequencing._take_scheduled", SKIP, ""),
+        locking("service.sequencing._take_scheduled", SKIP, ""),
     ),
     Mutation(
         "a seek that does not compare its operation",
@@ -426,38 +417,38 @@ MUTATIONS = (
         "a retry in a later life of its group",
         "A retry leaves alone what waits in a group that was dropped and registered again.",
         "busy: retry x drop, join, fail everything",
-        instead_of("retrying._check", _only_that_it_is_there),
+        instead_of("operations.retrying._check", _only_that_it_is_there),
     ),
     Mutation(
         "GC that reads the log before it locks",
         "An offsets row is forgotten when the log holds nothing of its partition, seen under the row's lock.",
         "emptied: collect x sequence, claim, ack everything",
-        instead_of("retention._forget_chunk", _forget_what_was_idle),
+        instead_of("service.retention._forget_chunk", _forget_what_was_idle),
     ),
     Mutation(
         "GC that passes over groups without offsets rows",
         "A group that has not begun with a partition keeps all of it.",
         "buried: redrive x collect",
-        around("retention.floors", _floors_of_those_with_rows),
+        around("service.retention.floors", _floors_of_those_with_rows),
         by=BROKEN,
     ),
     Mutation(
         "GC that counts what others have deleted",
         "What GC reports as deleted it has deleted itself.",
         "all_settled: collect x collect",
-        uncounted("retention._collect_chunk"),
+        uncounted("service.retention._collect_chunk"),
     ),
     Mutation(
         "a redrive that does not lock the dead letters",
         "A dead letter is taken by whoever has locked it.",
         "buried: redrive x redrive",
-        locking("redriving._lock", SKIP, ""),
+        locking("operations.redriving._lock", SKIP, ""),
     ),
     Mutation(
         "an undo that does not wait for claims",
         "An undo begins when the transaction of the claim is over on the server.",
         "busy: claim x undo the claim",
-        instead_of("groups.wait_for_claims", lambda session, ref: None),
+        instead_of("service.groups.wait_for_claims", lambda session, ref: None),
         by=BROKEN,
     ),
     Mutation(
@@ -476,69 +467,69 @@ MUTATIONS = (
         "deletes that are not counted",
         "A watermark passes only what its transaction has deleted with its token, and counts that.",
         "forsaken_shared: claim, shared x flush acks",
-        uncounted("watermarks._delete_passed"),
+        uncounted("service.watermarks._delete_passed"),
         by=BROKEN,
     ),
     Mutation(
         "offsets rows created outside the fence",
         "Offsets rows are created under the group's lock, at its start offset as it is then.",
         "busy: drop x create offsets rows",
-        locking("watermarks.create_missing", SHARE, ""),
+        locking("service.watermarks.create_missing", SHARE, ""),
         by=BROKEN,
     ),
     Mutation(
         "offsets rows that are not locked",
         "Watermark and cursor are moved by whoever has locked their row.",
         "busy: claim x flush acks",
-        locking("watermarks.lock", LOCK, ""),
+        locking("service.watermarks.lock", LOCK, ""),
         by=BROKEN,
     ),
     Mutation(
         "a flush that locks failures before it deletes acks",
         "Deliveries are locked in the order of their keys, and what waits comes before what passes over.",
         "busy: claim and flush x settle in a transaction",
-        around("settling.apply", _apply_failures_first),
+        around("service.settling.apply", _apply_failures_first),
         by=BROKEN,
     ),
     Mutation(
         "dead-letter now without the group's lock",
         "An operator dead-letters while no claim, seek or drop of the group is under way.",
         "busy: seek to the beginning x dead-letter now",
-        locking("dead_lettering.dead_letter_now", LOCK, ""),
+        locking("operations.dead_lettering.dead_letter_now", LOCK, ""),
         by=DEADLOCK,
     ),
     Mutation(
         "a heartbeat removed without its lock",
         "A heartbeat is removed by whoever has locked it and found it old.",
         "forsaken: remove the subscriber x beat",
-        locking("heartbeats.remove", LOCK, ""),
+        locking("service.heartbeats.remove", LOCK, ""),
     ),
     Mutation(
         "leases locked from the last to the first",
         "Rows of one table are locked in the order of their keys.",
         "busy: verify leases x release leases",
-        instead_of("leasing.mine", _mine_from_the_last),
+        instead_of("service.leasing.verify_owned", _mine_from_the_last),
         by=DEADLOCK,
     ),
     Mutation(
         "leases that are waited for",
         "Who takes leases passes over those that are locked: their owner is at work.",
         "busy: claim x take over",
-        locking("leasing.acquire", SKIP, LOCK),
+        locking("service.leasing.acquire", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a seek that waits for handlers",
         "A seek passes over deliveries that an open transaction has locked.",
         "busy: seek to the beginning x ack in a transaction",
-        locking("steps.delete_states", SKIP, LOCK),
+        locking("operations.steps.delete_states", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a cancellation that does not look under its lock",
         "Whoever cancels or moves a scheduled message decides by the row as it is under its lock.",
         "busy: cancel scheduled x deliver scheduled now",
-        locking("scheduling.remove", SKIP, ""),
+        locking("service.scheduling.remove", SKIP, ""),
     ),
 )
 

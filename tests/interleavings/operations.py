@@ -13,33 +13,28 @@ from django.db import connections, transaction
 from django_mysqlqueue import cancel, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.operations import dead_lettering, dropping, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations.seeking import Place
 from django_mysqlqueue.service import (
     audit,
     claiming,
-    dead_lettering,
-    dropping,
+    delivery_events,
     groups,
     heartbeats,
-    history,
     leasing,
-    redriving,
     releasing,
-    rescheduling,
     retention,
-    retrying,
     rollups,
     scheduling,
-    seeking,
     sequencing,
     settling,
     watermarks,
 )
 from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.seeking import Place
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.crash_worlds import WHO, G, messages
 from tests.crashes import ALIAS, DLQ, TOPIC
@@ -178,7 +173,7 @@ def _(a: Actor) -> object:
 
 @operation("collect history")
 def _(a: Actor) -> object:
-    return history.collect(ALIAS), rollups.collect(ALIAS), audit.collect(ALIAS)
+    return delivery_events.collect(ALIAS), rollups.collect(ALIAS), audit.collect(ALIAS)
 
 
 @operation("add to rollups")
@@ -280,7 +275,7 @@ def _(a: Actor) -> object:
 
 @operation("verify leases")
 def _(a: Actor) -> object:
-    return leasing.mine(ALIAS, G, WHO, KEYS)
+    return leasing.verify_owned(ALIAS, G, WHO, KEYS)
 
 
 @operation("release leases")
@@ -312,7 +307,7 @@ def take_over(a: Actor, who: str) -> object:
     watermarks.create_missing(ALIAS, G, held)
     found = leasing.load(Session(ALIAS), G, held)
     wants = [Want(key, tuple(one.offset for one in found if (one.key, one.due) == (key, 0)), 10) for key in held]
-    return got, claiming.claim(ALIAS, a.claimant(who, "ordered"), wants, token=a.new_token())
+    return got, claiming.claim(ALIAS, claiming.ClaimRequest(a.claimant(who, "ordered"), wants, token=a.new_token()))
 
 
 @operation("take over", steps=True)
@@ -336,14 +331,17 @@ def join(a: Actor) -> object:
 @operation("claim")
 def claim(a: Actor) -> object:
     wants = [Want(key, look_at=10) for key in "ab"]
-    return claiming.claim(ALIAS, a.claimant(WHO), wants, token=a.new_token())
+    return claiming.claim(ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token()))
 
 
 @operation("claim and flush", settles="a1")
 def _(a: Actor) -> object:
     ends = a.outcomes(("a1", Kind.ACK), ("a3", Kind.NACK, LEASE_MS, "no"))
     return claiming.claim(
-        ALIAS, a.claimant(WHO), [Want(key, look_at=10) for key in "ab"], token=a.new_token(), outcomes=ends
+        ALIAS,
+        claiming.ClaimRequest(
+            a.claimant(WHO), [Want(key, look_at=10) for key in "ab"], token=a.new_token(), outcomes=ends
+        ),
     )
 
 
@@ -352,21 +350,22 @@ def _(a: Actor) -> object:
     """Ordered: what it believes due of its partitions."""
     due = {"a": ("a1", "a2", "a3"), "b": ("b1",)}
     wants = [Want(key, tuple(a.offsets[name] for name in names), 10) for key, names in due.items()]
-    return claiming.claim(ALIAS, a.claimant(WHO), wants, token=a.new_token())
+    return claiming.claim(ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token()))
 
 
 @operation("claim, strict")
 def _(a: Actor) -> object:
     """As for ``on_failure="block"``."""
     wants = [Want(key, look_at=10) for key in "ab"]
-    return claiming.claim(ALIAS, a.claimant(WHO, strict=True), wants, token=a.new_token())
+    return claiming.claim(ALIAS, claiming.ClaimRequest(a.claimant(WHO, strict=True), wants, token=a.new_token()))
 
 
 @operation("claim of dead letters")
 def _(a: Actor) -> object:
     """By a consumer group on the DLQ topic."""
     return claiming.claim(
-        ALIAS, Claimant(D, WHO, 5, None), [Want(key, look_at=10) for key in "ab"], token=a.new_token()
+        ALIAS,
+        claiming.ClaimRequest(Claimant(D, WHO, 5, None), [Want(key, look_at=10) for key in "ab"], token=a.new_token()),
     )
 
 
@@ -374,14 +373,18 @@ def _(a: Actor) -> object:
 def _(a: Actor) -> object:
     """Of one more subscriber for each actor."""
     wants = [Want(key, look_at=10) for key in "ab"]
-    return claiming.claim(ALIAS, a.claimant(f"sub{a.name}"), wants, token=a.new_token(), max_due=10)
+    return claiming.claim(
+        ALIAS, claiming.ClaimRequest(a.claimant(f"sub{a.name}"), wants, token=a.new_token(), max_due=10)
+    )
 
 
 @operation("claim and flush, shared", settles="a1")
 def _(a: Actor) -> object:
     ends = a.outcomes(("a1", Kind.ACK), ("a3", Kind.NACK, LEASE_MS, "no"))
     wants = [Want(key, look_at=10) for key in "ab"]
-    return claiming.claim(ALIAS, a.claimant(WHO), wants, token=a.new_token(), outcomes=ends, max_due=10)
+    return claiming.claim(
+        ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token(), outcomes=ends, max_due=10)
+    )
 
 
 @operation("undo")
@@ -529,17 +532,17 @@ def _(a: Actor) -> object:
 
 @operation("redrive", steps=True)
 def redrive(a: Actor) -> object:
-    return redriving.redrive(ALIAS, Letters(DLQ), by=a.name)
+    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), by=a.name)
 
 
 @operation("redrive one", steps=True)
 def _(a: Actor) -> object:
-    return redriving.redrive(ALIAS, Letters(DLQ), by=a.name, limit=1)
+    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), by=a.name, limit=1)
 
 
 @operation("discard", steps=True)
 def _(a: Actor) -> object:
-    return redriving.discard(ALIAS, Letters(DLQ), by=a.name, reason="none")
+    return redriving.discard(ALIAS, DeadLetterFilter(DLQ), by=a.name, reason="none")
 
 
 @operation("replace")

@@ -11,8 +11,8 @@ from typing import Any
 
 from django_mysqlqueue.service.claiming import Claim
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Outcome
-from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.leasing import Acquired
+from django_mysqlqueue.service.refs import GroupRef
 from tests.crashes import TOPIC
 from tests.interleavings.worlds import LEASE_MS
 from tests.tables import Tables

@@ -14,18 +14,10 @@ from unittest.mock import patch
 from django.core.management import CommandError
 
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
-from django_mysqlqueue.service import (
-    dropping,
-    groups,
-    redriving,
-    rescheduling,
-    retention,
-    retrying,
-    seeking,
-    steps,
-)
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.seeking import Place
+from django_mysqlqueue.operations import dropping, redriving, rescheduling, retrying, seeking, steps
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import groups, retention
+from django_mysqlqueue.service.refs import GroupRef
 from tests import draining, invariants
 from tests.conftest import Clock, empty
 from tests.crash_worlds import OTHER, G

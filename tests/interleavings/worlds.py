@@ -16,22 +16,13 @@ from django_mysqlqueue.models import (
     Rollup,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import (
-    bodies,
-    claiming,
-    dropping,
-    groups,
-    heartbeats,
-    leasing,
-    seeking,
-    settling,
-    watermarks,
-)
+from django_mysqlqueue.operations import dropping, seeking
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.seeking import Place
-from django_mysqlqueue.service.transactions import run
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import run
 from tests.crash_worlds import OTHER, WHO, G, messages
 from tests.crashes import DLQ, TOPIC
 from tests.harness import USING, sequence
@@ -62,8 +53,8 @@ def _claim(ref: GroupRef, mode: str, who: str, **look_at: int) -> dict[str, Clai
     watermarks.create_missing(USING, ref, list(look_at))
     claimant = Claimant(ref, who, 5, LEASE_MS if mode == "shared" else None)
     wants = [Want(key, look_at=number) for key, number in look_at.items()]
-    found = claiming.claim(USING, claimant, wants, token=claiming.new_token()).deliveries
-    names = bodies.read(USING, [delivery.offset for delivery in found])
+    found = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).deliveries
+    names = payloads.read(USING, [delivery.offset for delivery in found])
     return {names[delivery.offset].message_id: delivery for delivery in found}
 
 

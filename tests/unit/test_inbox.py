@@ -12,12 +12,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from django_mysqlqueue.runtime import inbox as inbox_module
-from django_mysqlqueue.runtime import lanes
-from django_mysqlqueue.runtime.inbox import FLUSH_DELAY, SLICE, Inbox
-from django_mysqlqueue.runtime.lanes import Batch, Held
-from django_mysqlqueue.service.bodies import Body
+from django_mysqlqueue.runtime.handling import inbox as inbox_module
+from django_mysqlqueue.runtime.handling import lanes
+from django_mysqlqueue.runtime.handling.inbox import FLUSH_DELAY, SLICE, Inbox
+from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.payloads import Body
 from tests.harness import handler
 
 pytestmark = pytest.mark.any_engine

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from django_mysqlqueue.models import DeliveryEvent
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from tests import invariants
 from tests.tables import Event, Group, Heartbeat, Logged, Offsets, Operation, State, Tables, Waiting
 

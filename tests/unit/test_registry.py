@@ -14,8 +14,10 @@ from django.test import override_settings
 
 from django_mysqlqueue import StaleDelivery, SubscriberError, subscriber
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.runtime import registry
-from django_mysqlqueue.runtime.registry import GroupRef, handlers
+from django_mysqlqueue.runtime.handling import registry
+from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.runtime.handling.registry import handlers
+from django_mysqlqueue.service.refs import GroupRef
 
 pytestmark = pytest.mark.any_engine
 
@@ -81,7 +83,7 @@ def test_signature_is_the_published_one():
 def test_defaults_come_from_the_setting():
     subscriber("t", group="g")(handle)
     assert handlers() == {
-        GroupRef("g", "t"): registry.Handler(
+        GroupRef("g", "t"): Handler(
             ref=GroupRef("g", "t"),
             function=handle,
             where="tests.unit.test_registry.handle",

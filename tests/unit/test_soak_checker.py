@@ -19,7 +19,7 @@ from soak import checker, logs, moments, plan, records, timeline  # noqa: E402
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble  # noqa: E402
 from soak.records import Step, Transaction  # noqa: E402
 
-from django_mysqlqueue.service.groups import GroupRef  # noqa: E402
+from django_mysqlqueue.service.refs import GroupRef  # noqa: E402
 from tests.tables import Group, Logged, Offsets, State, Tables, Waiting  # noqa: E402
 
 pytestmark = pytest.mark.any_engine

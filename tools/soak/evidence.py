@@ -9,10 +9,10 @@ from typing import Any
 
 from django.db import connection
 
+from django_mysqlqueue.inspection import overview
+from django_mysqlqueue.inspection.bounds import EXACT
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.service import retention, stats
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service import retention
 from soak import plan, records
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble
 
@@ -48,8 +48,9 @@ def create_tables() -> None:
 
 def lags() -> dict[str, int]:
     """What each group has not settled, and what waits in the outbox."""
-    session = Session("default")
-    found = {group.name: stats.unsettled(session, GroupRef(group.name, plan.TOPIC))[0] for group in plan.GROUPS}
+    queue = overview.read("default", lease_ms=int(plan.LEASE * 1000), bounds=EXACT)
+    names = {group.name for group in plan.GROUPS}
+    found = {one.ref.group: one.lag.value for one in queue.groups if one.ref.group in names}
     return found | {"outbox": OutboxMessage.objects.count()}
 
 

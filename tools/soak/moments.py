@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from django.db import connection
 
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.service.refs import GroupRef
 from soak import plan
 from soak.facts import Progress, Verdict, verdict
 from tests import invariants

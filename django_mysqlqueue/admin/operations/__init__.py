@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django.http import Http404, HttpRequest, HttpResponse
 
+from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.operations import base, groups, letters, scheduled, workers
-
-if TYPE_CHECKING:
-    from django_mysqlqueue.admin.dashboard import DashboardAdmin
 
 OPERATIONS = {
     one.name: one
@@ -35,7 +31,7 @@ OPERATIONS = {
 }
 
 
-def respond(dashboard: DashboardAdmin, request: HttpRequest, name: str) -> HttpResponse:
+def respond(dashboard: DashboardContext, request: HttpRequest, name: str) -> HttpResponse:
     """Answers for one operation; 404 if there is none of that name."""
     if name not in OPERATIONS:
         raise Http404(name)

@@ -7,7 +7,7 @@ import datetime
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
@@ -16,23 +16,19 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.admin.pages.base import demand, may_search_errors, may_see_payloads, search_refused, url
+from django_mysqlqueue.admin.context import DashboardContext
+from django_mysqlqueue.admin.permissions import demand, may_search_errors, may_see_payloads, search_refused
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import QueueError
 from django_mysqlqueue.models import Dashboard
-from django_mysqlqueue.service import failures
-from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.publishing import queue_alias
-from django_mysqlqueue.service.transactions import LOCK_SECONDS, bounded
-
-if TYPE_CHECKING:
-    from django_mysqlqueue.admin.dashboard import DashboardAdmin
-
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import LOCK_SECONDS, bounded
 
 RECORDED = frozenset({"reason"})
 """Fields that only go on record: filled in after the preview they change nothing of it."""
@@ -150,7 +146,7 @@ class AdminOperation:
         raise NotImplementedError
 
 
-def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
+def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
     """The page that asks, or on a confirmed POST the deed and the way back.
 
     What is done is what was previewed: values changed since are previewed anew.
@@ -179,10 +175,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
         except QueueError as error:
             refusal = str(error)
     context = {
-        **dashboard.admin_site.each_context(request),
         "title": str(operation.label),
-        "opts": dashboard.opts,
-        "menu": dashboard.menu(),
         "operation": operation,
         "subject": subject,
         "form": form,
@@ -195,11 +188,7 @@ def respond(dashboard: DashboardAdmin, request: HttpRequest, operation: type[Adm
         "previewed": digest,
         "back": back,
     }
-    request.current_app = dashboard.admin_site.name
-    response = TemplateResponse(request, "admin/django_mysqlqueue/dashboard/confirm.html", context)
-    response.status_code = status
-    response["Cache-Control"] = "no-store"
-    return response
+    return dashboard.response(request, "confirm.html", context, status)
 
 
 def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[str, int]:
@@ -212,7 +201,7 @@ def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[
         return str(error), 500
 
 
-def _do(dashboard: DashboardAdmin, request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
+def _do(dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
     try:
         with _errors_as_refusals(operation.using), bounded(operation.using, read=LOCK_SECONDS):
             done = operation.run()
@@ -224,7 +213,7 @@ def _do(dashboard: DashboardAdmin, request: HttpRequest, operation: AdminOperati
         _log(request, operation, done)
         messages.success(request, done)
         if operation.removes:
-            return HttpResponseRedirect(url(dashboard.admin_site.name, "changelist"))
+            return HttpResponseRedirect(dashboard.url("changelist"))
     return HttpResponseRedirect(back)
 
 
@@ -255,7 +244,7 @@ def _digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _way_back(dashboard: DashboardAdmin, request: HttpRequest, wanted: str) -> str:
+def _way_back(dashboard: DashboardContext, request: HttpRequest, wanted: str) -> str:
     if url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
         return wanted
-    return url(dashboard.admin_site.name, "changelist")
+    return dashboard.url("changelist")

@@ -8,13 +8,14 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, RowsField, TimeField
 from django_mysqlqueue.admin.words import messages
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import dead_lettering, dropping, groups, retention, retrying, seeking
-from django_mysqlqueue.service.seeking import Place
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import dead_lettering, dropping, retrying, seeking
+from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.service import groups, retention
+from django_mysqlqueue.sql.session import Session
 
 COUNTED = seeking.COUNTED
 SAID = 5
@@ -206,7 +207,7 @@ class DeadLetter(AdminOperation):
         return [
             *said,
             _("It gets no further attempt. Its dead letter is in %(topic)s and can be redriven.")
-            % {"topic": names.dlq_topic(self.ref.topic)},
+            % {"topic": naming.dlq_topic(self.ref.topic)},
         ]
 
     def run(self) -> str:

@@ -13,11 +13,13 @@ from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editab
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
-from django_mysqlqueue.service import groups, letters, messages, redriving
-from django_mysqlqueue.service.letters import FullLetter, Look
+from django_mysqlqueue.inspection import dead_letters
+from django_mysqlqueue.inspection.dead_letters import FullLetter, Look
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service import groups, messages
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.publishing import queue_alias
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 
 AT_ONCE = IdsField.most
 """So many dead letters are changed by one request at most."""
@@ -71,11 +73,11 @@ class LettersOperation(AdminOperation):
                 parts.append(text % {"value": value})
         return ", ".join(parts)
 
-    def letters(self) -> Letters:
+    def letters(self) -> DeadLetterFilter:
         values = self.values
         if "row" in values:
-            return Letters(values["topic"], offsets=tuple(values["row"]))
-        return Letters(
+            return DeadLetterFilter(values["topic"], offsets=tuple(values["row"]))
+        return DeadLetterFilter(
             values["topic"],
             group=values["group"] or None,
             error=values["error"] or None,
@@ -88,7 +90,7 @@ class LettersOperation(AdminOperation):
         Raises:
             OperationRefused: nothing matches.
         """
-        found = letters.look(Session(self.using), self.letters(), newest=self.values.get("upto"))
+        found = dead_letters.look(Session(self.using), self.letters(), newest=self.values.get("upto"))
         if not found.offsets:
             raise OperationRefused(_("There is no such dead letter (any more)."))
         return found
@@ -97,9 +99,9 @@ class LettersOperation(AdminOperation):
         """How many this request may change."""
         return AT_ONCE
 
-    def chosen(self, found: Look) -> Letters:
+    def chosen(self, found: Look) -> DeadLetterFilter:
         """The oldest of those found, by name: this request touches no others."""
-        return Letters(found.topic, offsets=found.offsets[::-1][: self.most()])
+        return DeadLetterFilter(found.topic, offsets=found.offsets[::-1][: self.most()])
 
     def bounded(self, found: Look) -> list[str]:
         """A sentence on those that this request leaves, if any."""
@@ -259,7 +261,7 @@ class EditForm(forms.Form):
         super().__init__(data)
         offset = str(data.get("offset", ""))
         self.letter = (
-            letters.one(Session(queue_alias()), int(offset)) if offset.isdecimal() and len(offset) < 19 else None
+            dead_letters.one(Session(queue_alias()), int(offset)) if offset.isdecimal() and len(offset) < 19 else None
         )
         self.editable = None if self.letter is None else editable(self.letter)
         if self.editable is None or self.editable.refusal:
@@ -311,7 +313,7 @@ class Edit(AdminOperation):
         Raises:
             OperationRefused: it is gone.
         """
-        found = letters.one(Session(self.using), self.values["offset"])
+        found = dead_letters.one(Session(self.using), self.values["offset"])
         if found is None:
             raise OperationRefused(_("There is no dead letter at this offset (any more)."))
         return found

@@ -9,8 +9,9 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, TimeField
 from django_mysqlqueue.admin.words import messages, moment
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.service import rescheduling, timetable
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.inspection import scheduled
+from django_mysqlqueue.operations import rescheduling
+from django_mysqlqueue.sql.session import Session
 
 
 class ScheduledForm(forms.Form):
@@ -31,7 +32,7 @@ class ScheduledOperation(AdminOperation):
         Raises:
             OperationRefused: none has not.
         """
-        number = timetable.still_waiting(Session(self.using), self.values["row"])
+        number = scheduled.still_waiting(Session(self.using), self.values["row"])
         if not number:
             raise OperationRefused(_("What was selected is not scheduled any more: it has come due."))
         return messages(number)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils.translation import gettext as _
 
-from django_mysqlqueue.addresses import url as url
+from django_mysqlqueue.admin.context import DashboardContext
+from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.service import failures
-from django_mysqlqueue.service.groups import GroupRef
 from django_mysqlqueue.service.publishing import queue_alias
-from django_mysqlqueue.service.transactions import bounded
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import bounded
 
-if TYPE_CHECKING:
-    from django_mysqlqueue.admin.dashboard import DashboardAdmin
-
-OPERATE = "django_mysqlqueue.operate_dashboard"
-SEE_PAYLOADS = "django_mysqlqueue.see_payloads"
 PAGE_ROWS = 50
 """Rows of a list on one page."""
 
@@ -55,7 +50,7 @@ class Page:
     live: ClassVar[bool] = True
     """Whether it refreshes itself."""
 
-    def __init__(self, dashboard: DashboardAdmin, request: HttpRequest) -> None:
+    def __init__(self, dashboard: DashboardContext, request: HttpRequest) -> None:
         self.dashboard = dashboard
         self.request = request
         self.using = queue_alias()
@@ -120,52 +115,11 @@ class Page:
 
     def _response(self, found: dict[str, Any], status: int = 200, problem: str = "") -> TemplateResponse:
         context = {
-            **self.dashboard.admin_site.each_context(self.request),
             **found,
             "title": self.heading(),
-            "opts": self.dashboard.opts,
             "page": self,
             "problem": problem,
-            "menu": self.dashboard.menu(),
             "may_operate": may_operate(self.request),
             "may_see_payloads": may_see_payloads(self.request),
         }
-        self.request.current_app = self.dashboard.admin_site.name
-        response = TemplateResponse(
-            self.request, f"admin/django_mysqlqueue/dashboard/{self.template}", context, status=status
-        )
-        response["Cache-Control"] = "no-store"
-        return response
-
-
-def may_operate(request: HttpRequest) -> bool:
-    """Whether the user may change anything."""
-    return request.user.has_perm(OPERATE)
-
-
-def may_see_payloads(request: HttpRequest) -> bool:
-    """Whether the user may read payloads and metadata."""
-    return request.user.has_perm(SEE_PAYLOADS)
-
-
-def may_search_errors(request: HttpRequest) -> bool:
-    """Whether the user may search error texts.
-
-    They are searched as they are stored: with ``REDACT`` set, text that it hides
-    could be guessed, one search after another.
-    """
-    return get_settings().redact is None or may_see_payloads(request)
-
-
-def search_refused() -> str:
-    """What is said to who may not search error texts."""
-    return _(
-        "You cannot filter by error text: it is searched as it is stored, and REDACT hides parts of it. That needs the "
-        "permission to see payloads. Nothing was changed."
-    )
-
-
-def demand(allowed: bool) -> None:  # noqa: FBT001
-    """403 for who may not."""
-    if not allowed:
-        raise PermissionDenied
+        return self.dashboard.response(self.request, self.template, context, status)

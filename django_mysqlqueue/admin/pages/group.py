@@ -12,10 +12,13 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.words import age, last_line, moment, redacted
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.service import browsing, overview, problems
-from django_mysqlqueue.service.browsing import Partition
-from django_mysqlqueue.service.overview import Count, GroupOverview, QueueOverview
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.inspection import overview, partitions, problems
+from django_mysqlqueue.inspection.bounds import PAGES
+from django_mysqlqueue.inspection.outbox import read_outbox
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection.partitions import Partition
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.sql.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class GroupPage(Page):
         if ref is None:
             raise BadQuery(_("No group is named: group and topic are needed."))
         thresholds = get_settings().health
-        group = overview.one_group(self.using, ref, lease_ms=self.lease_ms, window=thresholds.window)
+        group = overview.one_group(self.using, ref, lease_ms=self.lease_ms, bounds=PAGES, window=thresholds.window)
         if group is None:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
         session = Session(self.using)
@@ -55,14 +58,14 @@ class GroupPage(Page):
         order = "key" if self.text("order") == "key" or self.text("prefix") or self.text("after") else "oldest"
         prefix = self.text("prefix") or ""
         if order == "oldest":
-            found = browsing.at(session, ref, [head.key for head in group.heads], start=group.start_offset)
+            found = partitions.at(session, ref, [head.key for head in group.heads], start=group.start_offset)
         else:
             after = self.request.GET.get("after")
-            found = browsing.partitions(
+            found = partitions.partitions(
                 session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS
             )
         live = {row.name for row in group.live}
-        outbox = overview.outbox(session, now)
+        outbox = read_outbox(session, now)
         whole = QueueOverview(now, 0, 0, outbox, (group,), Count(0), window=thresholds.window)
         return {
             "group": group,
@@ -80,7 +83,7 @@ class GroupPage(Page):
         head = partition.head
         oldest = next_at = error = ""
         if head is not None:
-            oldest = age(max(0, now - group.waiting_since(head)) / 1000)
+            oldest = age(max(0, now - group.waiting_since(head.published_at)) / 1000)
             error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
             if not head.delivered_by and head.invisible_until > now:
                 next_at = age((head.invisible_until - now) / 1000)

@@ -12,30 +12,22 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.admin import contents
-from django_mysqlqueue.admin.pages.base import (
-    PAGE_ROWS,
-    BadQuery,
-    Page,
-    Refused,
-    may_search_errors,
-    may_see_payloads,
-    search_refused,
-    url,
-)
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, Refused
+from django_mysqlqueue.admin.permissions import may_search_errors, may_see_payloads, search_refused
 from django_mysqlqueue.admin.words import last_line, moment, redacted, redacted_line
+from django_mysqlqueue.inspection import dead_letters
+from django_mysqlqueue.inspection.dead_letters import ErrorKind, FullLetter, Happening, ListedLetter
 from django_mysqlqueue.models import DeliveryEvent
-from django_mysqlqueue.service import letters
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
-from django_mysqlqueue.service.letters import ErrorKind, FullLetter, Happening, ListedLetter
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 
 KINDS_SHOWN = 10
 RELATED_LOOKED_UP = 20
 """So many messages that others became are looked up."""
-ERROR_SHOWN = letters.LINE
+ERROR_SHOWN = dead_letters.LINE
 
 Outcome = DeliveryEvent.Outcome
 GOOD = {Outcome.ACKED, Outcome.REDRIVEN, Outcome.REPLACED}
@@ -68,10 +60,10 @@ class DeadLettersPage(Page):
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
-        topics = letters.dlq_topics(session)
+        topics = dead_letters.dlq_topics(session)
         wanted = self.text("topic")
         if wanted is not None:
-            topic = names.dlq_topic(wanted)
+            topic = naming.dlq_topic(wanted)
         elif topics:
             topic = max(topics, key=lambda one: one[1].value)[0]
         else:
@@ -85,11 +77,11 @@ class DeadLettersPage(Page):
         if until is not None:
             until += 999  # it has no more than seconds: the whole one is meant
         before = self.number("before")
-        found = letters.look(session, Letters(topic, group=group, error=error, since=since, until=until))
+        found = dead_letters.look(session, DeadLetterFilter(topic, group=group, error=error, since=since, until=until))
         rest = [offset for offset in found.offsets if before is None or offset < before]
-        kinds = letters.kinds(session, found)
+        kinds = dead_letters.kinds(session, found)
         registered = registered_refs(self.using)
-        groups = {ref.group for ref in registered if ref.topic != topic and names.dlq_topic(ref.topic) == topic}
+        groups = {ref.group for ref in registered if ref.topic != topic and naming.dlq_topic(ref.topic) == topic}
         return {
             "topics": topics,
             "topic": topic,
@@ -105,14 +97,14 @@ class DeadLettersPage(Page):
             "until": until,
             "found": found,
             "upto": found.offsets[0] if found.offsets else None,
-            "looked": f"{letters.LOOKED:,}",
-            "rows": [self._row(letter) for letter in letters.at(session, rest[:PAGE_ROWS])],
+            "looked": f"{dead_letters.LOOKED:,}",
+            "rows": [self._row(letter) for letter in dead_letters.at(session, rest[:PAGE_ROWS])],
             "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
             "is_first": before is None,
             "kinds": [self._kind(kind, may_search=may_search) for kind in kinds[:KINDS_SHOWN]],
             "more_kinds": max(0, len(kinds) - KINDS_SHOWN),
-            "errors_read": f"{letters.ERRORS_READ:,}",
-            "told_apart": len(found.offsets) > letters.ERRORS_READ,
+            "errors_read": f"{dead_letters.ERRORS_READ:,}",
+            "told_apart": len(found.offsets) > dead_letters.ERRORS_READ,
             "readers": [ref for ref in registered if ref.topic == topic],
         }
 
@@ -137,7 +129,7 @@ class DeadLettersPage(Page):
 
     @staticmethod
     def _row(letter: ListedLetter) -> Row:
-        error = redacted_line(last_line(letter.error), topic=letter.ref.topic, cut=letters.is_cut(letter.error))
+        error = redacted_line(last_line(letter.error), topic=letter.ref.topic, cut=dead_letters.is_cut(letter.error))
         return Row(letter, moment(letter.failed_at), error)
 
     @staticmethod
@@ -174,8 +166,8 @@ class DeadLetterPage(Page):
         if offset is None:
             raise BadQuery(_("No dead letter is named: an offset is needed."))
         session = Session(self.using)
-        letter = letters.one(session, offset)
-        events = letters.recorded(session, [offset] if letter is None else [offset, letter.listed.original_offset])
+        letter = dead_letters.one(session, offset)
+        events = dead_letters.recorded(session, [offset] if letter is None else [offset, letter.listed.original_offset])
         # What operators did with the letter, and what the group that failed did with the message.
         operators = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
         events = [
@@ -214,7 +206,7 @@ class DeadLetterPage(Page):
                 left -= 1
                 link = self._related(session, event)
             # The whole line goes through REDACT: an end of it may be a part of what it looks for.
-            topic = names.first_topic(event.ref.topic)
+            topic = naming.first_topic(event.ref.topic)
             error = redacted(last_line(event.error), topic=topic, kind="error")[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
@@ -223,8 +215,8 @@ class DeadLetterPage(Page):
 
     def _related(self, session: Session, event: Happening) -> str:
         became_letter = event.outcome == Outcome.DEAD_LETTERED
-        topic = names.dlq_topic(event.ref.topic) if became_letter else names.first_topic(event.ref.topic)
-        offset = letters.place(session, topic, event.key, event.related_id)
+        topic = naming.dlq_topic(event.ref.topic) if became_letter else naming.first_topic(event.ref.topic)
+        offset = dead_letters.place(session, topic, event.key, event.related_id)
         if offset is None:
             return ""
-        return url(self.dashboard.admin_site.name, "deadletter" if became_letter else "message", offset=offset)
+        return self.dashboard.url("deadletter" if became_letter else "message", offset=offset)

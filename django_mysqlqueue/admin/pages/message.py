@@ -10,9 +10,10 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.admin.charts import duration
-from django_mysqlqueue.admin.pages.base import BadQuery, Page, may_see_payloads, url
+from django_mysqlqueue.admin.pages.base import BadQuery, Page
+from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.admin.words import (
     SHOWN_CHARACTERS,
     age,
@@ -23,11 +24,12 @@ from django_mysqlqueue.admin.words import (
     redacted,
 )
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import log_entries, message_history
+from django_mysqlqueue.inspection.message_history import Content, Recorded, State
+from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
-from django_mysqlqueue.service import lives, logbook, overview
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.lives import Content, Recorded, State
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 
 Outcome = DeliveryEvent.Outcome
 BY_OPERATORS = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
@@ -85,8 +87,8 @@ class MessagePage(Page):
         if offset is None:
             return {"offset": "", "named": False}
         session = Session(self.using)
-        found = lives.content(session, offset, most=SHOWN_CHARACTERS)
-        events, more_events = lives.recorded(session, offset)
+        found = message_history.content(session, offset, most=SHOWN_CHARACTERS)
+        events, more_events = message_history.recorded(session, offset)
         if found is None and not events:
             raise BadQuery(
                 _(
@@ -96,7 +98,7 @@ class MessagePage(Page):
                 % {"offset": offset}
             )
         self._topic = found.entry.topic if found else events[0].ref.topic
-        self._made = lives.made_of(session, events)
+        self._made = message_history.made_of(session, events)
         self._now = session.now()
         return {
             "offset": offset,
@@ -109,7 +111,7 @@ class MessagePage(Page):
             "lives": list(self._lives(session, offset, found, events)),
             "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
             "more_events": more_events,
-            "shown_events": lives.EVENTS_READ,
+            "shown_events": message_history.EVENTS_READ,
             "first_steps": self._first_steps(found),
             **(self._said(found) if found else {}),
         }
@@ -151,8 +153,8 @@ class MessagePage(Page):
             links.append(Step(text, link=original, link_text=_("Look at the original")))
         if found.replaces:
             text = _("An operator sent it in the place of the message %(id)s.") % {"id": found.replaces}
-            topic = names.first_topic(entry.topic)
-            places = logbook.at_ids(session, [(topic, entry.key, found.replaces)])
+            topic = naming.first_topic(entry.topic)
+            places = log_entries.at_ids(session, [(topic, entry.key, found.replaces)])
             links += [
                 Step(text, link=self._to("message", offset=place), link_text=_("Look at the original"))
                 for place in places.values()
@@ -164,7 +166,7 @@ class MessagePage(Page):
         return links
 
     def _to(self, name: str, **parameters: object) -> str:
-        return url(self.dashboard.admin_site.name, name, **parameters)
+        return self.dashboard.url(name, **parameters)
 
     def _letter(self, offset: int) -> str:
         return self._to("deadletter", offset=offset)
@@ -186,7 +188,7 @@ class MessagePage(Page):
         for event in events:
             if event.outcome not in BY_OPERATORS:
                 of_group.setdefault(event.ref, []).append(event)
-        states = lives.states(session, found.entry) if found else []
+        states = message_history.states(session, found.entry) if found else []
         live = self._live(session) if states else {}
         for state in states:
             mine = of_group.pop(state.ref, [])
@@ -198,7 +200,7 @@ class MessagePage(Page):
             yield Life(ref, str(tag), css, steps)
 
     def _live(self, session: Session) -> dict[GroupRef, set[str]]:
-        subscribers = overview.read_subscribers(session, lease_ms=self.lease_ms)
+        subscribers = read_subscribers(session, lease_ms=self.lease_ms)
         return {ref: {row.name for row in rows if row.live} for ref, rows in subscribers.items()}
 
     def _life(
@@ -231,7 +233,7 @@ class MessagePage(Page):
         if state.standing == "waits" and state.until > self._now and found is not None:
             retry = json.dumps([found.entry.key, offset])
         held = state.standing == "in_flight" and state.held_by in live
-        may_give_up = state.standing in ("waits", "in_flight") and not held and not names.is_dlq(state.ref.topic)
+        may_give_up = state.standing in ("waits", "in_flight") and not held and not naming.is_dlq(state.ref.topic)
         return Life(state.ref, tag, css, steps, self._unknown(state, ended), retry, may_give_up)
 
     def _steps(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
@@ -278,7 +280,7 @@ class MessagePage(Page):
 
     def _after_letter(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
         """Where it went on, when its dead letter has gone."""
-        onwards = lives.successors(session, event.ref, event.key, offset, found)
+        onwards = message_history.successors(session, event.ref, event.key, offset, found)
         for one in onwards:
             text = _("%(by)s edited and redrove it: it went on as message %(offset)s.")
             if one.outcome == Outcome.REDRIVEN:

@@ -12,9 +12,10 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.words import age, moment
-from django_mysqlqueue.service import logbook, topics
-from django_mysqlqueue.service.logbook import Entry, Listing
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.inspection import log_entries
+from django_mysqlqueue.inspection.log_entries import Entry, Listing
+from django_mysqlqueue.service import log
+from django_mysqlqueue.sql.session import Session
 
 FILTERS = ("topic", "key", "keyed", "offset", "time", "id")
 
@@ -39,7 +40,7 @@ class MessagesPage(Page):
         topic, key, message_id = self.text("topic"), self._key(), self.text("id")
         said, is_newest, upwards = "", True, False
         if message_id is not None:
-            found = logbook.by_id(session, message_id, topic=topic, key=key)
+            found = log_entries.by_id(session, message_id, topic=topic, key=key)
             listing = Listing(found.entries, None, None)
             if not found.entries:
                 said = self._nowhere(found, named=key is not None)
@@ -48,7 +49,7 @@ class MessagesPage(Page):
             if before is None and after is None:
                 before = self._start(session)
             is_newest, upwards = before is None and after is None, after is not None
-            listing = logbook.page(session, topic=topic, key=key, before=before, after=after, limit=PAGE_ROWS)
+            listing = log_entries.page(session, topic=topic, key=key, before=before, after=after, limit=PAGE_ROWS)
             if listing.looked:
                 values = {"first": listing.looked[0], "last": listing.looked[1]}
                 said = _("This topic has many partitions: only offsets %(first)s to %(last)s were looked at.") % values
@@ -60,7 +61,7 @@ class MessagesPage(Page):
             "upwards": upwards,
             "said": said,
             "searched": message_id is not None,
-            "topics": topics.all_topics(session),
+            "topics": log.all_topics(session),
             "topic": topic or "",
             "key": key,
             "filtered": any(self.text(name) for name in FILTERS),
@@ -81,10 +82,10 @@ class MessagesPage(Page):
         starts = []
         offset = self.number("offset")
         if offset is not None:
-            starts.append(min(offset + 1, logbook.LAST))
+            starts.append(min(offset + 1, log_entries.LAST))
         at = self._time()
         if at is not None:
-            starts.append(logbook.first_since(session, at))
+            starts.append(log.first_since(session, at))
         return min(starts, default=None)
 
     def _time(self) -> int | None:
@@ -104,13 +105,13 @@ class MessagesPage(Page):
         return int(seconds * 1000) + 1000
 
     @staticmethod
-    def _nowhere(found: logbook.Found, *, named: bool) -> str:
+    def _nowhere(found: log_entries.Found, *, named: bool) -> str:
         said = [_("No message of this id is in the log.")]
         if not named:
             text = _("It was looked for in every partition.")
             if not found.complete:
                 text = _("It was looked for in %(number)s partitions; there are more.") % {
-                    "number": f"{logbook.PARTITIONS:,}"
+                    "number": f"{log_entries.PARTITIONS:,}"
                 }
             said.append(text)
         if found.looked:

@@ -13,14 +13,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import charts
-from django_mysqlqueue.admin.pages.base import Page, url
+from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.words import age
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.service import overview, problems, rollups
-from django_mysqlqueue.service.overview import GroupOverview
-from django_mysqlqueue.service.problems import Problem
+from django_mysqlqueue.inspection import overview, problems
+from django_mysqlqueue.inspection.bounds import PAGES
+from django_mysqlqueue.inspection.overview import GroupOverview
+from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 
 SPARK_MINUTES = 30
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
@@ -65,7 +67,7 @@ class OverviewPage(Page):
 
     def context(self) -> dict[str, Any]:
         thresholds = get_settings().health
-        found = overview.read(self.using, lease_ms=self.lease_ms, window=thresholds.window)
+        found = overview.read(self.using, lease_ms=self.lease_ms, bounds=PAGES, window=thresholds.window)
         session = Session(self.using)
         span = self.text("span")
         span = span if span in SPANS else "hour"
@@ -101,7 +103,7 @@ class OverviewPage(Page):
         ]
 
     def _to(self, name: str, **parameters: object) -> str:
-        return url(self.dashboard.admin_site.name, name, **parameters)
+        return self.dashboard.url(name, **parameters)
 
     def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> Row:
         counts = dict.fromkeys(range(SPARK_MINUTES), 0)

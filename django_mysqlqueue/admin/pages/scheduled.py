@@ -9,13 +9,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import contents
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, may_see_payloads
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.admin.words import age, moment
-from django_mysqlqueue.service import timetable
-from django_mysqlqueue.service.overview import Count
-from django_mysqlqueue.service.rescheduling import Scheduled
-from django_mysqlqueue.service.timetable import Content
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.inspection import scheduled
+from django_mysqlqueue.inspection.scheduled import Content, Scheduled
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.sql.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class ScheduledPage(Page):
         session = Session(self.using)
         now = session.now()
         topic = self.text("topic")
-        found = timetable.page(session, topic=topic, after=self._after(), limit=PAGE_ROWS)
+        found = scheduled.page(session, topic=topic, after=self._after(), limit=PAGE_ROWS)
         said: dict[int, Content] = {}
         if may_see_payloads(self.request):
-            said = timetable.contents(session, [row.outbox_id for row in found.rows])
-        topics = timetable.topics(session)
+            said = scheduled.contents(session, [row.outbox_id for row in found.rows])
+        topics = scheduled.topics(session)
         if topic is not None and topic not in dict(topics):
             topics.append((topic, Count(0)))
         return {
@@ -52,7 +52,7 @@ class ScheduledPage(Page):
             "topic": topic or "",
             "rows": [self._row(message, now, said.get(message.outbox_id)) for message in found.rows],
             "whole": found.whole,
-            "looked": f"{timetable.LOOKED:,}",
+            "looked": f"{scheduled.LOOKED:,}",
             "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
             "order": None,
             "is_first": not self.text("after"),

@@ -10,14 +10,16 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.words import age, moment
-from django_mysqlqueue.service import browsing, overview
-from django_mysqlqueue.service.browsing import InFlight, LeaseRow
-from django_mysqlqueue.service.groups import GroupRef, registered_refs
+from django_mysqlqueue.inspection import partitions
+from django_mysqlqueue.inspection.partitions import InFlight, LeaseRow
+from django_mysqlqueue.inspection.subscribers import read_subscribers
+from django_mysqlqueue.service.groups import registered_refs
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 
 SHOWN_IN_FLIGHT = 200
 
@@ -47,13 +49,10 @@ class InFlightPage(Page):
         refs = registered_refs(self.using)
         found: list[InFlight] = []
         for one in refs if ref is None else [ref]:
-            found += browsing.in_flight(session, one, subscriber=self.text("subscriber"), limit=SHOWN_IN_FLIGHT)
+            found += partitions.in_flight(session, one, subscriber=self.text("subscriber"), limit=SHOWN_IN_FLIGHT)
         found.sort(key=lambda delivery: delivery.since)
         live = {
-            row.name
-            for rows in overview.read_subscribers(session, lease_ms=self.lease_ms).values()
-            for row in rows
-            if row.live
+            row.name for rows in read_subscribers(session, lease_ms=self.lease_ms).values() for row in rows if row.live
         }
         return {
             "rows": [self._row(delivery, now, live) for delivery in found[:SHOWN_IN_FLIGHT]],
@@ -75,7 +74,7 @@ class InFlightPage(Page):
             age(max(0, now - delivery.since) / 1000),
             until,
             delivery.subscriber in live,
-            delivery.subscriber not in live and not names.is_dlq(delivery.ref.topic),
+            delivery.subscriber not in live and not naming.is_dlq(delivery.ref.topic),
         )
 
 
@@ -101,14 +100,14 @@ class SubscribersPage(Page):
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
         now = session.now()
-        shares = browsing.shares(session)
+        shares = partitions.shares(session)
         owned: dict[GroupRef, int] = {}
         waiting: dict[GroupRef, int] = {}
         for (owner, ref), number in shares.items():
             place = owned if owner else waiting
             place[ref] = place.get(ref, 0) + number
         workers: dict[str, Worker] = {}
-        rows = overview.read_subscribers(session, lease_ms=self.lease_ms)
+        rows = read_subscribers(session, lease_ms=self.lease_ms)
         for row in sorted((row for found in rows.values() for row in found), key=lambda row: (not row.live, row.name)):
             subset = "" if row.subset == EVERYTHING else str(row.subset)
             seen = age(max(0, now - row.heartbeat_at) / 1000)
@@ -150,8 +149,8 @@ class LeasesPage(Page):
         owner = self.text("owner")
         if self.text("unowned"):
             owner = ""
-        found = browsing.leases(session, ref=ref, owner=owner, after=after, limit=PAGE_ROWS)  # type: ignore[arg-type]
-        subscribers = overview.read_subscribers(session, lease_ms=self.lease_ms)
+        found = partitions.leases(session, ref=ref, owner=owner, after=after, limit=PAGE_ROWS)  # type: ignore[arg-type]
+        subscribers = read_subscribers(session, lease_ms=self.lease_ms)
         live = {row.name for rows in subscribers.values() for row in rows if row.live}
         last = found[-1] if len(found) == PAGE_ROWS else None
         return {

@@ -8,7 +8,7 @@ from django.core.management.base import CommandParser
 
 from django_mysqlqueue.management.commands.queuescheduled import LEFT_ALONE, ScheduledCommand, left_alone
 from django_mysqlqueue.management.operations import Plan, counted, who
-from django_mysqlqueue.service import rescheduling
+from django_mysqlqueue.operations import rescheduling
 
 
 class Command(ScheduledCommand):

@@ -6,9 +6,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
 from django_mysqlqueue.management.operations import OperationCommand, Plan, Progress, add_group, counted, group_of, who
-from django_mysqlqueue.service import dead_lettering
+from django_mysqlqueue.operations import dead_lettering
 
 
 class Command(OperationCommand):
@@ -28,7 +28,7 @@ class Command(OperationCommand):
     def plan(self, using: str, options: dict[str, Any]) -> Plan:
         ref = group_of(using, options).ref
         found = dead_lettering.find(using, ref, options["offset"])
-        dlq = names.dlq_topic(ref.topic)
+        dlq = naming.dlq_topic(ref.topic)
         summary = [
             f"{counted(len(found), 'message')} of the group {ref} will be dead-lettered to {dlq}:",
             *(f"  message {one.offset}: {counted(one.failed, 'failed attempt')}" for one in found),

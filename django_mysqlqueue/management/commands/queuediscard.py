@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.management.commands.queueredrive import LettersCommand
 from django_mysqlqueue.management.operations import Plan, Progress, counted, who
-from django_mysqlqueue.service import redriving
+from django_mysqlqueue.operations import redriving
 
 
 class Command(LettersCommand):

@@ -8,8 +8,9 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.operations import COUNTED, OperationCommand, Plan, add_group, counted, group_of, who
-from django_mysqlqueue.service import dropping, heartbeats, retention, seeking
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import dropping, seeking
+from django_mysqlqueue.service import heartbeats, retention
+from django_mysqlqueue.sql.session import Session
 
 
 class Command(OperationCommand):

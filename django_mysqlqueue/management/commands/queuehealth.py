@@ -10,11 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.inspection import health
+from django_mysqlqueue.inspection.health import Finding, Limits, Report
 from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.service import health
-from django_mysqlqueue.service.health import Finding, Limits, Report
-from django_mysqlqueue.service.overview import Count, total
-from django_mysqlqueue.service.transactions import READ_SECONDS
+from django_mysqlqueue.service.counts import Count, total
+from django_mysqlqueue.sql.connection import READ_SECONDS
 
 
 class Command(QueueCommand):

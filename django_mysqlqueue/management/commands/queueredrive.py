@@ -6,7 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_mysqlqueue import names
+from django_mysqlqueue import naming
+from django_mysqlqueue.inspection.dead_letters import count_by_group
 from django_mysqlqueue.management.operations import (
     COUNTED,
     OperationCommand,
@@ -19,10 +20,11 @@ from django_mysqlqueue.management.operations import (
     moment,
     who,
 )
-from django_mysqlqueue.service import groups, overview, redriving
-from django_mysqlqueue.service.groups import GroupRef
-from django_mysqlqueue.service.redriving import Letters
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service import dead_letters, groups
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 
 
 class LettersCommand(OperationCommand):
@@ -38,7 +40,7 @@ class LettersCommand(OperationCommand):
         parser.add_argument("--until", metavar="WHEN", help="only those that failed then or earlier")
         parser.add_argument("--limit", type=int, metavar="N", help="at most so many")
 
-    def letters(self, using: str, options: dict[str, Any]) -> Letters:
+    def letters(self, using: str, options: dict[str, Any]) -> DeadLetterFilter:
         """The selection that the arguments name.
 
         Raises:
@@ -50,11 +52,11 @@ class LettersCommand(OperationCommand):
         if options["group"] is not None:
             _check_group(using, topic, options["group"])
         if options["offset"]:
-            named = Letters(topic, offsets=tuple(options["offset"]))
-            pages = redriving.pages(Session(using), named, size=redriving.BATCH)
+            named = DeadLetterFilter(topic, offsets=tuple(options["offset"]))
+            pages = dead_letters.matching_offsets(Session(using), named, size=redriving.BATCH)
             text = f"There is no dead letter of {topic} at these offsets: {{}}."
             check_known(text, options["offset"], {offset for page in pages for offset in page})
-        return Letters(
+        return DeadLetterFilter(
             topic,
             offsets=tuple(options["offset"]) if options["offset"] else None,
             group=options["group"],
@@ -63,23 +65,25 @@ class LettersCommand(OperationCommand):
             until=None if options["until"] is None else moment(options["until"]),
         )
 
-    def total(self, using: str, letters: Letters, options: dict[str, Any]) -> int:
+    def total(self, using: str, letters: DeadLetterFilter, options: dict[str, Any]) -> int:
         found = redriving.count(using, letters, most=COUNTED)
         return found if options["limit"] is None else min(found, options["limit"])
 
     @staticmethod
-    def nothing(letters: Letters) -> str:
+    def nothing(letters: DeadLetterFilter) -> str:
         """Why nothing was changed."""
         return f"no dead letter of {letters.topic} matches."
 
 
 def _check_group(using: str, dlq_topic: str, group: str) -> None:
     """A group of the topic, or one that has failed a message of it and is not registered any more."""
-    topic = names.first_topic(dlq_topic)
-    if groups.find(using, GroupRef(group, topic)) or redriving.count(using, Letters(dlq_topic, group=group), most=1):
+    topic = naming.first_topic(dlq_topic)
+    if groups.find(using, GroupRef(group, topic)) or redriving.count(
+        using, DeadLetterFilter(dlq_topic, group=group), most=1
+    ):
         return
     known = {ref.group for ref in groups.registered_refs(using) if ref.topic == topic}
-    known |= {ref.group for _, ref in overview.dead_letters(Session(using), 0, [dlq_topic])}
+    known |= {ref.group for _, ref in count_by_group(Session(using), 0, [dlq_topic])}
     raise CommandError(
         f"There is no group {group!r} of {topic!r}, and {dlq_topic} has no dead letters of a former one. "
         f"Groups: {did_you_mean(group, sorted(known))}"

@@ -17,7 +17,7 @@ from django_mysqlqueue.management.operations import (
 )
 from django_mysqlqueue.management.operations import group_of as registered_group
 from django_mysqlqueue.service import heartbeats, leasing
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.sql.session import Session
 
 
 class Command(OperationCommand):

@@ -17,7 +17,7 @@ from django_mysqlqueue.management.operations import (
     group_of,
     who,
 )
-from django_mysqlqueue.service import retrying
+from django_mysqlqueue.operations import retrying
 
 
 class Command(OperationCommand):

@@ -10,9 +10,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils import timezone
 
+from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.management.operations import OperationCommand, Plan, check_topics, counted, moment, who
-from django_mysqlqueue.service import rescheduling, scheduling
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.operations import rescheduling
+from django_mysqlqueue.service import scheduling
+from django_mysqlqueue.sql.session import Session
 
 
 class ScheduledCommand(OperationCommand):
@@ -88,7 +90,7 @@ class Command(ScheduledCommand):
     def _list(self, using: str, options: dict[str, Any]) -> None:
         if options["limit"] < 1:
             raise CommandError(f"--limit {options['limit']}: must be at least 1.")
-        found = rescheduling.scheduled(using, topic=options["topic"], limit=options["limit"])
+        found = scheduled.next_scheduled(using, topic=options["topic"], limit=options["limit"])
         if not found and options["topic"] is not None:
             check_topics(using, [options["topic"]])
         if options["format"] == "json":
@@ -100,7 +102,7 @@ class Command(ScheduledCommand):
             at = timezone.localtime(datetime.datetime.fromtimestamp(one.deliver_at / 1000, datetime.UTC))
             self.stdout.write(f"{at.isoformat(' ', 'seconds')}  {one.topic}  {one.message_id}")
 
-    def _print_json(self, using: str, found: Sequence[rescheduling.Scheduled]) -> None:
+    def _print_json(self, using: str, found: Sequence[scheduled.Scheduled]) -> None:
         rows = [
             {
                 "topic": one.topic,

@@ -17,7 +17,7 @@ from django_mysqlqueue.management.operations import (
     moment,
     who,
 )
-from django_mysqlqueue.service import seeking
+from django_mysqlqueue.operations import seeking
 
 
 class Command(OperationCommand):

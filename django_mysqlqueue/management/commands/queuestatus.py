@@ -1,50 +1,65 @@
-"""``manage.py queuestatus``: what is in the queue, who works on it, what is stuck."""
+"""``manage.py queuestatus``: shows topics, groups and problems."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
-
-from django.core.management.base import CommandParser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import overview, partitions, problems
+from django_mysqlqueue.inspection.bounds import EXACT
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.service import problems, stats
-from django_mysqlqueue.service.overview import Count
-from django_mysqlqueue.service.stats import GroupStatus, QueueStatus
-from django_mysqlqueue.service.transactions import Session
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING
+from django_mysqlqueue.sql.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the command shows."""
+
+    queue: QueueOverview
+    topics: Sequence[TopicOverview]
+    leases: dict[GroupRef, dict[str, int]]
+    """Of each group: partitions by owner; '' is nobody."""
+    problems: Sequence[Problem]
 
 
 class Command(QueueCommand):
+    help = "Show topics, consumer groups, their backlogs, dead letters, leases and problems."
     # It counts exactly, so it walks the log, however long that is.
-    read_timeout = 600.0
-    help = "Shows topics, groups, lag, what is in flight, dead letters and owners."
+    read_timeout: ClassVar[float] = 600.0
 
-    def add_arguments(self, parser: CommandParser) -> None:
+    def add_arguments(self, parser: Any) -> None:
         super().add_arguments(parser)
         parser.add_argument("--format", choices=("text", "json"), default="text")
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        status = stats.status(using, lease_ms=int(get_settings().lease_duration * 1000))
+        status = read_status(using)
         if options["format"] == "json":
-            self.stdout.write(json.dumps({"database": using, **dataclasses.asdict(status)}, indent=2))
-            return
-        self._text(using, status)
+            self.stdout.write(json.dumps(_as_json(using, status), indent=2))
+        else:
+            self._text(using, status)
 
-    def _text(self, using: str, status: QueueStatus) -> None:
+    def _text(self, using: str, status: Status) -> None:
         heading = self.style.MIGRATE_HEADING
-        ago = f"{(status.now - status.sequenced_at) / 1000:.1f} s ago" if status.sequenced_at else "never"
-        waiting = sum(one.waiting for one in status.topics)
-        since = min((one.waiting_since for one in status.topics if one.waiting_since is not None), default=None)
-        outbox = ""
-        if waiting and since is not None:
-            oldest = _age(max(0, status.now - since) / 1000)
-            outbox = f", {_count(waiting, 'message')} in the outbox (the oldest for {oldest}; no lag counts them)"
+        queue = status.queue
+        ago = f"{(queue.now - queue.sequenced_at) / 1000:.1f} s ago" if queue.sequenced_at else "never"
+        outbox, since = "", queue.outbox.waiting_since
+        if since is not None:
+            oldest = _age(max(0, queue.now - since) / 1000)
+            waiting = _count(queue.outbox.waiting.value, "message")
+            outbox = f", {waiting} in the outbox (the oldest for {oldest}; no lag counts them)"
         self.stdout.write(
-            f"Queue on the database {using!r}: last offset {status.last_offset}, sequenced {ago}{outbox}.\n"
+            f"Queue on the database {using!r}: last offset {queue.last_offset}, sequenced {ago}{outbox}.\n"
         )
-        if not status.topics and not status.groups:
+        if not status.topics and not queue.groups:
             self.stdout.write("It is empty: no message, no group.")
             return
         self.stdout.write(heading("Topics"))
@@ -58,41 +73,33 @@ class Command(QueueCommand):
             ("group", "topic", "mode", "lag", "oldest", "in flight", "retrying", "dead", "subscribers"),
             [
                 (
-                    one.group,
-                    one.topic,
+                    one.ref.group,
+                    one.ref.topic,
                     one.mode + (" (paused)" if one.paused else ""),
-                    one.lag,
-                    "-" if one.oldest_unacked_age is None else _age(one.oldest_unacked_age),
-                    one.in_flight,
-                    one.retrying,
-                    one.dead_letters,
-                    len(one.subscribers),
+                    one.lag.value,
+                    "-" if one.oldest_at is None else _age(max(0, queue.now - one.oldest_at) / 1000),
+                    one.in_flight.value,
+                    one.retrying.value,
+                    one.dead_letters.value,
+                    len(one.live),
                 )
-                for one in status.groups
+                for one in queue.groups
             ],
         )
         owners = [
-            (one.group, one.topic, owner or "(nobody)", count)
-            for one in status.groups
-            for owner, count in sorted(one.partitions_owned.items())
+            (*ref, owner or "(nobody)", count)
+            for ref, shares in sorted(status.leases.items())
+            for owner, count in sorted(shares.items())
         ]
         if owners:
             self.stdout.write("")
             self.stdout.write(heading("Leases"))
             self._table(("group", "topic", "owner", "partitions"), owners)
-        found = [text for one in status.groups for text in _problems(one)]
-        stalled = problems.of_outbox(status.now, Count(waiting), since, status.sequenced_at)
-        if waiting and not any(one.subscribers for one in status.groups):
-            found.insert(0, f"{_count(waiting, 'message')} in the outbox, and no subscriber runs.")
-        elif stalled is not None:
-            found.insert(0, stalled.text)
-        topics = [one.topic for one in status.topics]
-        found += [one.text for one in problems.groupless_topics(Session(using), topics, status.now)]
-        if found:
+        if status.problems:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))
-            for text in found:
-                self.stdout.write(self.style.WARNING(f"  {text}"))
+            for problem in status.problems:
+                self.stdout.write(self.style.WARNING(f"  {problem.text}"))
 
     def _table(self, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
         cells = [header, *[tuple(str(value) for value in row) for row in rows]]
@@ -106,6 +113,60 @@ class Command(QueueCommand):
             self.stdout.write(f"  {line.rstrip()}")
 
 
+def read_status(using: str) -> Status:
+    """Reads the whole state, counted to the end."""
+    settings = get_settings()
+    session = Session(using)
+    thresholds = settings.health
+    queue = overview.read(using, lease_ms=int(settings.lease_duration * 1000), bounds=EXACT, window=thresholds.window)
+    leases: dict[GroupRef, dict[str, int]] = {}
+    for (owner, ref), count in partitions.shares(session).items():
+        leases.setdefault(ref, {})[owner] = count
+    return Status(queue, read_topics(session, queue.now), leases, problems.find(using, queue, thresholds))
+
+
+def _as_json(using: str, status: Status) -> dict[str, Any]:
+    queue = status.queue
+    return {
+        "database": using,
+        "now": queue.now,
+        "last_offset": queue.last_offset,
+        "sequenced_at": queue.sequenced_at,
+        "topics": [dataclasses.asdict(topic) for topic in status.topics],
+        "groups": [_group(group, queue.now, status.leases.get(group.ref, {})) for group in queue.groups],
+        "problems": [
+            {
+                "severity": one.severity,
+                "kind": one.kind,
+                "text": one.text,
+                "group": one.ref.group if one.ref else None,
+                "topic": one.ref.topic if one.ref else one.topic,
+                "partition": one.key,
+                "offset": one.offset,
+                "subscriber": one.subscriber,
+            }
+            for one in status.problems
+        ],
+    }
+
+
+def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, Any]:
+    return {
+        "group": group.ref.group,
+        "topic": group.ref.topic,
+        "mode": group.mode,
+        "paused": group.paused,
+        "lag": group.lag.value,
+        "oldest_unacked_age": None if group.oldest_at is None else max(0.0, (now - group.oldest_at) / 1000),
+        "in_flight": group.in_flight.value,
+        "retrying": group.retrying.value,
+        "dead_letters": group.dead_letters.value,
+        "subscribers": [one.name for one in group.live],
+        "subsets": {one.name: str(one.subset) for one in group.live if one.subset != EVERYTHING},
+        "partitions_owned": shares,
+    }
+
+
 def _age(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
@@ -115,23 +176,3 @@ def _age(seconds: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _problems(group: GroupStatus) -> list[str]:
-    found = []
-    name = f"{group.group} of {group.topic}"
-    if group.abandoned and group.lag:
-        found.append(
-            f"{name} has {_count(group.lag, 'unsettled message')} and no live subscriber: GC keeps everything for it. "
-            f"Start one. (Only if the group has gone for good: manage.py queuedropgroup {group.group} {group.topic})"
-        )
-    if group.unserved:
-        found.append(
-            f"{name} has something to do in {group.unserved} partitions that no live subscriber takes: all of them "
-            f"run with --partition or --shard ({', '.join(sorted(set(group.subsets.values())))})."
-        )
-    if group.failing:
-        found.append(f"{name} handles dead letters and fails: they are tried again for ever.")
-    if group.paused:
-        found.append(f"{name} is paused.")
-    return found

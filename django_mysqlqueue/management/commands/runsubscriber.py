@@ -22,14 +22,16 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.banner import show_banner, show_groups
 from django_mysqlqueue.management.base import LimitedCommand, database_of, errors_in_words, require_tables
 from django_mysqlqueue.management.ports import MetricsPorts, port
-from django_mysqlqueue.runtime import memory, reload, sessions
-from django_mysqlqueue.runtime.heartbeat_file import HeartbeatFile
-from django_mysqlqueue.runtime.interrupts import STOP_SIGNALS
-from django_mysqlqueue.runtime.lifeline import Lifeline
-from django_mysqlqueue.runtime.process import Subscriber, register, require_handlers
-from django_mysqlqueue.runtime.registry import Handler, handlers
-from django_mysqlqueue.runtime.supervisor import Supervisor
-from django_mysqlqueue.service.groups import GroupRef
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.runtime.handling.registry import handlers
+from django_mysqlqueue.runtime.process import memory, reload
+from django_mysqlqueue.runtime.process.lifeline import Lifeline
+from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
+from django_mysqlqueue.runtime.process.stop_signals import STOP_SIGNALS
+from django_mysqlqueue.runtime.process.subscriber import Subscriber, register, require_handlers
+from django_mysqlqueue.runtime.process.supervisor import Supervisor
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql import dialect_of
 

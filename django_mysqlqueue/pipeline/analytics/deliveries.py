@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.pipeline.analytics.common import SHARES, kind_of, milliseconds_between, percentiles
 from django_mysqlqueue.pipeline.tables import BUCKETS
-from django_mysqlqueue.rules import LATENCY_BOUNDS_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

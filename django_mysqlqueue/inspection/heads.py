@@ -1,0 +1,52 @@
+"""The first unsettled messages of partitions: what a group waits for, and how often that has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A partition with work, and the first message in it that its group has not settled."""
+
+    key: str
+    offset: int
+    published_at: int
+    """Epoch milliseconds."""
+    started: bool
+    """The group has a state row of it: it was claimed at least once."""
+    attempts: int
+    """Failed or lost ones."""
+    delivered_by: str
+    """Who handles it now, or ''."""
+    invisible_until: int
+    last_error: str
+
+
+def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[Head]:
+    """What is known of some first messages, oldest first; those settled at this moment are left out."""
+    found: list[Head] = []
+    for chunk in session.chunks(sorted(first)):
+        found += [
+            Head(key, int(offset), int(at), bool(started), int(attempts), by, int(until), error)
+            for key, offset, at, acked, started, attempts, by, until, error in session.rows(
+                "SELECT m.partition_key, m.`offset`, m.published_at, COALESCE(s.acked, 0), "
+                "CASE WHEN s.message_offset IS NULL THEN 0 ELSE 1 END, COALESCE(s.retry_count, 0), "
+                "COALESCE(s.delivered_by, ''), COALESCE(s.invisible_until, 0), COALESCE(s.last_error, '') "
+                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
+                f"ON m.`offset` = v.o {session.dialect.join_to(STATE, 's', left=True)} "
+                "ON s.consumer_group = %s AND s.topic = m.topic "
+                "AND s.partition_key = m.partition_key AND s.message_offset = m.`offset`",
+                (*(offset for offset, _ in chunk), ref.group),
+            )
+            if not acked
+        ]
+    return sorted(found, key=lambda head: head.offset)

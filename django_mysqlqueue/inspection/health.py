@@ -1,0 +1,210 @@
+"""Whether the queue is well: limits that an operator sets, and what stands still whatever they say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.inspection import overview, problems
+from django_mysqlqueue.inspection.bounds import CHECKS
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.refs import GroupRef
+
+URGENT = 0
+"""The severity of problems that make the queue unhealthy whatever the limits are."""
+LOSES_MESSAGES = ("groupless",)
+"""Kinds of problems that do so too, whatever their severity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What each group may have at most, or must have at least; None: that is not looked at.
+
+    Raises:
+        OperationRefused: names the value and the rule.
+    """
+
+    lag: int | None = None
+    """Unsettled messages in the log."""
+    age: float | None = None
+    """Seconds that the oldest of them, or the oldest in the outbox, may wait."""
+    dead_letters: int | None = None
+    subscribers: int | None = None
+    """Live ones, at least."""
+    recent_dead_letters: int | None = None
+    """Dead letters within the window; None: as the setting ``HEALTH`` says, as for those that follow."""
+    failure_ratio: float | None = None
+    """Failed attempts within the window, as a share of all that ended (0 to 1)."""
+    min_attempts: int | None = None
+    """With fewer attempts within the window the ratio is not judged."""
+    window: float | None = None
+    """Seconds that count as recent."""
+
+    def thresholds(self) -> HealthSettings:
+        """The setting ``HEALTH`` with what these limits have in its place.
+
+        Raises:
+            ImproperlyConfigured: the setting is bad.
+        """
+        return dataclasses.replace(get_settings().health, **self._of_settings())
+
+    def _of_settings(self) -> dict[str, Any]:
+        given = {
+            "max_recent_dead_letters": self.recent_dead_letters,
+            "max_failure_ratio": self.failure_ratio,
+            "min_attempts": self.min_attempts,
+            "window": self.window,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def __post_init__(self) -> None:
+        for name, value in self._of_settings().items():
+            try:
+                check_health_option(name, value)
+            except ValueError as error:
+                raise OperationRefused(str(error)) from None
+        for name, most in (
+            ("lag", CHECKS.count - 1),
+            ("age", None),
+            ("dead_letters", CHECKS.count - 1),
+            ("subscribers", None),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int if name != "age" else (int, float)):
+                raise OperationRefused(f"{name} {value!r}: must be a number")
+            if not value >= 0:
+                raise OperationRefused(f"{name} {value!r}: must be at least 0")
+            if most is not None and value > most:
+                raise OperationRefused(f"{name} {value!r}: counts stop at {CHECKS.count:,}, so it must be below that")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing in words."""
+
+    kind: str
+    """That of a ``Problem``, or the limit that is passed: ``lag``, ``age``, ``dead_letters``, ``subscribers``."""
+    text: str
+    ref: GroupRef | None = None
+    key: str | None = None
+    """The partition that the text names."""
+    topic: str | None = None
+    """The topic that it is about, where that has no group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found."""
+
+    groups: tuple[GroupOverview, ...]
+    """Those that were looked at."""
+    state: QueueOverview
+    findings: tuple[Finding, ...]
+    """Why the queue is not well, worst first."""
+    notes: tuple[Finding, ...]
+    """What else a person should know of."""
+
+    @property
+    def healthy(self) -> bool:
+        return not self.findings
+
+
+def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: Collection[str] = ()) -> Report:
+    """Looks at the groups of these names and topics (empty: all), and at what all of them need.
+
+    Raises:
+        OperationRefused: there is no such group or topic of a group: a typing error must not look like health.
+        ImproperlyConfigured: the setting ``HEALTH`` is bad.
+        django.db.Error: the database refuses or does not answer.
+    """
+    lease_ms = int(get_settings().lease_duration * 1000)
+    thresholds = limits.thresholds()
+    state = overview.read(using, lease_ms=lease_ms, bounds=CHECKS, window=thresholds.window)
+    refs = {group.ref for group in state.groups}
+    _require("group", groups, {ref.group for ref in refs})
+    _require("topic", topics, {ref.topic for ref in refs})
+    chosen = tuple(
+        group
+        for group in state.groups
+        if (not groups or group.ref.group in groups) and (not topics or group.ref.topic in topics)
+    )
+    if not chosen and (groups or topics):
+        raise OperationRefused(
+            f"group {', '.join(sorted(groups))}: none of them is registered for the topic {', '.join(sorted(topics))}"
+        )
+    wanted = {group.ref for group in chosen}
+    is_whole = not groups and not topics
+    others = [
+        one
+        for one in problems.find(using, state, thresholds)
+        if (one.ref in wanted if one.ref is not None else one.topic is None or is_whole)
+    ]
+    alarming = [one for one in others if one.severity == URGENT or one.kind in LOSES_MESSAGES]
+    findings = [*_beyond(limits, chosen, state), *map(_finding, alarming)]
+    notes = [_finding(one) for one in others if one not in alarming]
+    return Report(chosen, state, tuple(findings), tuple(notes))
+
+
+def _finding(problem: Problem) -> Finding:
+    return Finding(problem.kind, problem.text, problem.ref, problem.key, problem.topic)
+
+
+def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise OperationRefused(f"{what} {name!r}: none is registered; there are: {', '.join(sorted(known)) or '-'}")
+
+
+def _beyond(limits: Limits, groups: Collection[GroupOverview], state: QueueOverview) -> Iterator[Finding]:
+    outbox = _age(state, state.outbox.waiting_since)
+    if limits.age is not None and outbox > limits.age:
+        text = _("The oldest message in the outbox waits for %(age)s; the limit is %(limit)s.")
+        yield Finding("age", text % {"age": f"{outbox:,.0f} s", "limit": f"{limits.age:,g} s"})
+    for group in groups:
+        yield from _group_beyond(limits, group, _age(state, group.oldest_at))
+
+
+def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterator[Finding]:
+    ref: GroupRef = group.ref
+    if limits.lag is not None and _may_pass(group.lag, limits.lag):
+        text = _("%(ref)s has a lag of %(lag)s; the limit is %(limit)s.")
+        yield Finding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
+    if limits.age is not None and waits > limits.age:
+        text = _("The oldest message of %(ref)s waits for %(age)s; the limit is %(limit)s.")
+        values = {"ref": ref, "age": f"{waits:,.0f} s", "limit": f"{limits.age:,g} s"}
+        yield Finding("age", text % values, ref)
+    if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
+        text = _("%(ref)s has %(number)s dead letters; the limit is %(limit)s.")
+        values = {"ref": ref, "number": str(group.dead_letters), "limit": f"{limits.dead_letters:,}"}
+        yield Finding("dead_letters", text % values, ref)
+    if limits.subscribers is not None and len(group.live) < limits.subscribers:
+        text = ngettext(
+            "%(ref)s has %(number)s live subscriber; there should be %(limit)s.",
+            "%(ref)s has %(number)s live subscribers; there should be %(limit)s.",
+            len(group.live),
+        )
+        values = {"ref": ref, "number": str(len(group.live)), "limit": str(limits.subscribers)}
+        yield Finding("subscribers", text % values, ref)
+
+
+def _may_pass(count: Count, limit: int) -> bool:
+    """Whether a count is above its limit, for all that is known.
+
+    One that stopped below it may stand for any number, and silence would be the wrong mistake.
+    """
+    return count.value > limit or not count.exact
+
+
+def _age(state: QueueOverview, since: int | None) -> float:
+    return 0.0 if since is None else max(0.0, (state.now - since) / 1000)

@@ -1,0 +1,266 @@
+"""The log as people read it: newest first; all of it, a topic, a partition; from a time; by a message's id.
+
+A page reads a bounded number of rows. Where no index knows the answer it walks
+so many rows along the primary key, and says which.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.service import log, partitions
+from django_mysqlqueue.service.log import first_since
+from django_mysqlqueue.sql.session import Session, flat
+
+LOG = QueueMessage._meta.db_table
+
+WALKED = 3000
+"""Rows that one page looks through where no index helps."""
+MERGED = 50
+"""A topic of no more partitions is read exactly, from all of them at once."""
+PARTITIONS = 20_000
+"""An id is looked for in so many partitions."""
+CLOCK_MS = 2000
+"""A publisher's clock may be ahead of the database's by so much, and its id's time still leads to its message."""
+LAST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message in the log, without what it says. Times in epoch milliseconds."""
+
+    offset: int
+    topic: str
+    key: str
+    message_id: str
+    size: int
+    """Bytes of payload."""
+    created_at: int
+    published_at: int
+    target_group: str
+    failed_group: str
+    """Of a dead letter: who failed it."""
+    original_id: str
+    original_topic: str
+    original_offset: int
+
+
+COLUMNS = (
+    "m.`offset`, m.topic, m.partition_key, m.id, m.size, m.created_at, m.published_at, m.target_group, "
+    "m.failed_group, m.original_id, m.original_topic, m.original_offset"
+)
+"""Of the log as ``m``, in the order of ``Entry``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of the log."""
+
+    entries: list[Entry]
+    """Newest first."""
+    newer: int | None
+    """Go on above this offset; None: this is the newest page."""
+    older: int | None
+    """Go on below this offset; None: there is nothing older."""
+    looked: tuple[int, int] | None = None
+    """The lowest and the highest offset that were looked at, where that is not all there is."""
+
+
+def page(
+    session: Session,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    before: int | None = None,
+    after: int | None = None,
+    limit: int = 50,
+) -> Listing:
+    """The newest messages below ``before``, or the next ones above ``after``.
+
+    Args:
+        topic: of one topic only.
+        key: of one of its partitions only; '' is one, too.
+    """
+    if after is None:
+        start = LAST if before is None else before
+        places, looked = _places(session, topic, key, start, limit, newer=False)
+        shown = places[:limit]
+        older = shown[-1] if len(places) > limit else (looked[-1] if looked else None)
+        newer = None if before is None else (shown[0] if shown else before - 1)
+    else:
+        places, looked = _places(session, topic, key, after, limit, newer=True)
+        shown = places[:limit][::-1]
+        newer = shown[0] if len(places) > limit else (looked[-1] if looked else None)
+        older = shown[-1] if shown else after + 1
+    seen = None if looked is None or len(places) > limit else (min(looked), max(looked))
+    return Listing(entries(session, shown), newer, older, seen)
+
+
+def entries(session: Session, offsets: Sequence[int]) -> list[Entry]:
+    """The messages at some offsets that are in the log, newest first."""
+    found: list[Entry] = []
+    for chunk in session.chunks(sorted(offsets)):
+        rows = session.rows(
+            f"SELECT {COLUMNS} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
+            "ON m.`offset` = v.o",
+            chunk,
+        )
+        found += [Entry(*row) for row in rows]
+    return sorted(found, key=lambda entry: -entry.offset)
+
+
+def _places(
+    session: Session, topic: str | None, key: str | None, start: int, limit: int, *, newer: bool
+) -> tuple[list[int], tuple[int, int] | None]:
+    """Offsets from a place on, nearest first, one more than ``limit`` if there are more.
+
+    Beside them, where a walk has ended before the log has: the first and the last offset that it looked at.
+    """
+    comparison, direction = (">", "") if newer else ("<", " DESC")
+    order = f"`offset` {comparison} %s ORDER BY `offset`{direction} LIMIT %s"
+    if topic is None:
+        rows = session.rows(
+            f"SELECT `offset` FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE {order}", (start, limit + 1)
+        )
+        return [int(offset) for (offset,) in rows], None
+    keys = [key] if key is not None else partitions.in_log(session, topic, after=None, limit=MERGED + 1)
+    if len(keys) > MERGED:
+        return _walk(session, topic, start, newer=newer)
+    if not keys:
+        return [], None
+    one = (
+        f"SELECT `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        f"WHERE topic = %s AND partition_key = %s AND {order}"
+    )
+    rows = session.rows(session.dialect.union(one, len(keys)), flat((topic, each, start, limit + 1) for each in keys))
+    return sorted((int(offset) for (offset,) in rows), reverse=not newer)[: limit + 1], None
+
+
+def _walk(session: Session, topic: str, start: int, *, newer: bool) -> tuple[list[int], tuple[int, int] | None]:
+    """A topic's offsets among the next ``WALKED`` of the log."""
+    comparison, direction = (">", "") if newer else ("<", " DESC")
+    walked = (
+        f"(SELECT `offset` AS place, topic FROM {LOG}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE `offset` {comparison} %s ORDER BY `offset`{direction} LIMIT %s) w"
+    )
+    bounds = session.row(f"SELECT COUNT(*), MIN(w.place), MAX(w.place) FROM {walked}", (start, WALKED))
+    rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.topic = %s", (start, WALKED, topic))
+    places = sorted((int(place) for (place,) in rows), reverse=not newer)
+    assert bounds is not None  # noqa: S101  # an aggregate has one row
+    if bounds[0] < WALKED:
+        return places, None
+    lowest, highest = int(bounds[1]), int(bounds[2])
+    return places, (lowest, highest) if newer else (highest, lowest)
+
+
+# -- by id --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search for an id has found, and where it has looked."""
+
+    entries: list[Entry]
+    complete: bool
+    """It has looked in every partition, or in the one that was named."""
+    looked: tuple[int, int] | None = None
+    """And at all between these offsets, around the time in the id."""
+
+
+def by_id(session: Session, message_id: str, *, topic: str | None = None, key: str | None = None) -> Found:
+    """Messages of an id: it is unique within a topic and partition.
+
+    Without a partition it is looked for where a message without a key would
+    be; if the id carries its time, among what came into the log just then;
+    and where that finds nothing, or the id is a publisher's own, in each
+    partition.
+    """
+    if topic is not None and key is not None:
+        return Found(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
+    chosen = log.all_topics(session) if topic is None else [topic]
+    settings = get_settings()
+    guesses = [
+        (one, naming.hashed_partition(message_id, number), message_id)
+        for one in chosen
+        for number in {settings.partitions_of(one) or settings.keyless_partitions, settings.keyless_partitions}
+    ]
+    places = set(at_ids(session, guesses).values())
+    looked, moment = None, _time_of(message_id)
+    if moment is not None:
+        near, looked = _around(session, message_id, first_since(session, moment - CLOCK_MS))
+        places |= near
+    left = PARTITIONS
+    if moment is None or not places:
+        for one in chosen:
+            found, number = _in_partitions(session, message_id, one, left)
+            places |= found
+            left -= number
+    found_entries = [entry for entry in entries(session, list(places)) if topic in (None, entry.topic)]
+    return Found(found_entries, left >= 0, looked)
+
+
+def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
+    """(topic, partition key, id) → offset, of those that are in the log."""
+    found: dict[tuple[str, str, str], int] = {}
+    for chunk in session.chunks(sorted(set(ids))):
+        rows = session.rows(
+            "SELECT m.topic, m.partition_key, m.id, m.`offset` "
+            f"FROM {session.dialect.rows(('t', 'k', 'i'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} "
+            "ON m.topic = v.t AND m.partition_key = v.k AND m.id = v.i",
+            flat(chunk),
+        )
+        found.update({(topic, key, message_id): int(offset) for topic, key, message_id, offset in rows})
+    return found
+
+
+def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> tuple[set[int], int]:
+    """Looks for an id in the first ``left`` partitions of a topic.
+
+    Returns:
+        Offsets, and how many partitions there are, at most one more than ``left``.
+    """
+    if left < 0:
+        return set(), 0
+    # As in topics.Ends: from key to key.
+    keys = (
+        f"(SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic >= %s AND topic <= %s GROUP BY topic, partition_key LIMIT %s) w"
+    )
+    on = "ON m.topic = %s AND m.partition_key = w.partition_key AND m.id = %s"
+    parameters = (topic, topic, left + 1, topic, message_id)
+    if_there = session.dialect.join_to(LOG, "m", "queue_messages_id", left=True)
+    row = session.row(f"SELECT COUNT(*), COUNT(m.`offset`) FROM {keys} {if_there} {on}", parameters)
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    rows = []
+    if row[1]:
+        by_id = session.dialect.join_to(LOG, "m", "queue_messages_id")
+        rows = session.rows(f"SELECT m.`offset` FROM {keys} {by_id} {on}", parameters)
+    return {int(offset) for (offset,) in rows}, int(row[0])
+
+
+def _around(session: Session, message_id: str, start: int) -> tuple[set[int], tuple[int, int] | None]:
+    """Looks for an id among ``WALKED`` messages from an offset on."""
+    walked = (
+        f"(SELECT `offset` AS place, id FROM {LOG}{session.dialect.force_index('PRIMARY')} "
+        "WHERE `offset` >= %s ORDER BY `offset` LIMIT %s) w"
+    )
+    bounds = session.row(f"SELECT MIN(w.place), MAX(w.place) FROM {walked}", (start, WALKED))
+    if bounds is None or bounds[0] is None:
+        return set(), None
+    rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.id = %s", (start, WALKED, message_id))
+    return {int(place) for (place,) in rows}, (int(bounds[0]), int(bounds[1]))
+
+
+def _time_of(message_id: str) -> int | None:
+    """When an id was made, epoch milliseconds, if it is a UUID of version 7, as those that are given out."""
+    try:
+        value = uuid.UUID(message_id)
+    except ValueError:
+        return None
+    return value.int >> 80 if value.version == 7 else None

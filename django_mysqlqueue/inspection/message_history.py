@@ -1,0 +1,265 @@
+"""A message's whole life: what it says, where it stands for each group, what is recorded of it, where it went on.
+
+All by primary key or along an index, for one message at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.inspection import log_entries
+from django_mysqlqueue.inspection.log_entries import Entry
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
+from django_mysqlqueue.service import groups, log, messages, payloads
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.dead_letters import REPLACES
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+GROUPS = ConsumerGroup._meta.db_table
+EVENTS = DeliveryEvent._meta.db_table
+
+EVENTS_READ = 200
+"""So many of the newest recorded deliveries of a message are read."""
+OPERATIONS_READ = 500
+"""Among so many of the newest records of a group's dead letters a redriven one is looked for."""
+GROUPS_READ = 50
+"""A message is looked at for so many groups of its topic."""
+BEFORE_CAP = 1000
+"""What is before a message in its partition is counted no further."""
+
+Standing = Literal["elsewhere", "skipped", "settled", "in_flight", "waits", "unclaimed", "passed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A message of the log with what it says."""
+
+    entry: Entry
+    payload: bytes
+    """Its beginning, where it is long."""
+    metadata: dict[str, Any]
+    failed_at: int
+    failure_count: int
+    last_error: str
+
+    @property
+    def replaces(self) -> str:
+        """The id of the message in whose place an operator has sent it, or ''."""
+        value = self.metadata.get(REPLACES)
+        return value if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A row of the recorded deliveries. Times in epoch milliseconds."""
+
+    event_id: int
+    ref: GroupRef
+    key: str
+    attempt: int
+    outcome: str
+    delivered_at: int
+    settled_at: int
+    handled_ms: int
+    by: str
+    error: str
+    related_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a message stands for one group of its topic."""
+
+    ref: GroupRef
+    standing: Standing
+    """``elsewhere``: it is for another group; ``skipped``: it is before the place where the group begins;
+    ``passed``: the cursor is behind it and the group has nothing of it."""
+    mode: str
+    paused: bool
+    unfinished: Literal["", "seek", "drop"]
+    """What has begun on the group and not ended."""
+    start_offset: int
+    failed: int = 0
+    """Attempts that count."""
+    held_by: str = ""
+    since: int = 0
+    until: int = 0
+    """In flight in shared mode: when another may have it; waiting: when it is due. Epoch milliseconds."""
+    last_error: str = ""
+    before: Count | None = None
+    """Unclaimed: how many messages of its partition are before it."""
+
+
+def content(session: Session, offset: int, *, most: int) -> Content | None:
+    """The message at an offset with the first ``most`` bytes of its payload; None: it is not in the log."""
+    row = session.row(
+        f"SELECT {log_entries.COLUMNS}, SUBSTR(m.payload, 1, %s), m.metadata, m.failed_at, m.failure_count, "
+        f"m.last_error FROM {LOG} m WHERE m.`offset` = %s",
+        (most, offset),
+    )
+    if row is None:
+        return None
+    payload, metadata, failed_at, failure_count, last_error = row[-5:]
+    return Content(
+        Entry(*row[:-5]),
+        payloads.content(payload),
+        messages.decode_metadata(metadata),
+        int(failed_at),
+        int(failure_count),
+        last_error,
+    )
+
+
+def recorded(session: Session, offset: int) -> tuple[list[Recorded], bool]:
+    """What is recorded of a message, oldest first, and whether there is more before that."""
+    rows = session.rows(
+        "SELECT e.id, e.consumer_group, e.topic, e.partition_key, e.attempt, e.outcome, e.delivered_at, e.settled_at, "
+        f"e.handled_ms, e.settled_by, e.error, e.related_id FROM {EVENTS} e"
+        f"{session.dialect.force_index('queue_delivery_events_message')} WHERE e.message_offset = %s "
+        "ORDER BY e.id DESC LIMIT %s",
+        (offset, EVENTS_READ + 1),
+    )
+    found = [Recorded(event_id, GroupRef(group, topic), *more) for event_id, group, topic, *more in rows[:EVENTS_READ]]
+    return found[::-1], len(rows) > EVENTS_READ
+
+
+# -- where it stands ----------------------------------------------------------
+
+
+def states(session: Session, entry: Entry) -> list[State]:
+    """Where a message stands for each group of its topic, in order of their names."""
+    rows = session.rows(
+        "SELECT g.consumer_group, g.mode, g.paused, g.after_seek, g.start_offset, o.offset_acked, o.offset_claimed, "
+        "s.acked, s.retry_count, s.delivered_by, s.delivered_at, s.invisible_until, s.last_error "
+        f"FROM (SELECT consumer_group, mode, paused, after_seek, start_offset FROM {GROUPS} WHERE topic = %s LIMIT %s) "
+        f"g {session.dialect.join_to(OFFSETS, 'o', left=True)} "
+        "ON o.consumer_group = g.consumer_group AND o.topic = %s AND o.partition_key = %s "
+        f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = g.consumer_group AND s.topic = %s "
+        "AND s.partition_key = %s AND s.message_offset = %s",
+        (entry.topic, GROUPS_READ, entry.topic, entry.key, entry.topic, entry.key, entry.offset),
+    )
+    return [_state(session, entry, *row) for row in sorted(rows, key=lambda row: str(row[0]))]
+
+
+def _state(
+    session: Session,
+    entry: Entry,
+    group: str,
+    mode: str,
+    paused: object,
+    after_seek: str,
+    start: int,
+    watermark: int | None,
+    cursor: int | None,
+    acked: object,
+    *row: Any,
+) -> State:
+    ref = GroupRef(group, entry.topic)
+    more: dict[str, Any] = {}
+    standing: Standing
+    if entry.target_group not in ("", group):
+        standing = "elsewhere"
+    elif acked is not None:
+        failed, held_by, since, until, last_error = row
+        standing = "settled" if acked else "in_flight" if held_by else "waits"
+        more = {"failed": failed, "held_by": held_by, "since": since, "until": until, "last_error": last_error}
+    elif entry.offset <= start:
+        standing = "skipped"
+    elif watermark is not None and entry.offset <= watermark:
+        standing = "settled"
+    elif cursor is not None and entry.offset <= cursor:
+        standing = "passed"
+    else:
+        standing = "unclaimed"
+        more = {"before": _before(session, ref, entry, start if cursor is None else max(start, cursor))}
+    return State(ref, standing, mode, bool(paused), groups.unfinished(after_seek), start, **more)
+
+
+def _before(session: Session, ref: GroupRef, entry: Entry, cursor: int) -> Count:
+    """Unsettled messages before one in its partition, those for other groups among them."""
+    ranges = {entry.key: (cursor, entry.offset - 1)}
+    unclaimed = log.count_between(session, ref.topic, ranges, BEFORE_CAP + 1)[entry.key]
+    row = session.row(
+        f"SELECT COUNT(*), SUM(CASE WHEN w.acked = %s THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
+        f"{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s AND partition_key = %s "
+        "AND message_offset < %s ORDER BY message_offset LIMIT %s) w",
+        (False, *ref, entry.key, entry.offset, BEFORE_CAP + 1),
+    )
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    number = int(unclaimed) + int(row[1] or 0)
+    return Count(min(number, BEFORE_CAP), number <= BEFORE_CAP and row[0] <= BEFORE_CAP)
+
+
+# -- where it went on ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A message that an operator has made of a dead letter of another one."""
+
+    offset: int
+    outcome: str
+    at: int
+    """Epoch milliseconds."""
+    by: str
+
+
+def successors(session: Session, ref: GroupRef, key: str, offset: int, found: Content | None) -> list[Successor]:
+    """What became of a message's dead letters of one group, where they were redriven or edited, oldest first.
+
+    It is looked for among the ``OPERATIONS_READ`` newest records of the group's dead letters.
+
+    Args:
+        ref: the group, of the message's own topic.
+        found: the message, if it is still in the log.
+    """
+    rows = session.rows(
+        "SELECT w.outcome, w.settled_at, w.settled_by, m.`offset`, m.original_offset, m.metadata FROM ("
+        "SELECT e.id, e.outcome, e.settled_at, e.settled_by, e.related_id, e.partition_key "
+        f"FROM {EVENTS} e{session.dialect.force_index('queue_delivery_events_group')} "
+        f"WHERE e.consumer_group = %s AND e.topic = %s ORDER BY e.id DESC LIMIT %s) w "
+        f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} ON m.topic = %s AND m.partition_key = %s "
+        "AND m.id = w.related_id WHERE w.related_id <> '' AND w.partition_key = %s",
+        (ref.group, naming.dlq_topic(ref.topic), OPERATIONS_READ, ref.topic, key, key),
+    )
+    first_offset, first_id = offset, None
+    if found is not None:
+        first_offset = found.entry.original_offset or offset
+        first_id = found.entry.original_id or found.entry.message_id
+    return sorted(
+        (
+            Successor(int(place), outcome, int(at), by)
+            for outcome, at, by, place, original, metadata in rows
+            if place > offset
+            and (
+                original == first_offset
+                or (first_id is not None and messages.decode_metadata(metadata).get(REPLACES) == first_id)
+            )
+        ),
+        key=lambda successor: successor.offset,
+    )
+
+
+def made_of(session: Session, events: Iterable[Recorded]) -> dict[int, int]:
+    """Where the messages are that recorded deliveries name: event id → offset, of those that are in the log.
+
+    A dead letter is in the DLQ topic; what an operator made of one is in the topic that it came from.
+    """
+    wanted = {
+        event.event_id: (_topic_of_related(event), event.key, event.related_id) for event in events if event.related_id
+    }
+    offsets = log_entries.at_ids(session, list(wanted.values()))
+    return {event_id: offsets[place] for event_id, place in wanted.items() if place in offsets}
+
+
+def _topic_of_related(event: Recorded) -> str:
+    if event.outcome == DeliveryEvent.Outcome.DEAD_LETTERED:
+        return naming.dlq_topic(event.ref.topic)
+    return naming.first_topic(event.ref.topic)

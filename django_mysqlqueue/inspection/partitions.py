@@ -1,0 +1,238 @@
+"""Lists for people: partitions of a group, what is in flight, leases; each page is read along an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_mysqlqueue.inspection.heads import Head, heads
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.partitions import in_log
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
+
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+LEASES = PartitionLease._meta.db_table
+
+PARTITION_CAP = 1000
+"""A partition's lag is counted no further."""
+IN_FLIGHT = 10_000
+"""Deliveries that a list of those in flight is chosen from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A group's place in a partition."""
+
+    key: str
+    watermark: int
+    cursor: int
+    updated_at: int
+    owner: str | None
+    """Who holds the lease; '': it waits for an owner; None: there is none, as where nothing is to do."""
+    lag: Count
+    head: Head | None
+    """The first message that is not settled."""
+
+
+def partitions(
+    session: Session,
+    ref: GroupRef,
+    *,
+    after: str | None = None,
+    prefix: str = "",
+    start: int | None = None,
+    limit: int = 50,
+) -> list[Partition]:
+    """A group's partitions in order of key, from behind ``after`` on.
+
+    Args:
+        prefix: only keys that begin so.
+        start: the group's start offset: then those of the log are among them that it has no place in yet.
+    """
+    last = after if after is not None and after >= prefix else None
+    condition, parameters = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
+    rows = session.rows(
+        f"SELECT partition_key FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE consumer_group = %s AND topic = %s AND {condition} ORDER BY partition_key LIMIT %s",
+        (*ref, parameters, limit),
+    )
+    keys = {key for (key,) in rows}
+    if start is not None:
+        keys.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
+    shown = [key for key in sorted(keys, key=str.encode)[:limit] if key.startswith(prefix)]
+    return at(session, ref, shown, start=start)
+
+
+def at(session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | None = None) -> list[Partition]:
+    """A group's place in some partitions, in the order given.
+
+    Args:
+        start: the group's start offset, where it is in those that it has never worked on; None: they are left out.
+    """
+    places: dict[str, tuple[int, int, int]] = {} if start is None else dict.fromkeys(keys, (start, start, 0))
+    owners: dict[str, str] = {}
+    for chunk in session.chunks(sorted(set(keys))):
+        for table, columns in ((OFFSETS, "offset_acked, s.offset_claimed, s.updated_at"), (LEASES, "leased_by")):
+            rows = session.rows(
+                f"SELECT s.partition_key, s.{columns} FROM {session.dialect.rows(('k',), len(chunk))} "
+                f"{session.dialect.join_to(table, 's')} "
+                "ON s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k",
+                (*chunk, *ref),
+            )
+            if table == OFFSETS:
+                places.update({key: (int(acked), int(claimed), int(updated)) for key, acked, claimed, updated in rows})
+            else:
+                owners.update(dict(rows))
+    known = [key for key in dict.fromkeys(keys) if key in places]
+    unclaimed = _counts(
+        session,
+        "SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.target_group IN ('', %s) THEN 1 ELSE 0 END) FROM ("
+        f"SELECT target_group FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s) w",
+        [(key, ref.group, ref.topic, key, places[key][1], PARTITION_CAP + 1) for key in known],
+    )
+    claimed = _counts(
+        session,
+        f"SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.acked = 0 THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
+        f"{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) w",
+        [(key, *ref, key, PARTITION_CAP + 1) for key in known],
+    )
+    first = _firsts(session, ref, {key: places[key][0] for key in known})
+    return [
+        Partition(key, *places[key], owners.get(key), _lag(unclaimed[key], claimed[key]), first.get(key))
+        for key in known
+    ]
+
+
+def _lag(unclaimed: Count, claimed: Count) -> Count:
+    return (unclaimed + claimed).capped(PARTITION_CAP)
+
+
+def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]]) -> dict[str, Count]:
+    """What ``select`` counts for each key: it gives the key, how many rows it looked at, and how many of them count."""
+    found: dict[str, Count] = {}
+    for start in range(0, len(parameters), UNION_TERMS):
+        piece = parameters[start : start + UNION_TERMS]
+        for key, looked, number in session.rows(" UNION ALL ".join([select] * len(piece)), flat(piece)):
+            found[key] = Count(int(number or 0), looked <= PARTITION_CAP)
+    return found
+
+
+def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict[str, Head]:
+    """The first unsettled message of each partition that has one."""
+    select = (
+        f"SELECT m.`offset`, m.partition_key FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE m.topic = %s AND m.partition_key = %s AND m.`offset` > %s AND m.target_group IN ('', %s) "
+        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} WHERE d.consumer_group = %s "
+        "AND d.topic = m.topic AND d.partition_key = m.partition_key AND d.message_offset = m.`offset` "
+        "AND d.acked = %s) ORDER BY m.`offset` LIMIT 1"
+    )
+    places = list(watermarks.items())
+    first: list[tuple[int, str]] = []
+    for start in range(0, len(places), UNION_TERMS):
+        piece = places[start : start + UNION_TERMS]
+        sql = session.dialect.union(select, len(piece))
+        rows = session.rows(sql, flat((ref.topic, key, acked, ref.group, ref.group, True) for key, acked in piece))
+        first += [(int(offset), key) for offset, key in rows]
+    return {head.key: head for head in heads(session, ref, first)}
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A delivery in a subscriber's hands."""
+
+    ref: GroupRef
+    key: str
+    offset: int
+    attempt: int
+    """The number of this attempt, from 1."""
+    subscriber: str
+    since: int
+    """When it was claimed, epoch milliseconds."""
+    visible_until: int
+    """Shared mode: when another subscriber may have it; 0: while the lease is good."""
+
+
+def in_flight(session: Session, ref: GroupRef, *, subscriber: str | None = None, limit: int = 50) -> list[InFlight]:
+    """What a group's subscribers hold, longest first, out of the first ``IN_FLIGHT`` that are not settled."""
+    of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
+    rows = session.rows(
+        "SELECT w.partition_key, w.message_offset, w.retry_count, w.delivered_by, w.delivered_at, w.invisible_until "
+        "FROM (SELECT partition_key, message_offset, retry_count, delivered_by, delivered_at, invisible_until "
+        f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        "WHERE consumer_group = %s AND topic = %s AND acked = %s LIMIT %s) w "
+        f"WHERE w.delivered_by <> ''{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
+        (*ref, False, IN_FLIGHT, *parameters, limit),
+    )
+    return [
+        InFlight(ref, key, int(offset), int(retries) + 1, by, int(since), int(until))
+        for key, offset, retries, by, since, until in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """Who is responsible for a partition."""
+
+    ref: GroupRef
+    key: str
+    owner: str
+    """'': it waits for one."""
+    leased_at: int
+    """Epoch milliseconds."""
+
+
+def leases(
+    session: Session,
+    *,
+    ref: GroupRef | None = None,
+    owner: str | None = None,
+    after: tuple[str, str, str] | None = None,
+    limit: int = 50,
+) -> list[LeaseRow]:
+    """Leases in order of group, topic and key, along the primary key.
+
+    Args:
+        ref: of one group only.
+        owner: of one subscriber only, along the index of owners ('' for those that wait).
+        after: (group, topic, key) of the last one of the page before.
+    """
+    parts: list[str] = []
+    parameters: list[object] = []
+    if owner is not None:
+        parts.append("leased_by = %s")
+        parameters.append(owner)
+    if ref is not None:
+        parts.append("consumer_group = %s AND topic = %s AND partition_key " + (">= ''" if after is None else "> %s"))
+        parameters += [*ref] if after is None else [*ref, after[2]]
+        order = "partition_key"
+    else:
+        order = "consumer_group, topic, partition_key"
+        parts.append("consumer_group >= %s")
+        parameters.append("" if after is None else after[0])
+    if ref is None and after is not None:
+        parts.append("(consumer_group > %s OR topic > %s OR (topic = %s AND partition_key > %s))")
+        parameters += [after[0], after[1], after[1], after[2]]
+    hint = session.dialect.force_index("queue_leases_owner" if owner is not None else "PRIMARY")
+    rows = session.rows(
+        f"SELECT consumer_group, topic, partition_key, leased_by, leased_at FROM {LEASES}{hint} "
+        f"WHERE {' AND '.join(parts)} ORDER BY {order} LIMIT %s",
+        (*parameters, limit),
+    )
+    return [LeaseRow(GroupRef(group, topic), key, by, int(at)) for group, topic, key, by, at in rows]
+
+
+def shares(session: Session) -> dict[tuple[str, GroupRef], int]:
+    """How many partitions each subscriber holds of each group ('' for those that wait for an owner)."""
+    return {
+        (owner, GroupRef(group, topic)): int(number)
+        for owner, group, topic, number in session.rows(
+            f"SELECT leased_by, consumer_group, topic, COUNT(*) FROM {LEASES}"
+            f"{session.dialect.force_index('queue_leases_owner')} GROUP BY leased_by, consumer_group, topic"
+        )
+    }

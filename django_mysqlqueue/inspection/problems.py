@@ -1,0 +1,342 @@
+"""What is wrong with the queue, in words: what the dashboard lists and the health check reports.
+
+Everything is told from an overview, the charts' rollups and a few short
+queries; nothing here walks the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from django.db import Error
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.conf import HealthSettings, get_settings
+from django_mysqlqueue.inspection import groupless
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.models import PartitionLease
+from django_mysqlqueue.service import groups, rollups
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import Bucket
+from django_mysqlqueue.service.subsets import EVERYTHING
+from django_mysqlqueue.sql.session import Session
+
+LEASES = PartitionLease._meta.db_table
+STUCK_SECONDS = 60.0
+"""A partition whose first message has failed and waits for so long is stuck; a group without subscribers is one too."""
+OUTBOX_SECONDS = 15.0
+"""What is due in the outbox for so long has no sequencer: a poll comes every second at the latest."""
+STILL_SECONDS = 600.0
+"""A group with work and live subscribers of which nothing has ended for so long does not get on."""
+NAMES = 100
+"""So many vanished subscribers of idle groups are asked for their leases."""
+TRANSACTION_SECONDS = 300.0
+"""A transaction open for so long holds back purge."""
+
+Kind = Literal[
+    "no_subscriber",
+    "stuck",
+    "silent",
+    "outbox",
+    "outbox_behind",
+    "failing",
+    "recent_dead_letters",
+    "paused",
+    "seek_ended_early",
+    "drop_ended_early",
+    "unserved",
+    "still",
+    "dead_letters",
+    "long_transaction",
+    "groupless",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that a person should know of; worst first when sorted."""
+
+    severity: int
+    """0: messages are stalled, or handlers fail; 1: something will lead to that; 2: worth knowing."""
+    kind: Kind
+    text: str
+    ref: GroupRef | None = None
+    key: str | None = None
+    """The partition that it is about."""
+    offset: int | None = None
+    """The message that it is about."""
+    subscriber: str | None = None
+    topic: str | None = None
+    """The topic that it is about, where that has no group."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """Deliveries of a group that ended within some time, as subscribers have counted them: up to 10 s late."""
+
+    acked: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+
+    def add(self, bucket: Bucket) -> None:
+        self.acked += bucket.acked
+        # The last attempt of a dead letter is a failure, too; of what killed its process every time there is none.
+        self.failed += max(bucket.failed, bucket.dead_lettered)
+        self.dead_lettered += bucket.dead_lettered
+
+    @property
+    def attempts(self) -> int:
+        return self.acked + self.failed
+
+
+def find(using: str, overview: QueueOverview, thresholds: HealthSettings) -> list[Problem]:
+    """What is wrong, worst first.
+
+    Args:
+        overview: read with the window of the thresholds.
+        thresholds: from when on failures are a problem.
+    """
+    session = Session(using)
+    found = [*_outbox(overview), *_long_transactions(session)]
+    recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, STILL_SECONDS))
+    lately: dict[GroupRef, Ended] = {}
+    moving: set[GroupRef] = set()
+    for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
+        if bucket.at >= recent:
+            lately.setdefault(bucket.ref, Ended()).add(bucket)
+        if bucket.at >= still and (bucket.acked or bucket.failed or bucket.dead_lettered):
+            moving.add(bucket.ref)
+    for group in overview.groups:
+        found += _of_group(group, overview.now, moves=group.ref in moving)
+        found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
+    found += _silent(session, overview)
+    if overview.topics is not None:
+        found += groupless_topics(session, overview.topics, overview.now)
+    return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
+
+
+def _of_group(group: GroupOverview, now: int, *, moves: bool) -> Iterator[Problem]:
+    ref = group.ref
+    waits = _age(now, group.oldest_at)
+    unfinished = groups.unfinished(group.after_seek)
+    if unfinished == "drop":
+        text = _("A drop of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
+        yield Problem(0, "drop_ended_early", text, ref)
+    elif unfinished:
+        text = _("A seek of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
+        yield Problem(0, "seek_ended_early", text, ref)
+    elif group.paused:
+        text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": _waiting(group.lag)}
+        yield Problem(1 if group.lag else 2, "paused", text, ref)
+    elif group.has_work and not group.live:
+        text = _(
+            "No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s. GC keeps all messages for the group. "
+            "Start a subscriber, or drop the group if it is no longer needed."
+        )
+        backlog = group.lag + (group.waiting.count if group.waiting is not None else Count(0))
+        values = {"ref": ref, "lag": _waiting(backlog), "age": seconds(waits)}
+        # They may be being restarted.
+        yield Problem(0 if waits >= STUCK_SECONDS else 2, "no_subscriber", text % values, ref)
+    elif group.live:
+        found = [*_stuck(group, now), *_unserved(group, now)]
+        yield from found
+        if not (found or moves):
+            yield from _still(group, now)
+
+
+def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, window: float) -> Iterator[Problem]:
+    """Handlers that fail: by the share of attempts, and by what has become dead letters."""
+    ref, share, most = group.ref, thresholds.max_failure_ratio, thresholds.max_recent_dead_letters
+    if ended.failed and group.live:
+        # One message that fails again and again is no defect of the handler, so a few attempts are only worth knowing.
+        judged = share is not None and ended.attempts >= thresholds.min_attempts
+        values = {"ref": ref, "number": f"{ended.failed:,}", "window": seconds(window)}
+        if not ended.acked:
+            text = ngettext(
+                "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
+                "Every attempt of %(ref)s fails: %(number)s failures and no success in the last %(window)s.",
+                ended.failed,
+            )
+            yield Problem(0 if judged and share != 1 else 1, "failing", text % values, ref)
+        elif judged and share is not None and ended.failed / ended.attempts > share:
+            text = _(
+                "Of %(attempts)s attempts of %(ref)s in the last %(window)s %(number)s failed; the limit is %(share)s."
+            )
+            values |= {"attempts": f"{ended.attempts:,}", "share": f"{share:.0%}"}
+            yield Problem(0, "failing", text % values, ref)
+    # The log's count is exact and at once, unless the DLQ topic is too long: then what subscribers have counted.
+    recent = group.recent_dead_letters
+    if not recent.exact:
+        recent = Count(max(recent.value, ended.dead_lettered), exact=False)
+    if most is not None and recent.value > most:
+        text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
+        values = {"ref": ref, "number": str(recent), "window": seconds(window), "limit": f"{most:,}"}
+        yield Problem(0, "recent_dead_letters", text % values, ref)
+    if group.dead_letters:
+        text = _("%(ref)s has given up on messages: %(number)s in %(topic)s.")
+        values = {"ref": ref, "number": str(group.dead_letters), "topic": naming.dlq_topic(ref.topic)}
+        yield Problem(1, "dead_letters", text % values, ref)
+
+
+def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
+    """Messages that fail again and again. In a shared group no other message waits for them."""
+    ordered = group.mode == "ordered"
+    for head in group.heads:
+        waits = _age(now, group.waiting_since(head.published_at))
+        if head.attempts and waits >= STUCK_SECONDS:
+            if ordered:
+                text = _(
+                    "The partition %(key)s of %(ref)s waits behind message %(offset)s, which has failed %(times)s "
+                    "and is %(age)s old."
+                )
+            else:
+                text = _("Message %(offset)s of %(ref)s has failed %(times)s and is %(age)s old.")
+            if naming.is_dlq(group.ref.topic):
+                text += " " + _("A DLQ topic has no DLQ: it is retried until it succeeds or is discarded.")
+            times = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
+            values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": times}
+            severity = 1 if ordered else 2
+            yield Problem(severity, "stuck", text % {**values, "age": seconds(waits)}, group.ref, head.key, head.offset)
+
+
+def _still(group: GroupOverview, now: int) -> Iterator[Problem]:
+    """A group with living subscribers of which nothing ends: handlers that hang, or subscribers that do not get on."""
+    for head in group.heads:
+        waits = _age(now, group.waiting_since(head.published_at))
+        # What waits for its time, after a backoff or a snooze, may do so.
+        if waits >= STILL_SECONDS and (head.delivered_by or head.invisible_until <= now):
+            text = _("Nothing of %(ref)s has ended in ten minutes, with subscribers alive; %(lag)s, one for %(age)s.")
+            values = {"ref": group.ref, "lag": _waiting(group.lag), "age": seconds(waits)}
+            yield Problem(1, "still", text % values, group.ref, head.key, head.offset)
+            return
+
+
+def _unserved(group: GroupOverview, now: int) -> Iterator[Problem]:
+    subsets = {row.subset for row in group.live}
+    if EVERYTHING in subsets:
+        return
+    for head in group.heads:
+        if (
+            not any(head.key in subset for subset in subsets)
+            and _age(now, group.waiting_since(head.published_at)) >= STUCK_SECONDS
+        ):
+            text = _("No live subscriber of %(ref)s takes the partition %(key)s: all work on other subsets.")
+            yield Problem(0, "unserved", text % {"ref": group.ref, "key": repr(head.key)}, group.ref, head.key)
+            return
+
+
+def _silent(session: Session, overview: QueueOverview) -> Iterator[Problem]:
+    """Subscribers that have neither left nor given a sign of life, each once, while that matters to somebody."""
+    last: dict[str, tuple[int, GroupRef]] = {}
+    idle: dict[str, tuple[int, GroupRef]] = {}
+    for group in overview.groups:
+        for row in group.subscribers:
+            if not row.live:
+                # What it still has claimed is unsettled, and so part of the lag.
+                found = last if group.lag or not group.lag.exact else idle
+                found[row.name] = max(found.get(row.name, (0, row.ref)), (row.heartbeat_at, row.ref))
+    for name in _with_leases(session, sorted(idle.keys() - last.keys())[:NAMES]):
+        last[name] = idle[name]
+    for name, (at, ref) in sorted(last.items()):
+        text = _("The subscriber %(name)s vanished: no sign of life for %(age)s.")
+        values = {"name": name, "age": seconds(_age(overview.now, at))}
+        yield Problem(2, "silent", text % values, ref, subscriber=name)
+
+
+def _with_leases(session: Session, names: Sequence[str]) -> list[str]:
+    """Those subscribers that are on record as owners of a partition."""
+    if not names:
+        return []
+    places = ", ".join(["%s"] * len(names))
+    hint = session.dialect.force_index("queue_leases_owner")
+    rows = session.rows(f"SELECT DISTINCT leased_by FROM {LEASES}{hint} WHERE leased_by IN ({places})", names)
+    return [name for (name,) in rows]
+
+
+def _outbox(overview: QueueOverview) -> Iterator[Problem]:
+    """Messages that are due and wait to be moved into the log: no group's lag counts them."""
+    waiting = overview.outbox.waiting
+    waits = _age(overview.now, overview.outbox.waiting_since)
+    if not waiting or waits < OUTBOX_SECONDS:
+        return
+    values = {"lag": _waiting(waiting), "age": seconds(waits)}
+    if _age(overview.now, overview.sequenced_at) < OUTBOX_SECONDS:
+        # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
+        text = _("The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved.")
+        yield Problem(1, "outbox_behind", text % values)
+    else:
+        text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
+        yield Problem(0, "outbox", text % values)
+
+
+def groupless_topics(session: Session, in_log: Iterable[str], now: int) -> Iterator[Problem]:
+    """Topics that nobody reads, a mistyped one perhaps: what is in them is deleted without having been handled.
+
+    Args:
+        in_log: the topics that have messages in the log.
+        now: the database's clock, epoch milliseconds.
+    """
+    for one in groupless.find(session, in_log):
+        text = ngettext(
+            "Topic %(topic)s has %(number)s message but no consumer group.",
+            "Topic %(topic)s has %(number)s messages but no consumer group.",
+            one.messages.value,
+        )
+        retention = get_settings().retention_of(one.topic, has_groups=False)
+        if retention is None:
+            fate = _("GC never deletes them.")
+        elif one.oldest_at is None:
+            fate = _("GC deletes each %(retention)s after it entered the log.")
+        else:
+            fate = _("GC deletes each %(retention)s after it entered the log, the first in %(left)s.")
+        values = {
+            "topic": repr(one.topic),
+            "number": one.messages,
+            "retention": seconds(retention or 0),
+            "left": seconds(max(0.0, (retention or 0) - _age(now, one.oldest_at))),
+        }
+        yield Problem(1, "groupless", f"{text} {fate}" % values, topic=one.topic)
+
+
+def _long_transactions(session: Session) -> Iterator[Problem]:
+    found = _oldest_transaction(session)
+    if found is not None and found[0] >= TRANSACTION_SECONDS:
+        text = _(
+            "A transaction has been open for %(age)s (connection %(id)s): until it ends, nothing deleted since is "
+            "cleaned up by the server, and the queue's looks become slower."
+        )
+        yield Problem(1, "long_transaction", text % {"age": seconds(found[0]), "id": found[1]})
+
+
+def _oldest_transaction(session: Session) -> tuple[int, int] | None:
+    """Its age in seconds and its connection's id; None: there is none, or the server shows it in neither way."""
+    for sql in session.dialect.oldest_transaction:
+        try:
+            row = session.row(sql)
+        except Error as error:
+            if not session.dialect.hides_transactions(error):
+                raise
+        else:
+            return None if row is None else (int(row[0]), int(row[1]))
+    return None
+
+
+def _waiting(count: Count) -> str:
+    return ngettext("%(count)s message waits", "%(count)s messages wait", count.value) % {"count": count}
+
+
+def _age(now: int, since: int | None) -> float:
+    return 0.0 if since is None else max(0.0, (now - since) / 1000)
+
+
+def seconds(number: float) -> str:
+    """A length of time in its largest unit: ``45 s``, ``12 min``, ``3 h``, ``2 d``."""
+    for size, unit in ((86_400, _("d")), (3600, _("h")), (60, _("min"))):
+        if number >= size:
+            return f"{number / size:.0f} {unit}"
+    return f"{number:.0f} {_('s')}"

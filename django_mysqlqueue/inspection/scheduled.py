@@ -1,0 +1,178 @@
+"""Scheduled messages for people: along the index of their times, and no further than a bounded look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.service import messages, payloads
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.sql.session import Session
+
+OUTBOX = OutboxMessage._meta.db_table
+
+LOOKED = 2500
+"""A look for one topic's goes through no more scheduled messages than that."""
+EARLIEST = -(2**62)
+"""Below every ``deliver_at``, those before 1970 that plain SQL may give included."""
+READ_BYTES = 20_001
+"""A list reads no more of a payload than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """A page of scheduled messages in order of time."""
+
+    rows: tuple[Scheduled, ...]
+    after: tuple[int, int] | None
+    """Where to look on: (deliver_at, outbox_id); None: that was all."""
+    whole: bool
+    """The page is full, or everything behind its beginning was looked through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a scheduled message says."""
+
+    payload: bytes
+    """No more than its first ``READ_BYTES``."""
+    metadata: dict[str, Any]
+
+
+def page(session: Session, *, topic: str | None = None, after: tuple[int, int] | None = None, limit: int) -> Timetable:
+    """The next scheduled messages behind ``after``, those of one topic if it is named.
+
+    Of one topic it goes through the next ``LOOKED`` messages of all topics.
+    """
+    start = after or (0, 0)
+    if topic is None:
+        rows = next_scheduled(session.using, after=start, limit=limit + 1)
+        more = len(rows) > limit
+        return Timetable(tuple(rows[:limit]), _place(rows[limit - 1]) if more else None, whole=True)
+    source, parameters = _behind(session, start)
+    places = sorted(
+        (int(at), int(row_id))
+        for at, row_id in session.rows(
+            f"SELECT w.deliver_at, w.outbox_id FROM (SELECT deliver_at, outbox_id, topic {source} "
+            "ORDER BY deliver_at, outbox_id LIMIT %s) w WHERE w.topic = %s",
+            (*parameters, LOOKED, topic),
+        )
+    )
+    if len(places) > limit:
+        return Timetable(tuple(_by_id(session, places[:limit])), places[limit - 1], whole=True)
+    last = session.row(
+        f"SELECT deliver_at, outbox_id {source} ORDER BY deliver_at, outbox_id LIMIT 1 OFFSET {LOOKED - 1}", parameters
+    )
+    end = None if last is None else (int(last[0]), int(last[1]))
+    return Timetable(tuple(_by_id(session, places)), end, whole=end is None)
+
+
+def _place(row: Scheduled) -> tuple[int, int]:
+    return row.deliver_at, row.outbox_id
+
+
+def _behind(session: Session, start: tuple[int, int]) -> tuple[str, tuple[int, ...]]:
+    """FROM and WHERE of what is scheduled behind a place."""
+    at, last = start
+    hint = session.dialect.force_index("queue_outbox_due")
+    return (
+        f"FROM {OUTBOX}{hint} WHERE deliver_at >= %s AND deliver_at > 0 AND (deliver_at > %s OR outbox_id > %s)",
+        (at, at, last),
+    )
+
+
+def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Scheduled]:
+    found: list[Scheduled] = []
+    for chunk in session.chunks(sorted(row_id for _, row_id in places)):
+        found += [
+            Scheduled(*row)
+            for row in session.rows(
+                "SELECT s.outbox_id, s.topic, s.partition_key, s.id, s.size, s.deliver_at, s.created_at "
+                f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
+                "ON s.outbox_id = v.i AND s.deliver_at > 0",
+                chunk,
+            )
+        ]
+    return sorted(found, key=_place)
+
+
+def topics(session: Session, *, scheduled_only: bool = True) -> list[tuple[str, Count]]:
+    """Topics of the next ``LOOKED`` scheduled messages, by name, with how many of those are theirs.
+
+    Args:
+        scheduled_only: False: of the next messages of the outbox, those published at once among them.
+    """
+    hint = session.dialect.force_index("queue_outbox_due")
+    rows = session.rows(
+        f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > %s "
+        "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic",
+        (0 if scheduled_only else EARLIEST, LOOKED + 1),
+    )
+    exact = sum(int(number) for _, number in rows) <= LOOKED
+    return sorted((topic, Count(min(int(number), LOOKED), exact)) for topic, number in rows)
+
+
+def still_waiting(session: Session, ids: Sequence[int]) -> int:
+    """How many of some scheduled messages have not come due."""
+    number = 0
+    for chunk in session.chunks(sorted(set(ids))):
+        row = session.row(
+            f"SELECT COUNT(*) FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
+            f"ON s.outbox_id = v.i AND s.deliver_at > {session.dialect.now_ms}",
+            chunk,
+        )
+        assert row is not None  # noqa: S101  # an aggregate has one row
+        number += int(row[0])
+    return number
+
+
+def contents(session: Session, ids: Sequence[int]) -> dict[int, Content]:
+    """What some scheduled messages say; those that are gone are left out."""
+    found: dict[int, Content] = {}
+    for chunk in session.chunks(sorted(set(ids))):
+        for row_id, payload, metadata in session.rows(
+            "SELECT s.outbox_id, SUBSTR(s.payload, 1, %s), s.metadata "
+            f"FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
+            (READ_BYTES, *chunk),
+        ):
+            found[int(row_id)] = Content(payloads.content(payload), messages.decode_metadata(metadata))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A message that waits for its time."""
+
+    outbox_id: int
+    topic: str
+    key: str
+    """Its partition key."""
+    message_id: str
+    size: int
+    """Payload size in bytes."""
+    deliver_at: int
+    """Epoch milliseconds."""
+    created_at: int
+
+
+def next_scheduled(
+    using: str, *, topic: str | None = None, after: tuple[int, int] | None = None, limit: int = 50
+) -> list[Scheduled]:
+    """The next scheduled messages in order of their time, read along the index.
+
+    Args:
+        after: (deliver_at, outbox_id) of the last one of the page before.
+    """
+    session = Session(using)
+    at, last = after or (0, 0)
+    of_topic, parameters = ("", ()) if topic is None else (" AND topic = %s", (topic,))
+    rows = session.rows(
+        "SELECT outbox_id, topic, partition_key, id, size, deliver_at, created_at "
+        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE deliver_at >= %s AND deliver_at > 0 "
+        f"AND (deliver_at > %s OR outbox_id > %s){of_topic} ORDER BY deliver_at, outbox_id LIMIT %s",
+        (at, at, last, *parameters, limit),
+    )
+    return [Scheduled(*row) for row in rows]

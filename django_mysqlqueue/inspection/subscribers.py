@@ -1,0 +1,48 @@
+"""Subscribers, by their heartbeats."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django_mysqlqueue.models import SubscriberHeartbeat
+from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.subsets import Subset
+from django_mysqlqueue.sql.session import Session
+
+HEARTBEATS = SubscriberHeartbeat._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberRow:
+    """One subscriber's sign of life for one group."""
+
+    ref: GroupRef
+    name: str
+    heartbeat_at: int
+    deregistered_at: int
+    info: dict[str, Any]
+    live: bool
+
+    @property
+    def subset(self) -> Subset:
+        return Subset.read(self.info.get("subset"))
+
+
+def read_subscribers(
+    session: Session, *, lease_ms: int, ref: GroupRef | None = None
+) -> dict[GroupRef, list[SubscriberRow]]:
+    """Every subscriber that has not left, by group and in order of name."""
+    where, parameters = ("", ()) if ref is None else ("AND h.consumer_group = %s AND h.topic = %s ", tuple(ref))
+    found: dict[GroupRef, list[SubscriberRow]] = {}
+    for group, topic, name, at, left, info, live in session.rows(
+        "SELECT h.consumer_group, h.topic, h.subscriber_name, h.heartbeat_at, h.deregistered_at, h.info, "
+        f"CASE WHEN {heartbeats.fresh('h', session)} THEN 1 ELSE 0 END FROM {HEARTBEATS} h "
+        f"WHERE h.deregistered_at = 0 {where}ORDER BY h.consumer_group, h.topic, h.subscriber_name",
+        (lease_ms, lease_ms, *parameters),
+    ):
+        row = SubscriberRow(GroupRef(group, topic), name, int(at), int(left), json.loads(info), bool(live))
+        found.setdefault(row.ref, []).append(row)
+    return found

@@ -1,0 +1,82 @@
+"""Drop: a group is forgotten with all its state, and GC no longer waits for it.
+
+The group is paused first, under its row's exclusive lock, and its row goes last.
+A drop that died leaves a paused group, with which nothing else can be done, and
+is run again. Meanwhile nobody can register the group anew beside its old rows.
+"""
+
+from __future__ import annotations
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.operations import steps
+from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, run
+
+
+def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
+    """Delete a group and all its state; GC no longer waits for it.
+
+    An unfinished seek of the group is stopped. If another drop has finished the work of this one, this one ends
+    too. It never touches a group that was registered since.
+
+    Args:
+        by: who does it, for the record.
+
+    Returns:
+        Whether the group existed.
+
+    Raises:
+        OperationRefused: another drop of the group has started since, or it finished and the group was registered
+            again; or deliveries are locked by transactions that do not end.
+    """
+    with apart(using):
+        operation = run(using, lambda session: _begin(session, ref, by))
+        if operation is None:
+            return False
+        with audit.stopping(using, operation, steps.Stopped):
+            steps.delete_all(using, ref, lambda session: _delete_some(session, ref, operation), lambda rows: None)
+            run(using, lambda session: _end(session, ref, operation))
+    return True
+
+
+def _begin(session: Session, ref: GroupRef, by: str) -> int | None:
+    try:
+        found = groups.lock(session, ref)
+    except OperationRefused:
+        return None
+    operation = steps.begin(session, ref, found, "drop", by=by)
+    groups.change(session, ref, paused=True, after_seek=ConsumerGroup.AfterSeek.DROPPED, operation=operation)
+    return operation
+
+
+def _delete_some(session: Session, ref: GroupRef, operation: int) -> int | None:
+    """Deletes some of the group's rows by primary key; returns how many, or None when there are no more.
+
+    Nobody makes new ones: whoever could holds the group row shared, and does nothing while the group is paused.
+    """
+    fence = groups.fence(session, ref)
+    if fence is None:
+        return None  # another drop has ended
+    steps.refuse_stopped(ref, operation, fence)
+    deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key")
+    if not deleted:
+        states = steps.delete_states(session, ref, operation)
+        if states is not None:
+            return states
+    return deleted or groups.delete_rows(session, ref, ConsumerOffset, "partition_key") or None
+
+
+def _end(session: Session, ref: GroupRef, operation: int) -> None:
+    try:
+        found = groups.lock(session, ref)
+    except OperationRefused:
+        audit.stop(session, operation, "another drop has ended")
+        return
+    steps.refuse_stopped(ref, operation, found)
+    # Subscribers may still beat, without the group's lock; what is left is forgotten when it is old.
+    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name")
+    ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
+    audit.end(session, operation)

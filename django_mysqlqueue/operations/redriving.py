@@ -1,0 +1,287 @@
+"""Dead letters back to the group that failed them, or out of the queue.
+
+A dead letter is taken by deleting its row of the log by primary key, which one
+operator alone can do, and in the same transaction it goes into the outbox for
+the group that failed, or the record says who discarded it and why. These are
+the only deletes from the log besides GC.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
+from django_mysqlqueue.service import audit, delivery_events, messages
+from django_mysqlqueue.service.dead_letters import REPLACES, DeadLetterFilter, matching_offsets
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, flat, run
+
+LOG = QueueMessage._meta.db_table
+OUTBOX = OutboxMessage._meta.db_table
+BATCH = 200
+
+
+class _Letter(NamedTuple):
+    offset: int
+    key: str
+    failed_group: str
+    original_topic: str
+    attempts: int
+
+
+def count(using: str, letters: DeadLetterFilter, *, most: int) -> int:
+    """How many dead letters match; no more than ``most``."""
+    number = 0
+    for page in matching_offsets(Session(using), letters, size=BATCH):
+        number += len(page)
+        if number >= most:
+            return most
+    return number
+
+
+def redrive(
+    using: str,
+    letters: DeadLetterFilter,
+    *,
+    by: str,
+    rate: float | None = None,
+    limit: int | None = None,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> int:
+    """Sends dead letters back to the groups that failed them, and to those alone.
+
+    Each becomes a message of its first topic with a fresh id and a new place in
+    the log; ``Delivery.id`` goes on to show the first one's id.
+
+    Args:
+        by: who does it, for the record.
+        rate: at most so many a second; None: as fast as it goes.
+        limit: at most so many.
+        progress: is told how many each step has sent.
+
+    Returns:
+        How many were sent back.
+
+    Raises:
+        OperationRefused: the group that failed one of them is not registered any more: nobody would get it.
+            What was sent before that stays sent.
+    """
+
+    def send_back(session: Session, found: Sequence[_Letter]) -> None:
+        _send_back(session, letters.topic, found, by)
+
+    return _take_all(using, letters, "redrive", send_back, by=by, rate=rate, limit=limit, progress=progress)
+
+
+def discard(
+    using: str,
+    letters: DeadLetterFilter,
+    *,
+    by: str,
+    reason: str,
+    limit: int | None = None,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> int:
+    """Deletes dead letters for good; the record keeps who did it and why.
+
+    Returns:
+        How many were deleted.
+
+    Raises:
+        OperationRefused: no reason was given.
+    """
+    if not reason.strip():
+        raise OperationRefused("reason '': say why the messages are thrown away")
+
+    def put_on_record(session: Session, found: Sequence[_Letter]) -> None:
+        _record(session, letters.topic, found, DeliveryEvent.Outcome.DISCARDED, by, error=reason)
+
+    return _take_all(using, letters, "discard", put_on_record, by=by, limit=limit, detail=reason, progress=progress)
+
+
+def replace(using: str, topic: str, offset: int, payload: Any, *, by: str) -> str:
+    """Sends a corrected payload in the place of a dead letter, to the group that failed it.
+
+    It is a message of its own, with its own id; its metadata name the old one's.
+
+    Args:
+        topic, offset: the dead letter's.
+        payload: as in ``publish``; metadata stay what they were.
+
+    Returns:
+        The new message's id.
+
+    Raises:
+        InvalidMessage: a payload that ``publish`` would refuse.
+        OperationRefused: there is no such dead letter (any more), or its group is gone.
+    """
+
+    def write(session: Session) -> str:
+        found = _lock(session, [offset], topic)
+        if not found:
+            raise OperationRefused(f"There is no dead letter at offset {offset} of {topic!r}.")
+        _check_groups(session, found)
+        letter = found[0]
+        row = session.row(f"SELECT id, original_id, metadata FROM {LOG} WHERE `offset` = %s", (offset,))
+        assert row is not None  # noqa: S101  # it is locked
+        old_id, metadata = row[1] or row[0], messages.decode_metadata(row[2])
+        body, kept = messages.encode_body(payload, {**metadata, REPLACES: old_id})
+        new_id = naming.new_message_id()
+        session.execute(
+            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group) "
+            "VALUES (%s, %s, %s, %s, %s, %s)",
+            (letter.original_topic, letter.key, new_id, body, kept, letter.failed_group),
+        )
+        _delete(session, [offset])
+        _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, by, related={offset: new_id})
+        audit.once(session, "replace", 1, by=by, group=letter.failed_group, topic=topic, detail=f"offset {offset}")
+        return new_id
+
+    with apart(using):
+        return run(using, write)
+
+
+def check_bounds(*, rate: float | None, limit: int | None) -> None:
+    """Messages a second, and how many at most.
+
+    Raises:
+        OperationRefused: one of them is out of range.
+    """
+    if rate is not None and rate <= 0:
+        raise OperationRefused(f"rate {rate!r}: must be above 0 messages a second")
+    if limit is not None and limit < 1:
+        raise OperationRefused(f"limit {limit!r}: must be at least 1")
+
+
+def _take_all(
+    using: str,
+    letters: DeadLetterFilter,
+    action: str,
+    take: Callable[[Session, Sequence[_Letter]], None],
+    *,
+    by: str,
+    rate: float | None = None,
+    limit: int | None = None,
+    detail: str = "",
+    progress: Callable[[int], object],
+) -> int:
+    check_bounds(rate=rate, limit=limit)
+    size = BATCH if rate is None else max(1, min(BATCH, int(rate)))
+
+    def write(session: Session, page: Sequence[int]) -> int:
+        found = _lock(session, page, letters.topic)
+        if found:
+            take(session, found)
+            _delete(session, [letter.offset for letter in found])
+            audit.add(session, operation, len(found))
+        return len(found)
+
+    done = 0
+    with apart(using):
+        operation = run(
+            using,
+            lambda session: audit.begin(
+                session, action, by=by, group=letters.group or "", topic=letters.topic, detail=detail
+            ),
+        )
+        with audit.ending(using, operation):
+            for page in matching_offsets(Session(using), letters, size=size):
+                began = time.monotonic()
+                wanted = page if limit is None else page[: limit - done]
+                taken = run(using, lambda session, wanted=wanted: write(session, wanted))  # type: ignore[misc]
+                done += taken
+                progress(taken)
+                if limit is not None and done >= limit:
+                    break
+                if rate is not None:
+                    time.sleep(max(0.0, taken / rate - (time.monotonic() - began)))
+    return done
+
+
+def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_Letter]:
+    """Locks those that are still there and that nobody else is taking, in order."""
+    found: list[_Letter] = []
+    for chunk in session.chunks(sorted(offsets)):
+        found += [
+            _Letter(*row)
+            for row in session.rows(
+                "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.failure_count "
+                f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
+                f"ON m.`offset` = v.o AND m.topic = %s AND m.failed_group <> ''{session.dialect.skip_locked}",
+                (*chunk, topic),
+            )
+        ]
+    return sorted(found)
+
+
+def _check_groups(session: Session, found: Sequence[_Letter]) -> None:
+    """A message for a group that nobody has registered would reach nobody, and GC would take it."""
+    wanted = {GroupRef(letter.failed_group, letter.original_topic) for letter in found}
+    known = {
+        GroupRef(*row)
+        for row in ConsumerGroup.objects.using(session.using)
+        .filter(topic__in={ref.topic for ref in wanted})
+        .values_list("consumer_group", "topic")
+    }
+    for ref in sorted(wanted - known):
+        raise OperationRefused(
+            f"The group {ref.group!r} of {ref.topic!r}, which failed the message, is not registered any more: nobody "
+            "would get it. Start a subscriber of the group first, or discard its dead letters."
+        )
+
+
+def _send_back(session: Session, topic: str, found: Sequence[_Letter], by: str) -> None:
+    _check_groups(session, found)
+    ids = {letter.offset: naming.new_message_id() for letter in found}
+    for chunk in session.chunks(list(ids.items())):
+        session.execute(
+            f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group, original_id, "
+            "original_topic, original_offset) "
+            "SELECT m.original_topic, m.partition_key, v.id, m.payload, m.metadata, m.failed_group, m.original_id, "
+            "m.original_topic, m.original_offset "
+            f"FROM {session.dialect.rows(('o', 'id'), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
+            flat(chunk),
+        )
+    _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, by, related=ids)
+
+
+def _delete(session: Session, offsets: Sequence[int]) -> None:
+    for chunk in session.chunks(sorted(offsets)):
+        session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
+
+
+def _record(
+    session: Session,
+    topic: str,
+    found: Sequence[_Letter],
+    outcome: DeliveryEvent.Outcome,
+    by: str,
+    *,
+    error: str = "",
+    related: dict[int, str] | None = None,
+) -> None:
+    """Whatever the setting: what operators do is always recorded."""
+    delivery_events.record(
+        session,
+        [
+            delivery_events.Event(
+                GroupRef(letter.failed_group, topic),
+                letter.key,
+                letter.offset,
+                letter.attempts,
+                outcome.value,
+                0,
+                0,
+                by,
+                error,
+                (related or {}).get(letter.offset, ""),
+            )
+            for letter in found
+        ],
+    )

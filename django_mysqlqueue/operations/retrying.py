@@ -1,0 +1,173 @@
+"""Retry now: deliveries that wait out a backoff become due.
+
+Owners of ordered partitions keep backoffs in memory, so each step raises the
+group's revision, which makes them read their partitions anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, flat, run
+
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+CHUNK = 500
+
+
+def waiting(using: str, ref: GroupRef, *, most: int) -> int:
+    """How many deliveries of a group wait out a backoff, a nack or a snooze; no more than ``most``."""
+    session = Session(using)
+    row = session.row(
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        "WHERE consumer_group = %s AND topic = %s AND acked = %s "
+        f"AND invisible_until > {session.dialect.now_ms} AND delivered_by = '' LIMIT %s) w",
+        (*ref, False, most),
+    )
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    return int(row[0])
+
+
+def at(using: str, ref: GroupRef, offsets: Sequence[int]) -> list[tuple[str, int]]:
+    """(partition key, offset) of those messages of the log, at some offsets, that wait in a group."""
+    session = Session(using)
+    found: list[tuple[str, int]] = []
+    for chunk in session.chunks(sorted(set(offsets))):
+        found += [
+            (key, int(offset))
+            for key, offset in session.rows(
+                f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('o',), len(chunk))} "
+                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
+                f"{session.dialect.join_to(STATE, 's')} "
+                "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
+                "AND s.message_offset = v.o AND s.acked = %s AND s.delivered_by = '' AND s.invisible_until > 0",
+                (*chunk, ref.topic, ref.group, False),
+            )
+        ]
+    return found
+
+
+def retry_now(
+    using: str,
+    ref: GroupRef,
+    *,
+    by: str,
+    rows: Sequence[tuple[str, int]] | None = None,
+    reset_attempts: bool = False,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> int:
+    """Make deliveries in backoff due now; deliveries in flight are left alone.
+
+    This takes several transactions. Each reads the deliveries that are in backoff at that time, so after a
+    seek in between it may retry some that were claimed since. It stops if the group has been dropped.
+
+    Args:
+        by: who does it, for the record.
+        rows: (partition key, offset) of those that are meant; None: all that wait now.
+        reset_attempts: their attempts count from one again.
+        progress: is told how many each step has changed.
+
+    Returns:
+        How many became due.
+
+    Raises:
+        OperationRefused: there is no such group, a seek or drop of it has not finished, or it was dropped and
+            registered again. Deliveries that were made due before that stay due.
+    """
+
+    def begin(session: Session) -> tuple[int, int]:
+        found = groups.lock(session, ref)
+        groups.refuse_unfinished(ref, found.after_seek)
+        detail = "attempts from one again" if reset_attempts else ""
+        return audit.begin(session, "retry", by=by, group=ref.group, topic=ref.topic, detail=detail), found.id
+
+    with apart(using):
+        operation, registration = run(using, begin)
+        changed = 0
+        with audit.ending(using, operation):
+            for page in _pages(using, ref) if rows is None else _chunks(rows):
+
+                def make_due(session: Session, page: Sequence[tuple[str, int]] = page) -> int:
+                    _check(session, ref, registration)
+                    return _make_due(session, ref, page, operation, reset_attempts=reset_attempts)
+
+                done = run(using, make_due)
+                changed += done
+                progress(done)
+    return changed
+
+
+def _check(session: Session, ref: GroupRef, registration: int) -> None:
+    found = groups.lock(session, ref)
+    groups.refuse_unfinished(ref, found.after_seek)
+    if found.id != registration:
+        raise OperationRefused(
+            f"The group {ref.group!r} of {ref.topic!r} was dropped and registered again during the retry: "
+            "deliveries of the new group were not retried."
+        )
+
+
+def _chunks(rows: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
+    ordered = sorted(set(rows))
+    for start in range(0, len(ordered), CHUNK):
+        yield ordered[start : start + CHUNK]
+
+
+def _pages(using: str, ref: GroupRef) -> Iterator[list[tuple[str, int]]]:
+    """What waits, in order of its time, without locks; what another has locked comes by once and is passed over."""
+    session = Session(using)
+    place: tuple[int, str, int] | None = None
+    until = session.now()
+    while True:
+        # By time and, among equals, by key: the index's order, so that each page goes on where the last ended.
+        above = (
+            "invisible_until > %s"
+            if place is None
+            else (
+                "(invisible_until > %s OR (invisible_until = %s AND (partition_key > %s OR "
+                "(partition_key = %s AND message_offset > %s))))"
+            )
+        )
+        at = (until,) if place is None else (place[0], place[0], place[1], place[1], place[2])
+        rows = session.rows(
+            "SELECT invisible_until, partition_key, message_offset "
+            f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+            f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND invisible_until >= %s AND {above} "
+            "AND delivered_by = '' ORDER BY invisible_until, partition_key, message_offset LIMIT %s",
+            (*ref, False, until if place is None else place[0], *at, CHUNK),
+        )
+        if rows:
+            yield sorted((key, offset) for _, key, offset in rows)
+        if len(rows) < CHUNK:
+            return
+        place = (int(rows[-1][0]), rows[-1][1], int(rows[-1][2]))
+
+
+def _make_due(
+    session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]], operation: int, *, reset_attempts: bool
+) -> int:
+    changed = 0
+    for chunk in session.chunks(rows):
+        free = session.rows(
+            f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivered_by = '' "
+            f"AND s.invisible_until > 0{session.dialect.skip_locked}",
+            (*flat(chunk), *ref, False),
+        )
+        if not free:
+            continue
+        assign = {"invisible_until": "0", **({"retry_count": "0"} if reset_attempts else {})}
+        session.execute(
+            session.dialect.update_joined(STATE, ("k", "o"), len(free), BY_ROW, assign), (*flat(sorted(free)), *ref)
+        )
+        changed += len(free)
+    if changed:
+        groups.change(session, ref, revise=True)
+        audit.add(session, operation, changed)
+    return changed

@@ -1,0 +1,299 @@
+"""Seek: a group goes on from another place of the log, forwards or back, while its subscribers run.
+
+The group is paused and gets its new start under its row's exclusive lock, so no
+claim is under way and none begins. Then, partition by partition, both offsets
+are stored before the state rows are deleted: what was in flight has no row with
+its token any more, and its end changes nothing. At last the group goes on, with
+a new revision, which makes its subscribers forget what they remember. A seek
+that died leaves the group paused, and is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from django.db.models.expressions import RawSQL
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.operations import steps
+from django_mysqlqueue.service import audit, groups, log, partitions, watermarks
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
+
+LOG = QueueMessage._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+STATE = DeliveryState._meta.db_table
+AfterSeek = ConsumerGroup.AfterSeek
+CHUNK = 1000
+"""Partitions of one transaction."""
+COUNTED = 10_000
+"""A preview counts no further."""
+READ = 100_000
+"""After so many messages of the log a preview reads no more: which group a message is for is in no index."""
+READ_FIRST = 100
+"""It reads so many of each partition, and then more of those that have more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a group is to go on: everything at or below ``offset`` counts as settled."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a seek would do. Counts of the messages that are for the group, up to ``COUNTED``."""
+
+    place: Place
+    replayed: int
+    """Settled ones that would be redelivered."""
+    skipped: int
+    """Unsettled ones that would never be delivered."""
+    exact: bool = True
+    """False: counting stopped after ``READ`` messages of the log, and there may be more of both."""
+
+
+def place_of(
+    using: str, target: Literal["earliest", "latest"] | int = "latest", *, time_ms: int | None = None
+) -> Place:
+    """The place of a target in the log as it is now.
+
+    Args:
+        target: ``"earliest"``: the oldest message that is left; ``"latest"``: behind
+            the newest one that is or was in the log; a number: the message at that offset comes next.
+        time_ms: instead of the target: what took its place in the log then or
+            later (epoch milliseconds) comes next.
+
+    Raises:
+        OperationRefused: an offset that is no number from 1, or that is behind the end of the log.
+    """
+    session = Session(using)
+    if time_ms is not None:
+        return Place(log.first_since(session, time_ms) - 1)
+    if target == "earliest":
+        return Place(0)
+    if target == "latest":
+        return Place(log.end_of_log(session))
+    if isinstance(target, bool) or not isinstance(target, int) or target < 1:
+        raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or a number from 1")
+    last = log.end_of_log(session)
+    if target > last + 1:
+        raise OperationRefused(f"offset {target}: the log ends at {last}; what comes before {target} would be lost")
+    return Place(target - 1)
+
+
+# -- what it would do ---------------------------------------------------------
+
+
+def preview(using: str, ref: GroupRef, place: Place) -> Preview:
+    """Counts what a seek would replay and skip, partition by partition, without changing anything.
+
+    Raises:
+        OperationRefused: there is no such group.
+    """
+    session = Session(using)
+    registered = groups.find(using, ref)
+    if registered is None:
+        raise OperationRefused(groups.no_group_text(ref))
+    # Twice as far: what is settled ahead of the watermark is taken off again.
+    replayed, skipped = _Counter(session, ref, COUNTED), _Counter(session, ref, 2 * COUNTED)
+    after: str | None = None
+    while keys := partitions.in_log(session, ref.topic, after=after, limit=CHUNK):
+        after = keys[-1]
+        acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
+        replayed.count({key: (place.offset, mark) for key, mark in acked.items() if mark > place.offset})
+        skipped.count({key: (mark, place.offset) for key, mark in acked.items() if mark < place.offset})
+    settled_behind = _settled(session, ref, place.offset, above=True)
+    settled_before = _settled(session, ref, place.offset, above=False)
+    again = min(replayed.found + settled_behind, COUNTED)
+    never = min(max(0, skipped.found - settled_before), COUNTED)
+    exact = not (replayed.stopped and again < COUNTED) and not (skipped.stopped and never < COUNTED)
+    return Preview(place, again, never, exact)
+
+
+class _Counter:
+    """Counts the messages for a group in ranges of partitions, up to ``most``; no read begins after ``READ`` rows."""
+
+    def __init__(self, session: Session, ref: GroupRef, most: int) -> None:
+        self._session = session
+        self._ref = ref
+        self._most = most
+        self._read = 0
+        self.found = 0
+        self.stopped = False
+        """It has read ``READ`` messages, and there are more."""
+
+    def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
+        """Adds partition key → (above, up to)."""
+        items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items())]
+        for start in range(0, len(items), UNION_TERMS):
+            # The deep ones one by one: together they are to cost no more than what is left.
+            for one in self._look(items[start : start + UNION_TERMS], READ_FIRST):
+                rest = [one]
+                while rest:
+                    rest = self._look(rest, max(READ_FIRST, self._most - self.found))
+
+    def _look(self, items: Sequence[tuple[str, int, int]], limit: int) -> list[tuple[str, int, int]]:
+        """Reads so many messages of each range; returns what is left of those that have more."""
+        if not items or self.found >= self._most or self.stopped:
+            return []
+        if self._read >= READ:
+            self.stopped = True
+            return []
+        one = (
+            "SELECT %s AS k, COUNT(*) AS n, COUNT(CASE WHEN w.target_group IN ('', %s) THEN 1 END) AS own, "
+            f"MAX(w.place) AS top FROM (SELECT m.`offset` AS place, m.target_group FROM {LOG} m"
+            f"{self._session.dialect.force_index('queue_messages_partition')} "
+            "WHERE m.topic = %s AND m.partition_key = %s AND m.`offset` > %s AND m.`offset` <= %s "
+            "ORDER BY m.`offset` LIMIT %s) w"
+        )
+        group, topic = self._ref
+        rows = self._session.rows(
+            " UNION ALL ".join([one] * len(items)),
+            flat((key, group, topic, key, above, upto, limit) for key, above, upto in items),
+        )
+        ends = {key: upto for key, _, upto in items}
+        for _, read, own, _ in rows:
+            self._read += int(read)
+            self.found += int(own)
+        return [(key, int(last), ends[key]) for key, read, _, last in rows if read == limit and last < ends[key]]
+
+
+def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, int]:
+    return {
+        key: int(acked)
+        for chunk in session.chunks(sorted(keys))
+        for key, acked in session.rows(
+            f"SELECT s.partition_key, s.offset_acked FROM {session.dialect.rows(('k',), len(chunk))} "
+            f"{session.dialect.join_to(OFFSETS, 's')} ON {watermarks.BY_KEY}",
+            (*chunk, *ref),
+        )
+    }
+
+
+def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool) -> int:
+    """Settled rows that the watermark has not passed, on one side of an offset; no more than ``COUNTED``."""
+    row = session.row(
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
+        f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND message_offset {'>' if above else '<='} %s "
+        "LIMIT %s) n",
+        (*ref, True, offset, COUNTED),
+    )
+    assert row is not None  # noqa: S101  # an aggregate has one row
+    return int(row[0])
+
+
+# -- doing it -----------------------------------------------------------------
+
+
+def seek(
+    using: str,
+    ref: GroupRef,
+    place: Place,
+    *,
+    by: str,
+    detail: str = "",
+    progress: Callable[[int], object] = lambda rows: None,
+) -> int:
+    """Move a group's position; the group resumes from there unless it was paused before.
+
+    Deliveries in flight are revoked: an ack, nack or reject that commits after the seek has deleted the delivery
+    changes nothing. One that commits before that is kept: the writes of an atomic handler stay, and so does a dead
+    letter, even if the seek replays its message.
+
+    Args:
+        by: who does it, for the record.
+        progress: is told how many partitions and deliveries each step has reset.
+
+    Returns:
+        How many deliveries were forgotten: in flight, waiting, or settled ahead of the watermark.
+
+    Raises:
+        OperationRefused: there is no such group, a drop of it has not finished, another seek or drop of it has
+            begun meanwhile, or its deliveries are locked by transactions that do not end.
+    """
+    with apart(using):
+        operation = run(using, lambda session: _begin(session, ref, place, by, detail))
+        with audit.stopping(using, operation, steps.Stopped):
+            after: str | None = ""
+            while after is not None:
+                last: str = after
+                reset, after = run(
+                    using,
+                    lambda session, last=last: _reset_offsets(session, ref, place, operation, last),  # type: ignore[misc]
+                )
+                progress(reset)
+            forgotten = steps.delete_all(using, ref, lambda session: _delete_states(session, ref, operation), progress)
+            run(using, lambda session: _end(session, ref, operation))
+    return forgotten
+
+
+def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str) -> int:
+    found = groups.lock(session, ref)
+    if found.after_seek == AfterSeek.DROPPED:
+        groups.refuse_unfinished(ref, found.after_seek)
+    after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
+    text = f"to offset {place.offset + 1}" + (f" ({detail})" if detail else "")
+    operation = steps.begin(session, ref, found, "seek", by=by, detail=text)
+    groups.change(
+        session,
+        ref,
+        paused=True,
+        after_seek=after,
+        operation=operation,
+        start_offset=place.offset,
+        sought_at=_now(session),
+    )
+    return operation
+
+
+def _check(session: Session, ref: GroupRef, operation: int) -> None:
+    steps.refuse_stopped(ref, operation, groups.fence(session, ref))
+
+
+def _reset_offsets(session: Session, ref: GroupRef, place: Place, operation: int, above: str) -> tuple[int, str | None]:
+    """Stores both offsets of the next partitions; returns how many, and behind which key to go on."""
+    _check(session, ref, operation)
+    comparison = ">" if above else ">="
+    keys = [
+        key
+        for (key,) in session.rows(
+            f"SELECT partition_key FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE consumer_group = %s AND topic = %s AND partition_key {comparison} %s "
+            "ORDER BY partition_key LIMIT %s",
+            (*ref, above, CHUNK),
+        )
+    ]
+    locked = watermarks.lock(session, ref, keys)
+    watermarks.reset_offsets(session, ref, sorted(locked), place.offset)
+    return len(keys), keys[-1] if len(keys) == CHUNK else None
+
+
+def _delete_states(session: Session, ref: GroupRef, operation: int) -> int | None:
+    _check(session, ref, operation)
+    return steps.delete_states(session, ref, operation)
+
+
+def _end(session: Session, ref: GroupRef, operation: int) -> None:
+    found = groups.lock(session, ref)
+    steps.refuse_stopped(ref, operation, found)
+    groups.change(
+        session,
+        ref,
+        revise=True,
+        paused=found.after_seek == AfterSeek.STAY,
+        after_seek=AfterSeek.NOTHING,
+        operation=0,
+        sought_at=_now(session),
+    )
+    audit.end(session, operation)
+
+
+def _now(session: Session) -> RawSQL:
+    """From here on the group can work on what it has been put before; at both ends, since a seek may take long."""
+    return RawSQL(session.dialect.now_ms, ())  # noqa: S611  # a constant

@@ -1,0 +1,110 @@
+"""Handler threads: they run user code, one call at a time each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling import stacks
+from django_mysqlqueue.runtime.handling.call import handle
+from django_mysqlqueue.runtime.handling.event_loop import Loop
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.handling.lanes import Batch
+from django_mysqlqueue.runtime.log import delivery_fields, event
+from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.sql.connection import close_connections
+
+
+class Executor:
+    """A pool of handler threads that take deliveries from the inbox until it closes."""
+
+    def __init__(
+        self, inbox: Inbox, using: str, *, threads: int, timeouts: sessions.Timeouts, with_loop: bool = False
+    ) -> None:
+        self._inbox = inbox
+        self._using = using
+        self._timeouts = timeouts
+        self._loop = Loop() if with_loop else None
+        self._threads = [
+            threading.Thread(target=self._run, name=f"mysqlqueue-handler-{number}", daemon=True)
+            for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        if self._loop is not None:
+            self._loop.start()
+        for thread in self._threads:
+            thread.start()
+
+    def is_broken(self) -> bool:
+        """Whether async handlers can run no more."""
+        return self._loop is not None and self._loop.died
+
+    def stacks(self, first: int | None = None) -> str:
+        """What all threads of the process and the tasks of async handlers do, beginning with a thread."""
+        return stacks.show(self._loop.tasks() if self._loop is not None else (), first=first)
+
+    def join(self, timeout: float) -> None:
+        """Waits for the threads to end after the inbox was closed."""
+        for thread in self._threads:
+            thread.join(timeout)
+        if self._loop is not None:
+            self._loop.stop(timeout)
+
+    def _was_cancelled(self, errors: list[BaseException]) -> bool:
+        cancelled = any(isinstance(error, asyncio.CancelledError) for error in errors)
+        return cancelled and self._loop is not None and self._loop.dies(within=1.0)
+
+    def _run(self) -> None:
+        sessions.adopt(self._using, self._timeouts, watch=True)
+        if self._loop is not None:
+            self._loop.adopt()
+        batch: Batch | None = None
+        began_at = time.monotonic()
+        try:
+            while (batch := self._inbox.take(batch)) is not None:
+                # Counted from where the last one began: in a slow handler connections are idle as well.
+                idle = time.monotonic() - began_at > sessions.IDLE
+                began_at = time.monotonic()
+                self._inbox.finish(batch, self._safely(batch, idle=idle))
+        finally:
+            close_connections()
+
+    def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Outcome]:
+        """Whatever happens, every delivery gets an outcome and the thread goes on."""
+        self._guarded(batch, sessions.renew)
+        self._guarded(batch, partial(sessions.refresh, idle=idle))
+        errors: list[BaseException] = []
+        try:
+            # A language or a tenant that one message sets must not be there for the next.
+            outcomes = contextvars.copy_context().run(handle, batch.items, self._using, errors)
+        except BaseException:  # noqa: BLE001
+            event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
+            close_connections()
+            return [
+                Outcome(held.claimed, Kind.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
+                for held in batch.items
+            ]
+        if self._was_cancelled(errors):
+            # What a dying loop has cancelled did not fail: it comes again, to another process.
+            outcomes = [_unless_settled(outcome) for outcome in outcomes]
+        self._guarded(batch, sessions.tidy)
+        return outcomes
+
+    def _guarded(self, batch: Batch, action: Callable[[], object]) -> None:
+        """Sees to the thread's connections; a failure costs no delivery its outcome."""
+        try:
+            action()
+        except Exception:  # noqa: BLE001
+            event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
+            close_connections()
+
+
+def _unless_settled(outcome: Outcome) -> Outcome:
+    return Outcome(outcome.delivery, Kind.GIVE_BACK) if outcome.kind is Kind.NACK else outcome

@@ -1,0 +1,98 @@
+"""The thread that sends ``delivery_settled``: its receivers may be slow, and hold up nobody but each other."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling.observers import Settled, send_settled
+from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.sql.connection import close_connections
+
+MOST = 10_000
+"""Ends that wait to be sent; what comes beyond is dropped, since nothing here may hold up the queue or fill memory."""
+
+
+class Teller:
+    """Sends what it is given, in order, one at a time. Its thread starts with the first.
+
+    Receivers have database connections as handlers have them.
+    """
+
+    def __init__(self, using: str, timeouts: sessions.Timeouts, *, most: int = MOST) -> None:
+        self._using = using
+        self._timeouts = timeouts
+        self._most = most
+        self._waiting: deque[Settled] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._sent_at = 0.0
+        self._refusals = 0
+        self._dropped = 0
+
+    def put(self, ends: Sequence[Settled]) -> None:
+        """Takes what is to be sent, and returns at once."""
+        with self._changed:
+            taken = 0 if self._closed else max(0, min(len(ends), self._most - len(self._waiting)))
+            self._waiting.extend(ends[:taken])
+            if self._thread is None and taken:
+                self._thread = threading.Thread(target=self._run, name="mysqlqueue-signals", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        if taken < len(ends):
+            self._refusals += 1
+            self._dropped += len(ends) - taken
+            if is_worth_a_line(self._refusals):
+                self._log_dropped()
+
+    def close(self, timeout: float) -> None:
+        """Waits so many seconds for what is still to be sent; then drops it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        with self._changed:
+            self._dropped += len(self._waiting)
+            self._waiting.clear()
+        if self._dropped:
+            self._log_dropped()
+
+    def _log_dropped(self) -> None:
+        event(logging.ERROR, "signal.dropped", signal="delivery_settled", deliveries=self._dropped)
+
+    def _run(self) -> None:
+        sessions.adopt(self._using, self._timeouts, watch=True)
+        try:
+            while (end := self._next()) is not None:
+                self._send(end)
+        finally:
+            close_connections()
+
+    def _next(self) -> Settled | None:
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            return self._waiting.popleft()
+
+    def _send(self, end: Settled) -> None:
+        try:
+            sessions.renew()
+            if time.monotonic() - self._sent_at > sessions.IDLE:
+                sessions.refresh(idle=True)
+            self._sent_at = time.monotonic()
+            # A language or a tenant that one receiver sets must not be there for the next delivery.
+            contextvars.copy_context().run(send_settled, (end,))
+            sessions.tidy()
+        except Exception:  # noqa: BLE001
+            event(logging.ERROR, "signal.thread_failed", exc_info=True)
+            close_connections()

@@ -1,0 +1,130 @@
+"""What the poller does now and then, one small step at a turn."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from django_mysqlqueue.runtime.log import orphans_deleted
+from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.polling.shared import SharedGroup
+from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, retention, rollups, watermarks
+from django_mysqlqueue.service.retention import Place
+from django_mysqlqueue.sql.session import Session
+
+EVERY = 60.0
+"""Seconds between two rounds."""
+SLICE = 500
+"""Partitions that one step looks at."""
+PAUSE = 0.05
+"""Seconds between two steps of a round, so that claims and flushes have their turn."""
+
+
+class Maintenance:
+    """Rounds of small steps: the safety net of the to-look lists, watermarks, GC.
+
+    Args:
+        check_tail: called at the start of each round.
+        only_scans: partitions are looked through when ``scan_all`` asks for it; there are no rounds.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        groups: Sequence[PolledGroup],
+        shared: Sequence[SharedGroup],
+        *,
+        check_tail: Callable[[Session], None],
+        only_scans: bool = False,
+    ) -> None:
+        self._using = using
+        self._groups = groups
+        self._shared = shared
+        self._check_tail = check_tail
+        self._only_scans = only_scans
+        self._steps: Iterator[None] | None = None
+        self._scan: Iterator[None] | None = None
+        self.next_at = float("inf") if only_scans else time.monotonic() + EVERY * random.random()
+
+    def reset(self) -> None:
+        self._steps = self._scan = None
+
+    def scan_all(self) -> None:
+        """Looks for work in every partition, slice by slice: at the start and after a reconnect."""
+        self._scan = self._find_work()
+        self.next_at = 0.0
+
+    def is_scanning(self) -> bool:
+        return self._scan is not None
+
+    def turn(self) -> None:
+        """One step, if one is due."""
+        now = time.monotonic()
+        if now < self.next_at:
+            return
+        if self._scan is not None:
+            # Nobody waits for the rest of this scan to sleep in between.
+            if next(self._scan, "done") == "done":
+                self._scan = None
+            self.next_at = time.monotonic() if self._scan is not None else now + PAUSE
+            return
+        if self._only_scans:
+            self.next_at = float("inf")
+            return
+        if self._steps is None:
+            self._steps = self.round()
+        if next(self._steps, "done") == "done":
+            self._steps = None
+            self.next_at = now + EVERY * (0.75 + random.random() / 2)
+        else:
+            self.next_at = time.monotonic() + PAUSE
+
+    def round(self) -> Iterator[None]:
+        """All of it, step by step."""
+        self._check_tail(Session(self._using))
+        yield
+        yield from self._find_work()
+        yield from self._sweep_watermarks()
+        yield from self._collect()
+        heartbeats.forget_old(self._using)
+        yield
+        for forget in (delivery_events.collect, rollups.collect, audit.collect):
+            while forget(self._using):
+                yield
+
+    def _find_work(self) -> Iterator[None]:
+        """Every partition that may have work goes on its group's list, known or not."""
+        for group in list(self._groups):
+            after: str | None = None
+            while True:
+                keys, after = leasing.find_work(Session(self._using), group.ref, after=after, limit=SLICE)
+                for key in keys:
+                    group.notify(key)
+                yield
+                if after is None:
+                    break
+
+    def _sweep_watermarks(self) -> Iterator[None]:
+        """Watermarks of shared groups that a subscriber left behind when it vanished."""
+        for group in list(self._shared):
+            group.expect_clock_step()
+            after: str | None = None
+            while True:
+                keys, after = watermarks.behind(Session(self._using), group.ref, after=after, limit=SLICE)
+                unfinished = set(keys)
+                while unfinished:
+                    unfinished = watermarks.sweep(self._using, group.ref, unfinished)
+                    yield
+                yield
+                if after is None:
+                    break
+
+    def _collect(self) -> Iterator[None]:
+        place: Place | None = Place()
+        while place is not None:
+            step = retention.collect_step(self._using, place)
+            for orphans in step.orphans:
+                orphans_deleted(orphans)
+            place = step.place
+            yield

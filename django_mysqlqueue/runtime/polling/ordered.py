@@ -1,0 +1,459 @@
+"""Ordered mode: leases, and partitions worked on in offset order."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
+from django_mysqlqueue.service import leasing, watermarks
+from django_mysqlqueue.service.claiming import Claim, Want
+from django_mysqlqueue.service.deliveries import Flushed, Kind, Outcome
+from django_mysqlqueue.service.leasing import Lease
+from django_mysqlqueue.sql.session import Session
+
+LOOKED_AT = 1000
+"""Partitions of the to-look list that one turn goes through."""
+TAKE_OVER = 1000
+"""Partitions that one transaction takes: 50,000 at once took 5 s, in which nothing else was done."""
+AHEAD = 5000
+"""With so many partitions to look at no more are taken: leases, which each tick reads, must not grow with keys."""
+CHOICE = 5000
+"""Of the partitions that wait for an owner so many are chosen from, those that have waited longest."""
+OVERDUE = 100
+"""With ``AHEAD`` to look at, so many of those that nobody has taken for a lease's time are taken each tick."""
+MAX_PENDING = 1000
+"""How many messages of a partition may wait for another attempt before no new ones are taken: an outage of what
+handlers need would bring the whole backlog into memory, 170 bytes a message."""
+LOCKED_PAUSE_MS = 200
+"""How long a partition is left alone in which somebody has locked a row that is due."""
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition that this process holds, or still has deliveries of."""
+
+    key: str
+    owned: bool = True
+    leaving: bool = False
+    """To be given back as soon as nothing of it is in hand."""
+    fresh: bool = True
+    """There may be rows above the cursor."""
+    pending: dict[int, int] = field(default_factory=dict)
+    """Unsettled offsets that are not in hand → when they are due, epoch milliseconds."""
+    in_hand: dict[int, int] = field(default_factory=dict)
+    """Offset → token of what this process has claimed and not yet written the end of."""
+    rests_until: int = 0
+    """Epoch milliseconds: somebody had locked a row that was due. News must not overtake what waits for it."""
+    busy_at: float = field(default_factory=time.monotonic)
+    """When there was last something to do."""
+
+
+class OrderedGroup(PolledGroup):
+    """Leased partitions, each worked on in offset order by one subscriber at a time."""
+
+    def __init__(self, context: Context, handler: Handler) -> None:
+        super().__init__(context, handler)
+        self.partitions: dict[str, Partition] = {}
+        self.waiting: dict[str, float] = {}
+        """Partitions with work that this process does not own → since when it knows."""
+        self._theirs: set[str] = set()
+        """Partitions that a live subscriber owned at the last tick."""
+        self._shared_out = 0
+        """How many of those are held by subscribers of the same subset."""
+        self._live: list[str] = []
+        self._due: list[tuple[int, str, int]] = []
+        """A heap of (due, key, offset); entries may be out of date."""
+        self._try_now = False
+        """There is news of an unowned partition."""
+        self._leaving: set[str] = set()
+        """Partitions to give back as soon as nothing of them is in hand."""
+        self._reload: set[str] = set()
+        """Partitions whose unsettled rows must be read again."""
+
+    # -- news -----------------------------------------------------------------
+
+    def _notify(self, key: str) -> None:
+        partition = self.partitions.get(key)
+        if partition is not None and partition.owned:
+            partition.fresh = True
+            self._look_at(partition)
+        elif key not in self.waiting:
+            self.waiting[key] = time.monotonic()
+            # A live owner gets the same news; if it has gone since, the next tick shows it.
+            self._try_now = self._try_now or key not in self._theirs
+
+    def _look_at(self, partition: Partition) -> None:
+        partition.busy_at = time.monotonic()
+        if not partition.leaving:
+            self.todo.setdefault(partition.key)
+
+    def next_at(self) -> int | None:
+        while self._due:
+            due, key, offset = self._due[0]
+            partition = self.partitions.get(key)
+            if partition is not None and partition.pending.get(offset) == due:
+                return due
+            heapq.heappop(self._due)
+        return None
+
+    def reset(self) -> None:
+        super().reset()
+        self.waiting.clear()
+        self._due.clear()
+        self._reload = {key for key, partition in self.partitions.items() if partition.owned}
+
+    def is_idle(self) -> bool:
+        return super().is_idle() and not self.waiting and not any(p.pending for p in self.partitions.values())
+
+    def wants_turn(self) -> bool:
+        return (self._try_now and len(self.todo) < AHEAD) or super().wants_turn()
+
+    def turn(self) -> bool:
+        if self._reload:
+            self._verify_and_load()
+        if self._try_now and len(self.todo) < AHEAD:
+            self._try_now = False
+            self._acquire(steal=self.context.stealing.is_allowed())
+        self._wake_due()
+        poll_soon = super().turn()
+        self._leave()
+        return poll_soon
+
+    def _wake_due(self) -> None:
+        """Puts partitions whose backoffs are over on the to-look list."""
+        now = self.context.clock.now()
+        while (due := self.next_at()) is not None and due <= now:
+            _, key, _ = heapq.heappop(self._due)
+            self._look_at(self.partitions[key])
+
+    # -- leases ---------------------------------------------------------------
+
+    def owned(self) -> list[str]:
+        return [key for key, partition in self.partitions.items() if partition.owned]
+
+    def rebalance(self, leases: Sequence[Lease], live: list[str], *, steal: bool) -> None:
+        """Compares memory with the lease rows, gives back what is above the share, takes what is below it.
+
+        ``live`` are those who work on the same subset: the partitions are shared out among them.
+        """
+        me = self.context.subscriber
+        leases = [lease for lease in leases if lease.key in self.context.subset]
+        self._live = live
+        self._theirs = {lease.key for lease in leases if lease.good and lease.owner != me}
+        equals = set(live)
+        # Not those that a subscriber of another, overlapping subset holds: they are not shared out here.
+        self._shared_out = sum(lease.good and lease.owner != me and lease.owner in equals for lease in leases)
+        rows = {lease.key: lease.owner for lease in leases}
+        for key in self.owned():
+            if rows.get(key) != me:
+                self._lose(key, "taken")
+        now = time.monotonic()
+        for lease in leases:
+            known = self.partitions.get(lease.key)
+            if lease.key not in self._theirs and not (known is not None and known.owned):
+                self.waiting.setdefault(lease.key, now)
+        # A live owner answers for its partitions until it has drained them or let them go.
+        for key in self._theirs & self.waiting.keys():
+            del self.waiting[key]
+        self._drop_drained()
+        if steal:
+            self._give_back_excess()
+        self._acquire(steal=steal)
+
+    def _cap(self) -> int | None:
+        """This subscriber's fair share; None if it cannot be computed: then there is no cap."""
+        if self.context.takes_all:
+            return None
+        total = self._shared_out + len(self.owned()) + len(self.waiting) - len(self._theirs & self.waiting.keys())
+        return leasing.fair_shares(total, self._live, self.ref).get(self.context.subscriber)
+
+    def _give_back_excess(self) -> None:
+        cap = self._cap()
+        if cap is None or len(self._live) < 2:
+            return
+        staying = sorted(key for key in self.owned() if not self.partitions[key].leaving)
+        for key in staying[cap:]:
+            partition = self.partitions[key]
+            partition.leaving = True
+            self._leaving.add(key)
+            self.todo.pop(key, None)
+            self.inbox.give_back(self.ref, key)
+
+    def _acquire(self, *, steal: bool) -> None:
+        """Takes unowned partitions with work up to the share, and overdue ones whatever the share."""
+        if not self.waiting or self.stopped or not self.heart_good():
+            return
+        full = len(self.todo) >= AHEAD
+        self._try_now = self._try_now or full  # once it has got through some of them
+        # In the order in which they became known: a million keys are not sorted for the next thousand.
+        waiting = sorted(islice((key for key in self.waiting if key not in self._theirs), CHOICE))
+        cap = self._cap()
+        overdue = time.monotonic() - self.context.settings.lease_duration
+        wanted = waiting
+        if cap is not None and len(self._live) > 1:
+            # Everybody begins at another place, so that not all reach for the same partition.
+            start = self._live.index(self.context.subscriber) * len(waiting) // len(self._live)
+            rotated = waiting[start:] + waiting[:start]
+            below_share = rotated[: max(0, cap - len(self.owned()))]
+            wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
+        if full:
+            # What it has may never come to an end: those that have waited for too long come in few by few.
+            wanted = [key for key in waiting if self.waiting[key] <= overdue][:OVERDUE]
+        if not wanted:
+            return
+        more, wanted = len(wanted) > TAKE_OVER or len(waiting) == CHOICE, wanted[:TAKE_OVER]
+        taken = leasing.acquire(
+            self.using, self.ref, self.context.subscriber, wanted, lease_ms=self.context.lease_ms, steal=steal
+        )
+        if taken.other_mode:
+            self.check_mode(taken.other_mode)
+            return
+        if taken.paused or taken.dropped:
+            # Else it would never be idle, and a drain never end: of such a group nothing is claimed, either.
+            self._stop(dropped=taken.dropped)
+            return
+        # Short transactions, with the others' turns in between; what somebody has locked waits for the next tick.
+        self._try_now = full or (more and bool(taken.held or taken.elsewhere))
+        for key in taken.elsewhere:
+            self._theirs.add(key)
+            del self.waiting[key]
+        if taken.held:
+            watermarks.create_missing(self.using, self.ref, taken.held)
+            self._take_over(taken.held)
+
+    def held_elsewhere(self) -> int:
+        """How many partitions were in the hands of live others at the last tick."""
+        return len(self._theirs)
+
+    def heart_good(self) -> bool:
+        return self.context.heartbeat.good()
+
+    def _take_over(self, keys: Collection[str]) -> None:
+        for key in keys:
+            del self.waiting[key]
+            partition = self.partitions.setdefault(key, Partition(key))
+            partition.owned, partition.leaving, partition.fresh = True, False, True
+            self._reload.add(key)
+        self._load(keys)
+        event(logging.DEBUG, "leases.taken", group=self.ref.group, topic=self.ref.topic, partitions=len(keys))
+
+    def _verify_and_load(self) -> None:
+        self.verify()
+        keys = [key for key in self._reload if key in self.partitions and self.partitions[key].owned]
+        for start in range(0, len(keys), TAKE_OVER):
+            self._load(keys[start : start + TAKE_OVER])
+            self.context.progress.made()
+
+    def verify(self) -> None:
+        """Reads the leases again under lock; drops those lost, with what waits of them."""
+        owned = self.owned()
+        for start in range(0, len(owned), TAKE_OVER):
+            chunk = owned[start : start + TAKE_OVER]
+            held = leasing.verify_owned(self.using, self.ref, self.context.subscriber, chunk)
+            for key in chunk:
+                if key not in held:
+                    self._lose(key, "in doubt")
+            self.context.progress.made()
+
+    def _load(self, keys: Collection[str]) -> None:
+        """Reads the unsettled rows of partitions into memory; what this process holds is left out.
+
+        What waits here and has no such row was taken away by an operator's seek: it does not start.
+        """
+        pending: dict[str, dict[int, int]] = {key: {} for key in keys}
+        gone = {(key, offset, token) for key in keys for offset, token in self.partitions[key].in_hand.items()}
+        for row in leasing.load(Session(self.using), self.ref, keys):
+            if self.partitions[row.key].in_hand.get(row.offset) != row.token:
+                pending[row.key][row.offset] = row.due
+            else:
+                gone.discard((row.key, row.offset, row.token))
+        for delivery in self.inbox.drop_stale(self.ref, gone):
+            self.partitions[delivery.key].in_hand.pop(delivery.offset, None)
+        for key, offsets in pending.items():
+            partition = self.partitions[key]
+            partition.pending = {}
+            partition.rests_until = 0
+            partition.fresh = True
+            for offset, due in offsets.items():
+                self._wait_for(partition, offset, due)
+            self._look_at(partition)
+            self._reload.discard(key)
+        self.unfinished |= set(keys)
+
+    def _wait_for(self, partition: Partition, offset: int, due: int) -> None:
+        partition.pending[offset] = due
+        heapq.heappush(self._due, (due, partition.key, offset))
+
+    def _lose(self, key: str, why: str) -> None:
+        partition = self.partitions[key]
+        event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, partition=key, why=why)
+        for delivery in self.inbox.drop(self.ref, key):
+            partition.in_hand.pop(delivery.offset, None)
+        self._let_go(partition)
+
+    def _let_go(self, partition: Partition) -> None:
+        """The partition is somebody else's or nobody's; what still runs here ends by itself."""
+        key = partition.key
+        partition.owned = partition.leaving = False
+        partition.pending.clear()
+        self.todo.pop(key, None)
+        self._depths.pop(key, None)
+        for keys in (self.unfinished, self._skipped, self._reload, self._leaving):
+            keys.discard(key)
+        self._forget_if_done(partition)
+
+    def _forget_if_done(self, partition: Partition) -> None:
+        if not partition.owned and not partition.in_hand:
+            del self.partitions[partition.key]
+            self.inbox.forget_lane(self.ref, partition.key)
+
+    def _leave(self) -> None:
+        """Releases what is to be given back and is no longer in hand."""
+        done = [key for key in self._leaving if not self.partitions[key].in_hand]
+        if done:
+            self.release(done)
+
+    def release_free(self) -> None:
+        """Gives back every partition of which nothing is in hand."""
+        free = [key for key, partition in self.partitions.items() if partition.owned and not partition.in_hand]
+        if free:
+            self.release(free)
+
+    def release(self, keys: Collection[str]) -> None:
+        drained = leasing.drop_drained(self.using, self.ref, self.context.subscriber, keys)
+        leasing.release(self.using, self.ref, self.context.subscriber, set(keys) - drained)
+        for key in keys:
+            self._let_go(self.partitions[key])
+
+    def _drop_drained(self) -> None:
+        """Deletes the leases of partitions that have had nothing to do for a while."""
+        idle_since = time.monotonic() - self.context.settings.lease_renewal_interval
+        idle = [
+            partition.key
+            for partition in self.partitions.values()
+            if partition.owned
+            and not (partition.pending or partition.in_hand or partition.leaving)
+            and partition.key not in self.todo
+            and partition.key not in self.unfinished
+            and partition.busy_at <= idle_since
+        ]
+        for start in range(0, len(idle), 1000):
+            chunk = idle[start : start + 1000]
+            for key in leasing.drop_drained(self.using, self.ref, self.context.subscriber, chunk):
+                self._let_go(self.partitions[key])
+            self._reload.update(key for key in chunk if key in self.partitions)
+            self.context.progress.made()
+
+    # -- claiming -------------------------------------------------------------
+
+    def _wants(self, room: int) -> list[Want]:
+        wants: list[Want] = []
+        left = room
+        limit = min(room, MAX_PARTITIONS)
+        # No more than are looked at: the list may be long, and each turn comes by here.
+        for key in list(islice(self.todo, LOOKED_AT)):
+            if left <= 0 or len(wants) >= limit:
+                break
+            want = self._want(self.partitions[key], min(self._each(room, key), left))
+            if want is None:
+                continue
+            wants.append(want)
+            left -= self._expected(want)
+            self.todo[key] = self.todo.pop(key)  # to the end: others have their turn
+        return self._fill_up(wants, left)
+
+    def _want(self, partition: Partition, limit: int) -> Want | None:
+        """What to take from a partition now; None, and off the list, while there is nothing to take."""
+        key = partition.key
+        if self.inbox.is_blocked(self.ref, key):
+            if partition.in_hand:
+                del self.todo[key]  # until what it holds is written
+                return None
+            self.inbox.unblock(self.ref, key)
+        now = self.context.clock.now()
+        if now < partition.rests_until and partition.pending:
+            del self.todo[key]  # until the heap wakes it
+            return None
+        offsets = sorted(partition.pending)
+        if self.handler.on_failure == "block" and offsets:
+            if partition.in_hand:
+                del self.todo[key]
+                return None
+            ready: list[int] = []
+            for offset in offsets:
+                if partition.pending[offset] > now or len(ready) == limit:
+                    break
+                ready.append(offset)
+            if not ready:
+                del self.todo[key]
+                return None
+            return Want(key, due=tuple(ready))
+        due = [offset for offset in offsets if partition.pending[offset] <= now]
+        if due:
+            return Want(key, due=tuple(due[:limit]))
+        if partition.fresh and len(offsets) < MAX_PENDING:
+            return Want(key, look_at=limit)
+        del self.todo[key]
+        return None
+
+    def _max_due(self, room: int) -> int:
+        return 0
+
+    def _written(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        for outcome in outcomes:
+            delivery = outcome.delivery
+            partition = self.partitions.get(delivery.key)
+            if partition is None:
+                continue
+            if partition.in_hand.get(delivery.offset) == delivery.token:
+                del partition.in_hand[delivery.offset]
+            due = flushed.waiting.get((delivery.key, delivery.offset))
+            if outcome.kind is Kind.STALE and partition.owned:
+                self._reload.add(delivery.key)
+            if due is not None and partition.owned:
+                self._wait_for(partition, delivery.offset, due)
+            if partition.owned:
+                self._look_at(partition)
+            self._forget_if_done(partition)
+        for outcome in flushed.stale:
+            known = self.partitions.get(outcome.delivery.key)
+            if known is not None and known.owned:
+                self._reload.add(outcome.delivery.key)
+        # Not those of partitions lost meanwhile: their watermarks are the new owner's.
+        owned = {key for key in self.unfinished if key in self.partitions and self.partitions[key].owned}
+        self.unfinished = owned
+
+    def _claimed(self, claim: Claim) -> bool:
+        for key in claim.lost:
+            if key in self.partitions and self.partitions[key].owned:
+                self._lose(key, "taken")
+        for key, offset in claim.settled:
+            self.partitions[key].pending.pop(offset, None)
+        for (key, offset), due in claim.later.items():
+            self._wait_for(self.partitions[key], offset, due)
+        now = self.context.clock.now()
+        for key in claim.locked - claim.lost:
+            # An atomic handler of a vanished owner may keep its row for a while: look again a little later.
+            partition = self.partitions[key]
+            self.todo.pop(key, None)
+            partition.rests_until = now + LOCKED_PAUSE_MS
+            for offset in [offset for offset, due in partition.pending.items() if due <= now]:
+                self._wait_for(partition, offset, partition.rests_until)
+        for delivery, _ in claim.dead:
+            self.partitions[delivery.key].pending.pop(delivery.offset, None)
+        for delivery in claim.deliveries:
+            partition = self.partitions[delivery.key]
+            partition.pending.pop(delivery.offset, None)
+            partition.in_hand[delivery.offset] = delivery.token
+            partition.busy_at = time.monotonic()
+        for key in claim.drained:
+            self.partitions[key].fresh = False
+        return False

@@ -1,0 +1,320 @@
+"""The poller: the one thread of a subscriber that moves work between database and inbox.
+
+It sequences, notices news, takes and gives back leases, claims, writes
+outcomes, extends, and does the housekeeping in turn. Everything it remembers is
+a hint that can be started anew; what counts is decided under locks in the
+database.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+
+from django.db import Error, connections
+
+from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.polling.maintenance import Maintenance
+from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
+from django_mysqlqueue.runtime.polling.shared import SharedGroup
+from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling, rollups, sequencing
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import drop_connection
+from django_mysqlqueue.sql.session import Retry, Session
+
+SEQUENCER_PASSES = 4
+"""Passes of the sequencer in a poll, so that flushes and extensions are not starved."""
+NEWS_ROWS = 2000
+NEWS_PASSES = 5
+ROLLUP_INTERVAL = 10.0
+"""Seconds between two writes of what was counted for the charts."""
+LOOK_PAUSE = 10
+"""A look at the outbox walks uncommitted rows too: wait this many times as long as the last one took."""
+
+
+class Poller:
+    """Runs in one thread until it is told to stop; ``step`` is one turn, for those who drive it by hand."""
+
+    def __init__(self, context: Context, handlers: Mapping[GroupRef, Handler], *, only_scans: bool = False) -> None:
+        self.context = context
+        self.groups: list[PolledGroup] = [
+            (SharedGroup if handler.shared else OrderedGroup)(context, handler) for handler in handlers.values()
+        ]
+        self.by_topic: dict[str, list[PolledGroup]] = {}
+        for group in self.groups:
+            self.by_topic.setdefault(group.ref.topic, []).append(group)
+        self.ordered = [group for group in self.groups if isinstance(group, OrderedGroup)]
+        self.shared = [group for group in self.groups if isinstance(group, SharedGroup)]
+        self.maintenance = Maintenance(
+            context.using, self.groups, self.shared, check_tail=self.check_tail, only_scans=only_scans
+        )
+        self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
+        self._tail: int | None = None
+        self._interval = context.settings.poll_interval
+        self._next_poll = 0.0
+        self._next_tick = 0.0
+        self._ticked_at = float("-inf")
+        self._free_pause = 0.0
+        """Seconds between ticks for leases that are free and stay so."""
+        self._failures = 0
+        self._spoke_at = time.monotonic()
+        self.outbox_idle = False
+        """The last poll found nothing due."""
+        self.next_deliver_at: int | None = None
+
+    # -- the loop -------------------------------------------------------------
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Turns until ``stopping`` says so. A database error starts everything in memory anew."""
+        while not stopping():
+            self.context.progress.made()
+            if self.guarded(self.step):
+                self.sleep()
+
+    def guarded(self, action: Callable[[], object]) -> bool:
+        """Runs a step; after a database error drops the connection, waits, and starts anew."""
+        try:
+            action()
+        except (Error, CommitOutcomeUnknown, Retry) as error:
+            self._failures += 1
+            if is_worth_a_line(self._failures):
+                text = f"{type(error).__name__}: {error}"
+                event(logging.WARNING, "poller.failed", error=text, failures=self._failures)
+            drop_connection(connections[self.context.using])
+            self.reset()
+            time.sleep(min(5.0, 0.05 * 2 ** min(self._failures, 10)) * (0.5 + random.random() / 2))
+            return False
+        if self._failures:
+            event(logging.INFO, "poller.recovered", failures=self._failures)
+            self._failures = 0
+        return True
+
+    def reset(self) -> None:
+        """Forgets every hint. Leases are read again under lock, partitions loaded as when they were taken."""
+        self._tail = None
+        self._next_poll = self._next_tick = 0.0
+        self.context.stealing.suspend()
+        for group in self.groups:
+            group.reset()
+        self.maintenance.reset()
+
+    def keep_alive(self) -> None:
+        """Says something to the server before the session's idle time-out is over."""
+        if time.monotonic() - self._spoke_at > self.context.settings.max_poll_interval:
+            Session(self.context.using).row("SELECT 1")
+            self._spoke_at = time.monotonic()
+
+    def step(self) -> None:
+        """One turn: verify, tick, poll, write and claim, keep house; each only when it is due."""
+        if sessions.renew():
+            self.reset()
+            self.context.stealing.suspend_from_last_beat()
+        now = time.monotonic()
+        self.keep_alive()
+        if self.context.heartbeat.must_verify():
+            self._verify_leases()
+        if now >= self._next_tick:
+            self._tick()
+            self._next_tick = time.monotonic() + self.context.settings.lease_renewal_interval
+        if self.next_deliver_at is not None and self.context.clock.now() >= self.next_deliver_at:
+            self.next_deliver_at = None  # the poll says which is next
+            self.poll_soon()
+        if now >= self._next_poll:
+            self._poll()
+        self.groups.append(self.groups.pop(0))
+        for group in self.groups:
+            if time.monotonic() >= group.rests_until:
+                self._turn(group)
+        if now >= self._next_rollup:
+            self.write_rollups()
+        self.maintenance.turn()
+
+    def write_rollups(self) -> None:
+        """Adds what was counted to the charts' rows; after an error it is written with the next ones."""
+        self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
+        rollups.add(self.context.using, {group.ref: group.counted() for group in self.groups})
+        for group in self.groups:
+            group.start_tally()
+
+    def _turn(self, group: PolledGroup) -> None:
+        """A group whose turn fails must not keep the others from theirs, unless the connection is gone or read-only."""
+        connection = connections[self.context.using]
+        before = connection.connection
+        try:
+            poll_soon = group.turn()
+        except Error as error:
+            if not sessions.is_sound(connection, error, before=before):
+                raise
+            event(
+                logging.ERROR,
+                "group.failed",
+                group=group.ref.group,
+                topic=group.ref.topic,
+                error=f"{type(error).__name__}: {error}",
+                failures=group.failed(),
+            )
+            self.maintenance.scan_all()  # finds again what it has forgotten
+        else:
+            group.succeeded()
+            if poll_soon:
+                self.poll_soon()
+
+    def is_idle(self) -> bool:
+        """Whether nothing is known of that there is to do. Groups that are paused or dropped do not count."""
+        inbox = self.context.inbox
+        return (
+            self.outbox_idle
+            and not self.maintenance.is_scanning()
+            and all(inbox.is_idle(group.ref) and (group.stopped or group.is_idle()) for group in self.groups)
+        )
+
+    def group_of_other_mode(self) -> PolledGroup | None:
+        """A group whose mode is not its handler's any more."""
+        return next((group for group in self.groups if group.other_mode), None)
+
+    def flush_groups(self) -> None:
+        """Writes every outcome there is."""
+        for group in self.groups:
+            group.flush_now()
+
+    def release_leases(self) -> None:
+        """Gives back every partition of which nothing is in hand; one whose handler still runs keeps its lease."""
+        for group in self.ordered:
+            group.release_free()
+
+    def sleep(self) -> None:
+        """Until the next thing that is due, or until something happens in this process."""
+        now = time.monotonic()
+        until = min(
+            self._next_poll, self._next_tick, self.maintenance.next_at, now + self.context.settings.max_poll_interval
+        )
+        until = min([until, *(max(group.wake_at(), group.rests_until) for group in self.groups)])
+        until = min([until, *(group.rests_until for group in self.groups if group.rests_until > now)])
+        clock = self.context.clock.now()
+        times = [group.next_at() for group in self.groups if group.rests_until <= now and group.room() > 0]
+        times.append(self.next_deliver_at)
+        for moment in times:
+            if moment is not None:
+                until = min(until, now + max(0.0, (moment - clock) / 1000))
+        if any(group.wants_turn() and group.rests_until <= now for group in self.groups):
+            until = now
+        if self.context.inbox.wait(max(0.0, until - now), enough=self.context.enough):
+            self.poll_soon()
+
+    def poll_soon(self) -> None:
+        self._next_poll = 0.0
+        self._interval = self.context.settings.poll_interval
+
+    def look_now(self) -> None:
+        """Polls and ticks with the next step."""
+        self.poll_soon()
+        self._next_tick = 0.0
+
+    # -- polling --------------------------------------------------------------
+
+    def _poll(self) -> None:
+        """At most three queries when nothing happens, whatever the number of partitions and groups."""
+        session = Session(self.context.using)
+        began = time.monotonic()
+        look = polling.poll(session, [group.ref for group in self.ordered])
+        took = time.monotonic() - began
+        self.context.clock.set(look.now)
+        self.next_deliver_at = look.next_deliver_at
+        self.outbox_idle = not look.due
+        self._notice_free_leases(free=look.free_leases)
+        moved, again = self._sequence() if look.due else (False, False)
+        if self._tail is None:
+            self._tail = log.end_of_log(session)
+            self.maintenance.scan_all()
+        read, more = self._read_news(session)
+        if self.shared:
+            # With a subset it walks other subsets' rows, too.
+            began = time.monotonic()
+            due = polling.next_due(session, [group.ref for group in self.shared], self.context.subset)
+            for shared in self.shared:
+                shared.found_due(due.get(shared.ref))
+            took += time.monotonic() - began
+        interval = self.context.settings.poll_interval
+        found = moved or read
+        self._interval = interval if found else min(self._interval * 1.5, self.context.settings.max_poll_interval)
+        # Jitter keeps the processes of a fleet from looking all at once.
+        pause = 0.0 if again or more else max(self._interval * (0.9 + random.random() / 5), LOOK_PAUSE * took)
+        self._spoke_at = time.monotonic()
+        self._next_poll = self._spoke_at + pause
+        for group in self.groups:
+            group.polled()
+
+    def _notice_free_leases(self, *, free: bool) -> None:
+        """What another gives back is taken now, not at the next tick; what is not for this one less and less often."""
+        if not free:
+            self._free_pause = 0.0
+        elif time.monotonic() >= self._ticked_at + self._free_pause:
+            self._next_tick = 0.0
+            self._free_pause = min(max(2 * self._free_pause, 0.25), self.context.settings.lease_renewal_interval)
+
+    def _sequence(self) -> tuple[bool, bool]:
+        """Moves what is due into the log; returns whether anything was, and whether to come again at once."""
+        moved = 0
+        for _ in range(SEQUENCER_PASSES):
+            done = sequencing.sequence(self.context.using)
+            moved += done.moved
+            if done.busy or not done.more:
+                self.outbox_idle = not done.busy
+                return moved > 0, False
+        return moved > 0, True
+
+    def _read_news(self, session: Session) -> tuple[bool, bool]:
+        """Tells the groups which partitions got messages; whether any did, and whether there is more to read."""
+        read = False
+        for _ in range(NEWS_PASSES):
+            batch = polling.read_news(session, self._tail or 0, limit=NEWS_ROWS)
+            self._tail = batch.tail
+            read = read or bool(batch.partitions)
+            for topic, key in batch.partitions:
+                for group in self.by_topic.get(topic, ()):
+                    group.notify(key)
+            if not batch.more:
+                return read, False
+        return read, True
+
+    def check_tail(self, session: Session) -> None:
+        """After a failover the log may end below what has been read."""
+        if self._tail is not None and log.end_of_log(session) < self._tail:
+            event(logging.WARNING, "poller.log_went_back", tail=self._tail)
+            self._tail = None
+
+    # -- leases ---------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Once a renewal interval, and when leases are free: shares, stale owners, extensions."""
+        self._ticked_at = time.monotonic()
+        session = Session(self.context.using)
+        controls = groups.group_controls(session, [group.ref for group in self.groups])
+        for group in self.groups:
+            group.recheck_paused()
+            found = controls.get(group.ref)
+            if found is None:
+                continue
+            group.check_mode(found.mode)
+            if group.has_new_revision(found.revision):
+                group.reset()
+                self.maintenance.scan_all()
+        if self.ordered:
+            refs = [group.ref for group in self.ordered]
+            leases = leasing.read(session, refs, self.context.lease_ms)
+            live = heartbeats.live(session, refs, self.context.lease_ms)
+            for ordered in self.ordered:
+                others = [name for name, subset in live[ordered.ref].items() if subset == self.context.subset]
+                ordered.rebalance(leases[ordered.ref], others, steal=self.context.stealing.is_allowed())
+
+    def _verify_leases(self) -> None:
+        for group in self.ordered:
+            group.verify()
+        self.context.heartbeat.verified()

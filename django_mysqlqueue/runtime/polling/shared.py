@@ -1,0 +1,122 @@
+"""Shared mode: what the poller remembers and does for a group of competing subscribers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
+from django_mysqlqueue.service import settling
+from django_mysqlqueue.service.claiming import Claim, Want
+from django_mysqlqueue.service.deliveries import Flushed, Outcome
+
+MAX_WINDOW = 10_000
+"""Due rows that one claim looks at, at most."""
+LOCKED_PAUSE = 0.01
+"""Seconds for which a group rests that found every partition locked that it wanted."""
+
+
+class SharedGroup(PolledGroup):
+    """Competing subscribers: any partition, any message, no leases."""
+
+    def __init__(self, context: Context, handler: Handler) -> None:
+        super().__init__(context, handler)
+        self._next_due: int | None = None
+        self._expects_clock_step = True
+        self._extend_at = 0.0
+        self._window = 0
+        """How many due rows to look at: more and more while those in front are locked."""
+        self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
+
+    def _notify(self, key: str) -> None:
+        self.todo[key] = None
+
+    def next_at(self) -> int | None:
+        return self._next_due
+
+    def found_due(self, due: int | None) -> None:
+        """A poll has found when the next redelivery is due, epoch milliseconds; None: none is."""
+        self._next_due = due
+
+    def expect_clock_step(self) -> None:
+        """The next claim looks for rows, too, that a clock which has been mended since left far ahead."""
+        self._expects_clock_step = True
+
+    def wake_at(self) -> float:
+        return self._extend_at
+
+    def reset(self) -> None:
+        super().reset()
+        self._extend_at = 0.0
+
+    def turn(self) -> bool:
+        # Before the claim: after a stall it would otherwise take what this process still holds.
+        if time.monotonic() >= self._extend_at:
+            self._extend()
+        return super().turn()
+
+    def _extend(self) -> None:
+        """A living process keeps all deliveries that it holds, waiting or running.
+
+        Until the next time none starts later than one visibility time-out from
+        now: by then others may have it. Those that others do have are dropped.
+        """
+        began = time.monotonic()
+        held = self.inbox.held(self.ref)
+        if held:
+            milliseconds = int(self.handler.visibility_timeout * 1000)
+            lost = settling.extend_all(self.using, self.ref, held, milliseconds=milliseconds)
+            self.inbox.drop_stale(self.ref, lost)
+        self.inbox.keep(self.ref, began + self.handler.visibility_timeout)
+        self._extend_at = began + self.handler.visibility_timeout / 3
+
+    def _wants(self, room: int) -> list[Want]:
+        wants: list[Want] = []
+        left = room
+        for key in list(islice(self.todo, MAX_PARTITIONS)):
+            if left <= 0:
+                break
+            wants.append(Want(key, look_at=min(self._each(room, key), left)))
+            left -= self._expected(wants[-1])
+            self.todo[key] = self.todo.pop(key)  # to the end, also what another has locked: others have their turn
+        return self._fill_up(wants, left)
+
+    def _held(self) -> set[tuple[str, int]]:
+        return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
+
+    def _max_due(self, room: int) -> int:
+        if room <= 0 or self.stopped:
+            return 0
+        return room if self._is_due() or self._expects_clock_step else 0
+
+    def _is_due(self) -> bool:
+        return self._next_due is not None and self._next_due <= self.context.clock.now()
+
+    def _due_window(self, max_due: int) -> int:
+        return max(max_due, self._window)
+
+    def _after_clock_step(self) -> bool:
+        expected, self._expects_clock_step = self._expects_clock_step, False
+        return expected
+
+    def _written(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+        for due in flushed.waiting.values():
+            self._next_due = due if self._next_due is None else min(self._next_due, due)
+
+    def _claimed(self, claim: Claim) -> bool:
+        redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
+        self._window = min(max(2 * self._window, 2 * self.batch_size), MAX_WINDOW) if claim.locked else 0
+        poll_soon = False
+        if self._is_due():
+            # Taken, or seen to be locked by another: the next poll tells when more is due.
+            self._next_due = None
+            poll_soon = redelivered > 0
+        for key in claim.drained:
+            self.todo.pop(key, None)
+        if self.todo and not (claim.looked_at or claim.deliveries or claim.missing):
+            # All that it asked for was locked by others: they are done with it in a moment.
+            self.rests_until = time.monotonic() + LOCKED_PAUSE
+        return poll_soon

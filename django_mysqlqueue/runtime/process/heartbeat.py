@@ -1,0 +1,134 @@
+"""The heart: a thread that does nothing but send heartbeats."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import Error, connections
+
+from django_mysqlqueue.exceptions import QueueError
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.log import event, is_worth_a_line
+from django_mysqlqueue.runtime.polling.context import Progress
+from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import close_connections, drop_connection
+
+
+class Heart:
+    """Beats every ``interval`` seconds on a connection of its own, while the poller makes progress.
+
+    Counted by the process's own monotonic clock from just before its last
+    successful beat was sent, leases are good for ``lease`` seconds. Past that
+    they are in doubt, until the poller has read them again under lock.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        subscriber: str,
+        refs: Sequence[GroupRef],
+        *,
+        interval: float,
+        lease: float,
+        info: Mapping[str, Any],
+        progress: Progress,
+    ) -> None:
+        self._using = using
+        self._subscriber = subscriber
+        self._refs = refs
+        self._interval = interval
+        self._lease = lease
+        self._info = info
+        self._progress = progress
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._doubt = False
+        self._moved = False
+        self._failures = 0
+        """In a row."""
+        self.beaten = threading.Event()
+        self.beat_at = float("-inf")
+        """When the last successful beat was sent, by the monotonic clock."""
+        self._thread = threading.Thread(target=self._run, name="mysqlqueue-heart", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._interval + 5)
+
+    def good(self) -> bool:
+        """Whether this process's leases are certainly its own."""
+        with self._lock:
+            return not self._doubt and time.monotonic() < self.beat_at + self._lease
+
+    def must_verify(self) -> bool:
+        """It beats again after its leases may have run out: read them again under lock."""
+        with self._lock:
+            return self._doubt and time.monotonic() < self.beat_at + self._lease
+
+    def verified(self) -> None:
+        with self._lock:
+            self._doubt = False
+
+    def _run(self) -> None:
+        sessions.adopt(
+            self._using,
+            sessions.Timeouts(idle=max(2.0, 2 * self._interval), lock_wait=2, network=2, read=10),
+        )
+        try:
+            while not self._stop.is_set():
+                self._stop.wait(self._interval if self._safely() else min(1.0, self._interval / 4))
+        finally:
+            close_connections()
+
+    def _safely(self) -> bool:
+        """Whatever happens, the thread goes on: without it nothing may start for long."""
+        try:
+            return self._beat()
+        except Exception:  # noqa: BLE001
+            event(logging.ERROR, "heart.failed", error="see the traceback", exc_info=True)
+            drop_connection(connections[self._using])
+            return False
+
+    def _beat(self) -> bool:
+        stuck_for = time.monotonic() - self._progress.at
+        if stuck_for > self._lease:
+            self._failures += 1
+            if is_worth_a_line(self._failures):
+                why = "the poller makes no progress"
+                event(logging.ERROR, "heart.withheld", reason=why, seconds=round(stuck_for, 1))
+            return False
+        connection = connections[self._using]
+        before = connection.connection
+        sent = time.monotonic()
+        try:
+            heartbeats.beat(self._using, self._subscriber, self._refs, self._info)
+        except (Error, QueueError) as error:
+            self._failures += 1
+            if is_worth_a_line(self._failures):
+                event(logging.WARNING, "heart.failed", error=error, failures=self._failures)
+            self._moved = self._moved or not sessions.is_sound(connection, error, before=before)
+            drop_connection(connection)
+            return False
+        with self._lock:
+            # Also when it was sent in time and took long: in between others saw no beat.
+            if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
+                self._doubt = True
+            self.beat_at = sent
+        if self._failures:
+            event(logging.INFO, "heart.recovered", failures=self._failures)
+            self._failures = 0
+        if self._moved:
+            # Only now: as long as its own beats fail, another thread's new connection would be to the old primary.
+            self._moved = False
+            sessions.distrust(self._using)
+        self.beaten.set()
+        return True

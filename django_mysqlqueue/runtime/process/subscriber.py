@@ -1,0 +1,485 @@
+"""One subscriber process: its threads, its signals, its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django_mysqlqueue.conf import Settings
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.handling.executor import Executor
+from django_mysqlqueue.runtime.handling.handler import Handler, mode_text
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.handling.settled_signal import Teller
+from django_mysqlqueue.runtime.log import event
+from django_mysqlqueue.runtime.polling.context import Context, Progress
+from django_mysqlqueue.runtime.polling.poller import Poller
+from django_mysqlqueue.runtime.process import memory
+from django_mysqlqueue.runtime.process.heartbeat import Heart
+from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
+from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
+from django_mysqlqueue.runtime.process.stop_signals import on_stop_signals, say_leaving, say_stopping
+from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.releasing import Released
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
+from django_mysqlqueue.sql.connection import close_connections
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.version import __version__
+
+EXIT_UNCLEAN = 1
+"""Handlers were still running when the process left."""
+SHUTDOWN_ATTEMPTS = 5
+SHUTDOWN_MARGIN = 5.0
+"""Seconds beyond SHUTDOWN_TIMEOUT for writing and releasing, before the process leaves all the same."""
+DRAIN_CHECK = 0.5
+"""Seconds between two looks at whether everything is drained."""
+HANDLER_MARGIN = 10.0
+"""Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
+RELEASE_TIMEOUT = 2.0
+"""Seconds that a process that leaves uncleanly has to release what it holds."""
+TELL_TIMEOUT = 2.0
+"""Seconds that receivers of ``delivery_settled`` have at the end of the process."""
+MEMORY_GRACE = 5.0
+"""Seconds that a process works whatever its memory."""
+TURN = 0.2
+"""Seconds between two looks of the main thread."""
+STUCK_LIMIT = 300.0
+"""Seconds without a turn of the poller after which the process is of no more use. (Its statements end after 20.)"""
+SIGN_INTERVAL = 1.0
+"""Seconds between two signs of life, and two looks at the memory."""
+
+
+def incarnation(name: str | None) -> str:
+    """A subscriber's full name: two processes given one name are still two."""
+    return full_name(name, Incarnation(os.getpid(), secrets.token_hex(4)))
+
+
+def full_name(name: str | None, one: Incarnation) -> str:
+    """The name in the database of one run of a subscriber on this host."""
+    suffix = f":{one.pid}:{one.suffix}"
+    base = name or socket.gethostname() or "subscriber"
+    return re.sub(r"\s", "-", base)[: KEY_LENGTH - len(suffix)] + suffix
+
+
+def require_handlers(handlers: Mapping[GroupRef, Handler]) -> None:
+    """Raises SubscriberError if there is none."""
+    if not handlers:
+        raise SubscriberError(
+            "There is no handler to run: no subscribers.py of an installed app declares one that the options admit."
+        )
+
+
+def register(using: str, handlers: Mapping[GroupRef, Handler]) -> None:
+    """Registers the groups of these handlers.
+
+    Raises:
+        SubscriberError: one is registered with another mode than its handler's.
+    """
+    for ref, handler in handlers.items():
+        registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
+        if registered.mode != handler.mode:
+            raise SubscriberError(mode_text(handler, registered.mode))
+
+
+class Subscriber:
+    """Runs handlers until it is told to stop, is drained, reaches a limit, or a handler hangs.
+
+    Args:
+        name: a name for people; a random incarnation is added.
+        threads: handler threads (default: THREADS).
+        batch_size: messages a claim takes at most (default: BATCH_SIZE).
+        drain: leave when nothing is left to do.
+        subset: the partitions to work on.
+        max_messages: leave after as many deliveries have been started.
+        max_memory: leave when more MB than this are resident.
+        heartbeat_file: renewed about every second while the poller makes progress.
+        lifeline: to the supervisor that started this process. It is asked for a replacement when a limit ends
+            this one; when it is gone this one stops.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        handlers: Mapping[GroupRef, Handler],
+        settings: Settings,
+        *,
+        name: str | None = None,
+        threads: int | None = None,
+        batch_size: int | None = None,
+        drain: bool = False,
+        subset: Subset = EVERYTHING,
+        max_messages: int | None = None,
+        max_memory: float | None = None,
+        heartbeat_file: HeartbeatFile | None = None,
+        lifeline: Lifeline | None = None,
+    ) -> None:
+        require_handlers(handlers)
+        self.using = using
+        self.handlers = dict(handlers)
+        self.settings = settings
+        lost = None if lifeline is None else lifeline.predecessor
+        self._predecessor = None if lost is None else full_name(name, lost)
+        self.name = (
+            incarnation(name) if lifeline is None else full_name(name, Incarnation(os.getpid(), lifeline.suffix))
+        )
+        self.threads = threads or settings.threads
+        self.batch_size = batch_size or settings.batch_size
+        self.drain = drain
+        self.subset = subset
+        self.max_memory = max_memory
+        self.heartbeat_file = heartbeat_file
+        self.lifeline = lifeline
+        self._stopping = threading.Event()
+        self._stops_because = ""
+        self._signalled = False
+        self._finished = threading.Event()
+        self._signs_at = float("-inf")
+        self._began_at = time.monotonic()
+        self._progressed_at = 0.0
+        self._turns = 0
+        self._drain_checked_at = 0.0
+        self._rest = True
+        self._release_error = f"no answer within {RELEASE_TIMEOUT:g} s"
+        self.exit_code = 0
+        self.progress = Progress()
+        longest = max(handler.max_processing_time for handler in self.handlers.values())
+        self.heart = Heart(
+            using,
+            self.name,
+            list(self.handlers),
+            interval=settings.lease_renewal_interval,
+            lease=settings.lease_duration,
+            info=self._info(),
+            progress=self.progress,
+        )
+        self.inbox = Inbox(self.handlers, leases_good=self.heart.good, limit=max_messages)
+        context = Context(
+            using,
+            self.name,
+            settings,
+            self.inbox,
+            self.heart,
+            groups=len(self.handlers),
+            batch_size=self.batch_size,
+            subset=subset,
+            threads=self.threads,
+            progress=self.progress,
+        )
+        self.poller = Poller(context, self.handlers)
+        patient = sessions.Timeouts(
+            idle=longest + HANDLER_MARGIN, lock_wait=50, network=60, read=longest + HANDLER_MARGIN
+        )
+        self.teller = Teller(using, patient)
+        self.inbox.watch.send = self.teller.put
+        self.executor = Executor(
+            self.inbox,
+            using,
+            threads=self.threads,
+            timeouts=patient,
+            with_loop=any(handler.is_async for handler in self.handlers.values()),
+        )
+
+    def _info(self) -> dict[str, Any]:
+
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "subset": self.subset.as_json(),
+        }
+
+    # -- from outside ---------------------------------------------------------
+
+    def stop(self, reason: str = "it was told to", *, replace: bool = False) -> None:
+        """Asks for a clean end; returns at once. With ``replace`` a supervisor starts another one at once.
+
+        Not for signal handlers: the main thread may hold the locks that this takes.
+        """
+        if not self._stopping.is_set():
+            self._stops_because = reason
+            if replace and self.lifeline is not None:
+                self.lifeline.ask_replacement()
+        self._stopping.set()
+        self.inbox.wake()
+
+    def handle_signals(self) -> Callable[[], None]:
+        """SIGTERM and SIGINT stop cleanly, a second one leaves at once; returns what ends that.
+
+        Under a supervisor SIGTERM counts once however often it comes, since a
+        service manager may send it to all processes of a service; the
+        supervisor's word for "at once" is SIGINT.
+        """
+
+        def on_signal(number: int, count: int) -> None:
+            if self.lifeline is None and count == 1:
+                say_stopping(number, self.settings.shutdown_timeout)
+            elif self.lifeline is None:
+                say_leaving(self.settings.lease_duration)
+                os._exit(128 + number)
+            elif number == signal.SIGINT and (self._signalled or self._stopping.is_set()):
+                os._exit(128 + number)
+            self._signalled = True
+
+        return on_stop_signals(on_signal)
+
+    def run(self, *, ready: Callable[[], None] | None = None) -> int:
+        """Runs to the end and returns the exit code: 0, or 1 if handlers were still running.
+
+        Raises:
+            SubscriberError: a group is registered with another mode than its handler's.
+        """
+        register(self.using, self.handlers)
+        if self._predecessor is not None:
+            done = self._release(self._predecessor)
+            event(
+                logging.INFO,
+                "predecessor.released",
+                name=self._predecessor,
+                leases=done.leases,
+                deliveries=done.deliveries,
+            )
+        if ready is not None:
+            ready()
+        # Before it can hold anything, and even where it ends at once. To the supervisor the first sign also means
+        # that the predecessor's messages have been released.
+        self._give_signs()
+        thread = threading.Thread(target=self._poll, name="mysqlqueue-poller", daemon=True)
+        thread.start()
+        give_up_at = float("inf")
+        while not self._finished.wait(TURN):
+            if self._signalled:
+                self.stop("signal")
+            if self.inbox.exhausted():
+                self.stop("max-messages", replace=True)
+            self._give_signs()
+            if self._is_stuck():
+                event(
+                    logging.CRITICAL,
+                    "poller.stuck",
+                    stacks=self.executor.stacks(thread.ident),
+                    name=self.name,
+                    seconds=STUCK_LIMIT,
+                )
+                self.exit_code = EXIT_UNCLEAN
+                return self.exit_code
+            if not self._stopping.is_set():
+                continue
+            self.inbox.wake()
+            give_up_at = min(give_up_at, time.monotonic() + self.settings.shutdown_timeout + SHUTDOWN_MARGIN)
+            if time.monotonic() >= give_up_at:
+                # The database does not answer: what is unwritten will come again to another subscriber.
+                event(logging.ERROR, "subscriber.gave_up", name=self.name)
+                self.exit_code = EXIT_UNCLEAN
+                return self.exit_code
+        thread.join(5)
+        return self.exit_code
+
+    def _is_stuck(self) -> bool:
+        """Whether the poller hangs; counted in turns of this loop, which stand still while the process does."""
+        if self.progress.at != self._progressed_at:
+            self._progressed_at, self._turns = self.progress.at, 0
+        self._turns += 1
+        return self._turns * TURN > STUCK_LIMIT
+
+    def _give_signs(self) -> None:
+        """About once a second. In the main thread, and only there: a handler that keeps the interpreter's lock
+        must silence them.
+        """
+        if time.monotonic() < self._signs_at:
+            return
+        self._signs_at = time.monotonic() + SIGN_INTERVAL
+        progress = time.monotonic() - self.progress.at < self.settings.lease_duration
+        if self.heartbeat_file is not None and progress:
+            self.heartbeat_file.touch()
+        if self.lifeline is not None:
+            self.lifeline.sign(progress=progress)
+            if self.lifeline.is_cut():
+                self.stop("the supervisor is gone")
+        # Not at once: with a limit that is just above what it takes to start it would come and go without working.
+        old_enough = time.monotonic() - self._began_at > MEMORY_GRACE
+        if self.max_memory is not None and old_enough and not self._stopping.is_set():
+            resident = memory.resident_mb()
+            if resident > self.max_memory:
+                event(logging.WARNING, "memory.exceeded", resident_mb=round(resident), limit_mb=self.max_memory)
+                self.stop("max-memory", replace=True)
+
+    def leave(self) -> None:
+        """Ends the process now if handlers may still be running: a thread cannot be killed.
+
+        The last thing that it does is to release what it holds. From then on
+        another subscriber may start the messages whose handlers run here.
+        """
+        if not self.exit_code:
+            return
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        thread = threading.Thread(target=self._release_and_exit, name="mysqlqueue-release", daemon=True)
+        thread.start()
+        thread.join(RELEASE_TIMEOUT)
+        event(logging.ERROR, "subscriber.not_released", name=self.name, error=self._release_error)
+        os._exit(self.exit_code)
+
+    def _release_and_exit(self) -> None:
+        """In a thread of its own, since the database may not answer. It returns only after an error."""
+        try:
+            # A heartbeat that came later would register the subscriber again.
+            self.heart.stop()
+            sessions.adopt(self.using, sessions.Timeouts(idle=2, lock_wait=1, network=2, read=RELEASE_TIMEOUT))
+            self._release(self.name)
+        except Exception as error:  # noqa: BLE001
+            self._release_error = f"{type(error).__name__}: {error}"
+        else:
+            os._exit(self.exit_code)
+
+    def _release(self, name: str) -> Released:
+        shared = [ref for ref, handler in self.handlers.items() if handler.shared]
+        return releasing.release_all(self.using, name, self.handlers, shared=shared)
+
+    # -- the poller's thread --------------------------------------------------
+
+    def _poll(self) -> None:
+        sessions.adopt(
+            self.using,
+            sessions.Timeouts(idle=max(2.0, 2 * self.settings.max_poll_interval), lock_wait=2, network=2, read=20),
+        )
+        stop_listening = wakeups.listen(self.using, self.inbox.wake)
+        try:
+            self.heart.start()
+            # Others must see this subscriber before it takes a lease.
+            while not self.heart.beaten.wait(0.2) and not self._stopping.is_set():
+                self.progress.made()
+            self.executor.start()
+            event(logging.INFO, "subscriber.started", name=self.name)
+            self.poller.run(self._must_stop)
+            self._shut_down()
+        except BaseException:  # noqa: BLE001
+            # A bug in the poller: without it the process is of no use, so its supervisor shall replace it.
+            event(logging.CRITICAL, "poller.died", exc_info=True)
+            self.exit_code = EXIT_UNCLEAN
+        finally:
+            stop_listening()
+            close_connections()
+            self._finished.set()
+
+    def _must_stop(self) -> bool:
+        hung = self.inbox.overrun()
+        if hung is not None:
+            event(
+                logging.CRITICAL,
+                "handler.hung",
+                stacks=self.executor.stacks(hung.thread),
+                group=hung.claimed.ref.group,
+                topic=hung.claimed.ref.topic,
+                partition=hung.claimed.key,
+                offset=hung.claimed.offset,
+                seconds=round(time.monotonic() - hung.started_at, 1),
+            )
+            self._stops_because = "a handler hangs"
+            # Also if it returns in the end: with 0 a supervisor would take it for a wish, or for drained.
+            self.exit_code = EXIT_UNCLEAN
+            return True
+        if self.executor.is_broken():
+            self._stops_because = "the event loop has died"
+            self.exit_code = EXIT_UNCLEAN
+            return True
+        group = self.poller.group_of_other_mode()
+        if group is not None:
+            event(
+                logging.CRITICAL,
+                "group.other_mode",
+                group=group.ref.group,
+                topic=group.ref.topic,
+                error=mode_text(group.handler, group.other_mode),
+            )
+            self._stops_because = "a group's mode was changed"
+            self.exit_code = EXIT_UNCLEAN
+            return True
+        if not self._stopping.is_set() and self.drain and self._is_drained():
+            self._stops_because = "drained"
+            return True
+        return self._stopping.is_set()
+
+    def _is_drained(self) -> bool:
+        """Nothing is due in the outbox, here or elsewhere, and no group has anything unsettled."""
+        now = time.monotonic()
+        # While it knows of something to do, the look through all partitions is spared.
+        if now - self._drain_checked_at < DRAIN_CHECK or not self.poller.is_idle():
+            return False
+        self._drain_checked_at = now
+        return self.poller.guarded(self._look_for_rest) and not self._rest
+
+    def _look_for_rest(self) -> None:
+        session = Session(self.using)
+        # A dead letter that this process has just put there may have a handler here.
+        self._rest = polling.poll(session).due
+        for ref in self.handlers:
+            registered = groups.find(self.using, ref)
+            if registered is None or registered.paused:
+                continue
+            after: str | None = None
+            while not self._rest:
+                keys, after = leasing.find_work(session, ref, after=after, limit=500)
+                self._rest = any(key in self.subset for key in keys)
+                self.progress.made()  # a million partitions take most of a minute
+                if after is None:
+                    break
+
+    # -- the end --------------------------------------------------------------
+
+    def _shut_down(self) -> None:
+        """Stops starting, waits for what runs, writes, gives back, deregisters."""
+        event(
+            logging.INFO,
+            "subscriber.stopping",
+            name=self.name,
+            reason=self._stops_because,
+            running=self.inbox.running(),
+        )
+        self.inbox.close()
+        deadline = time.monotonic() + self.settings.shutdown_timeout
+        while True:
+            self.progress.made()
+            self._insist(self._flush_all)
+            running = self.inbox.running()
+            # A hung handler is not waited for; the others have their time.
+            if not self.inbox.running(overrun=False) or time.monotonic() >= deadline:
+                break
+            self.inbox.wait(0.1, enough=1)
+        self._insist(self._flush_all)
+        self.executor.join(1 if not running else 0)
+        self._insist(self.poller.release_leases)
+        self.heart.stop()
+        if not running:
+            # Else others would steal the leases of what still runs: ``leave`` does it, as the last thing.
+            self._insist(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
+        self.teller.close(TELL_TIMEOUT)
+        if running:
+            self.exit_code = EXIT_UNCLEAN
+            event(logging.ERROR, "subscriber.left_running", name=self.name, handlers=running)
+        event(logging.INFO, "subscriber.stopped", name=self.name)
+
+    def _insist(self, action: Callable[[], object]) -> None:
+        """Tries an action of the shutdown again after a database error, a bounded number of times."""
+        for _ in range(SHUTDOWN_ATTEMPTS):
+            self.progress.made()
+            if self.poller.guarded(action):
+                return
+        self.exit_code = EXIT_UNCLEAN
+
+    def _flush_all(self) -> None:
+        self.poller.keep_alive()
+        self.poller.flush_groups()
+        self.poller.write_rollups()

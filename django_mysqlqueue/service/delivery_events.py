@@ -1,0 +1,104 @@
+"""Recorded deliveries: what became of each, kept after its state row has gone.
+
+How much is recorded is a setting (``RECORD_DELIVERIES``). Rows are written by
+the transaction that they tell of, but for what an atomic handler's own
+transaction has settled: that is recorded by the flush behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.service.messages import cut_error
+from django_mysqlqueue.sql.session import Session, flat, run
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.service.refs import GroupRef
+
+EVENTS = DeliveryEvent._meta.db_table
+Outcome = DeliveryEvent.Outcome
+CHUNK = 1000
+
+
+class Event(NamedTuple):
+    """One delivery's end for a group, or what an operator did with a message."""
+
+    ref: GroupRef
+    key: str
+    offset: int
+    attempt: int
+    outcome: str
+    delivered_at: int
+    handled_ms: int
+    by: str
+    error: str = ""
+    related_id: str = ""
+
+
+def level(ref: GroupRef) -> str:
+    """What is recorded of a group: ``"all"``, ``"failures"`` or ``"none"``."""
+    return get_settings().recorded_of(ref.group)
+
+
+def record(session: Session, events: Sequence[Event]) -> None:
+    """Adds events, at the database's clock, in multi-row inserts."""
+    row = f"(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, {session.dialect.now_ms})"
+    for chunk in session.chunks(events, weight=lambda event: len(event.error)):
+        session.execute(
+            f"INSERT INTO {EVENTS} (consumer_group, topic, partition_key, message_offset, attempt, outcome, "
+            "delivered_at, handled_ms, settled_by, error, related_id, settled_at) VALUES "
+            + session.dialect.placeholders(len(chunk), row),
+            flat(
+                (
+                    *event.ref,
+                    *event[1:7],
+                    event.by[:KEY_LENGTH],
+                    cut_error(event.error),
+                    event.related_id,
+                )
+                for event in chunk
+            ),
+        )
+
+
+def collect(using: str) -> int:
+    """Deletes some of the oldest events that have outlived ``HISTORY_RETENTION``, by primary key; returns how many."""
+    keep_ms = int(get_settings().history_retention * 1000)
+    return run(using, lambda session: delete_old(session, EVENTS, "settled_at", keep_ms))
+
+
+def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
+    """Deletes rows at the head of a table whose ids are given out in order of time; returns how many.
+
+    What is old is read from the head of the primary key, so no index on the time is needed.
+    """
+    ids = [
+        row_id
+        for (row_id,) in session.rows(
+            f"SELECT h.id FROM (SELECT id, {column} AS at FROM {table}{session.dialect.force_index('PRIMARY')} "
+            f"WHERE id > 0 ORDER BY id LIMIT %s) h WHERE h.at < {session.dialect.now_ms} - %s",
+            (CHUNK, keep_ms),
+        )
+    ]
+    return sum(
+        session.execute(session.dialect.delete_joined(table, ("i",), len(chunk), "s.id = v.i"), chunk)
+        for chunk in session.chunks(sorted(ids))
+    )
+
+
+def of_message(session: Session, offsets: Iterable[int]) -> list[tuple[object, ...]]:
+    """Everything recorded of some messages, in order of time."""
+    rows: list[tuple[object, ...]] = []
+    for chunk in session.chunks(sorted(set(offsets))):
+        rows += session.rows(
+            "SELECT e.id, e.settled_at, e.consumer_group, e.topic, e.message_offset, e.outcome, e.attempt, "
+            "e.delivered_at, e.handled_ms, e.settled_by, e.error, e.related_id "
+            f"FROM {session.dialect.rows(('o',), len(chunk))} "
+            f"{session.dialect.join_to(EVENTS, 'e', 'queue_delivery_events_message')} ON e.message_offset = v.o",
+            chunk,
+        )
+    return [row[1:] for row in sorted(rows)]

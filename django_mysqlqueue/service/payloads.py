@@ -1,0 +1,72 @@
+"""What messages say: read from the log after a claim has committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.sql.session import Session
+
+LOG = QueueMessage._meta.db_table
+
+
+class Body(NamedTuple):
+    """A message's content, read from the log after the claim has committed."""
+
+    message_id: str
+    payload: bytes
+    metadata: str | bytes
+    original_id: str
+    published_at: int
+    created_at: int
+    original_topic: str = ""
+    failed_group: str = ""
+    failure_count: int = 0
+    last_error: str = ""
+
+
+def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
+    """Reads messages from the log, outside any transaction.
+
+    A process that is frozen while rows stream to it must hold no locks (they
+    were kept for 60 s). That an offset is missing proves nothing: see ``deleted``.
+    """
+    session = Session(using)
+    found: dict[int, Body] = {}
+    for chunk in session.chunks(sorted(offsets)):
+        for offset, message_id, payload, *more in session.rows(
+            "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
+            "m.original_topic, m.failed_group, m.failure_count, m.last_error "
+            f"FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
+            f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            chunk,
+        ):
+            found[offset] = Body(message_id, content(payload), *more)
+    return found
+
+
+def deleted(using: str, offsets: Iterable[int]) -> set[int]:
+    """Which offsets the database says are not in the log: GC or an operator has deleted those messages.
+
+    A message that is missing from an answer may be there all the same: ``sql_select_limit``, or something between the
+    server and this process, may have cut the answer. So there is an answer for each offset here, by primary key.
+    """
+    session = Session(using)
+    found: set[int] = set()
+    for chunk in session.chunks(sorted(offsets)):
+        found.update(
+            int(offset)
+            for offset, is_there in session.rows(
+                f"SELECT v.o, EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = v.o) "
+                f"FROM {session.dialect.rows(('o',), len(chunk))}",
+                chunk,
+            )
+            if not is_there
+        )
+    return found
+
+
+def content(payload: object) -> bytes:
+    """SQLite keeps what plain SQL gave it: a payload may be text there, or a number, which is not so many NULs."""
+    return bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else str(payload).encode()

@@ -1,0 +1,58 @@
+"""Words for errors of the database: the same for commands, the dashboard, metrics and health checks."""
+
+from __future__ import annotations
+
+import traceback
+
+from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.sql import FailureKind
+from django_mysqlqueue.sql.connection import failure_kind
+
+
+def kind_of(using: str, error: Error) -> FailureKind | None:
+    """Why the database refused or did not answer; None: some other error, such as a defect of a statement."""
+    return failure_kind(connections[using], error)
+
+
+def alias_of(error: Error) -> str | None:
+    """The database whose connection raised an error; None: it was raised elsewhere."""
+    for frame, _line in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, BaseDatabaseWrapper):
+            return str(owner.alias)
+    return None
+
+
+def explain(using: str, error: Error) -> str:
+    """A sentence that names the database and tells the kinds apart, followed by the driver's own text."""
+    return f"{summarize(using, error)}: {error}"
+
+
+def summarize(using: str, error: Error) -> str:
+    """The same without the driver's text, which may name users and hosts, and without a full stop."""
+    match kind_of(using, error):
+        case "no_answer":
+            text = _("The database %(alias)s does not answer")
+        case "denied":
+            text = _("The database %(alias)s refuses access to the user of DATABASES")
+        case "no_database":
+            text = _("The database that DATABASES names for %(alias)s does not exist")
+        case "too_many_connections":
+            text = _("The database %(alias)s accepts no more connections")
+        case "read_only":
+            text = _("The database %(alias)s is read-only")
+        case "missing_table":
+            text = _("The database %(alias)s lacks a table or column of the queue; run %(migrate)s")
+        case "busy":
+            text = _("The database %(alias)s is busy: another transaction holds a lock")
+        case _:
+            text = _("The database %(alias)s reports an error")
+    return text % {"alias": repr(using), "migrate": migrate_command(using)}
+
+
+def migrate_command(using: str) -> str:
+    """The command that makes the queue's tables there."""
+    return "manage.py migrate" + ("" if using == DEFAULT_DB_ALIAS else f" --database {using}")

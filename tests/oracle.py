@@ -1,0 +1,29 @@
+"""What a group has not settled, by one statement that reads everything: to hold the package's own counts against."""
+
+from __future__ import annotations
+
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+GROUPS = ConsumerGroup._meta.db_table
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
+
+
+def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:
+    """How many messages in the log the group has not settled, and when the oldest took its place there."""
+    start = f"(SELECT start_offset FROM {GROUPS} WHERE consumer_group = %s AND topic = %s)"
+    row = session.row(
+        f"SELECT COUNT(*), MIN(m.published_at) FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        f"{session.dialect.join_to(OFFSETS, 'o', left=True)} "
+        "ON o.consumer_group = %s AND o.topic = m.topic AND o.partition_key = m.partition_key "
+        f"WHERE m.topic = %s AND m.`offset` > COALESCE(o.offset_acked, {start}) AND m.target_group IN ('', %s) "
+        f"AND NOT EXISTS (SELECT 1 FROM {STATE} d{session.dialect.force_index('PRIMARY')} "
+        "WHERE d.consumer_group = %s AND d.topic = m.topic AND d.partition_key = m.partition_key "
+        "AND d.message_offset = m.`offset` AND d.acked = %s)",
+        (ref.group, ref.topic, *ref, ref.group, ref.group, True),
+    )
+    assert row is not None  # an aggregate has one row
+    return int(row[0]), None if row[1] is None else int(row[1])
