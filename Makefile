@@ -5,7 +5,7 @@
 # make explore runs every pair of operations under all schedules with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS=)
 # make soak    breaks everything for MINUTES=n while it works, and proves that nothing is lost (ENGINE=mariadb|mysql SEED=n)
 # make serve   serves the example project's site with the admin
-# make lint    ruff and mypy
+# make lint    ruff, mypy and the import contracts
 # make docs    builds the documentation into .test/docs
 # make reference  writes signatures and docstrings into the reference's pages
 # make wheel   builds the wheel and the sdist into dist/
@@ -86,6 +86,7 @@ lint: check-python
 	$(PYTHON) tools/run_tests.py --only lint
 	$(PYTHON) tools/run_tests.py --only format
 	$(PYTHON) tools/run_tests.py --only types
+	$(PYTHON) tools/run_tests.py --only imports
 
 docs: check-python
 	$(PYTHON) tools/run_tests.py --only docs

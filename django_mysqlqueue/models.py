@@ -376,6 +376,7 @@ class Operation(models.Model):
     topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True)
     actor = BytewiseCharField(_("by"), max_length=KEY_LENGTH, db_default="", blank=True)
     detail = BytewiseTextField(_("detail"), db_default=models.Value(""), blank=True)
+    reason = BytewiseTextField(_("reason"), db_default=models.Value(""), blank=True)
     changed = models.BigIntegerField(_("changed"), db_default=0)
     started_at = models.BigIntegerField(_("started at"), db_default=NowMilliseconds())
     ended_at = models.BigIntegerField(_("ended at"), db_default=0, help_text=_("0: it runs, or has died"))

@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations import dropping, group_mode
 from django_mysqlqueue.service import (
     claiming,
     groups,
@@ -256,7 +256,7 @@ for _mode, _other in (("ordered", "shared"), ("shared", "ordered")):
 
     @case(f"change a group's mode to {_other}", lambda mode=_mode: frozen(mode), check=no_lease_is_left)
     def _(world: World, other: str = _other) -> None:
-        groups.set_mode(ALIAS, G, other, lease_ms=LEASE_MS)
+        group_mode.set_mode(ALIAS, G, other, lease_ms=LEASE_MS)
 
 
 @case("drop a group", acked_ahead, commits=None, rerun=True, forgets=True)

@@ -31,7 +31,6 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import seeking
 from tests.harness import Sub, handler, sequence
 from tests.test_conformance import fail
 from tests.test_operations import dead_letters, log
@@ -355,10 +354,10 @@ def test_pause_and_resume(client):
     Sub(handler("t", "g"))
     assert confirm(client, "pause", group="g", topic="t", reason="at night") == ["The group g/t is paused."]
     assert ConsumerGroup.objects.get(topic="t").paused
-    assert confirm(client, "resume", group="g", topic="t") == ["The group g/t goes on."]
+    assert confirm(client, "resume", group="g", topic="t") == ["The group g/t is resumed."]
     entries = [(entry.object_repr, entry.change_message, entry.user.username) for entry in LogEntry.objects.all()]
-    assert entries == [("g/t", "The group g/t goes on.", "ada0"), ("g/t", "The group g/t is paused.", "ada0")]
-    assert list(Operation.objects.order_by("id").values_list("action", "actor", "detail")) == [
+    assert entries == [("g/t", "The group g/t is resumed.", "ada0"), ("g/t", "The group g/t is paused.", "ada0")]
+    assert list(Operation.objects.order_by("id").values_list("action", "actor", "reason")) == [
         ("pause", "ada0", "at night"),
         ("resume", "ada0", ""),
     ]
@@ -375,25 +374,13 @@ def test_what_was_not_previewed_is_not_done(client):
     values = {**hidden(asked.content.decode()), "target": "earliest", "confirmed": "yes"}
     again = client.post(address, values)
     assert again.status_code == 200
-    assert "Handled ones that come again: 5 messages." in again.content.decode()
+    assert "Settled messages that will be redelivered: 5." in again.content.decode()
     assert "Nothing was done" in again.content.decode()
     assert "Nothing was done" not in asked.content.decode()
     assert not Operation.objects.exists()
     done = client.post(address, {**hidden(again.content.decode()), "target": "earliest", "confirmed": "yes"})
     assert done.status_code == 302
     assert Operation.objects.get().action == "seek"
-
-
-def test_the_preview_of_a_seek_says_where_counting_stopped(client, monkeypatch):
-    Sub(handler("t", "g"))
-    log(5, "a")
-    QueueMessage.objects.update(target_group="h")
-    values = {"group": "g", "topic": "t", "target": "latest", "asked": "yes"}
-    assert "Counting stopped" not in client.post(f"{ROOT}do/seek/", values).content.decode()
-    monkeypatch.setattr(seeking, "READ", 2)
-    monkeypatch.setattr(seeking, "READ_FIRST", 2)
-    text = client.post(f"{ROOT}do/seek/", values).content.decode()
-    assert "Counting stopped after 2 messages of the log: there may be more of both." in text
 
 
 def test_a_reason_may_be_filled_in_after_the_preview(client):
@@ -403,7 +390,7 @@ def test_a_reason_may_be_filled_in_after_the_preview(client):
     asked = client.get(address, {"group": "g", "topic": "t"})
     done = client.post(address, {**hidden(asked.content.decode()), "reason": "at night", "confirmed": "yes"})
     assert done.status_code == 302
-    assert Operation.objects.get().detail == "at night"
+    assert Operation.objects.get().reason == "at night"
 
 
 def test_a_dropped_group_leads_to_the_overview(client):
@@ -433,8 +420,8 @@ def test_a_dead_letters_last_attempt_is_one_failure(client):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"target": "offset"}, "Say which."),
-        ({"target": "time"}, "Say which."),
+        ({"target": "offset"}, "This field is required."),
+        ({"target": "time"}, "This field is required."),
         ({"target": "time", "time": "yesterday"}, "Enter a valid date/time."),
         ({"target": "offset", "offset": "0"}, "greater than or equal to 1"),
         ({"target": "offset", "offset": "999999999"}, "the log ends at"),
@@ -464,16 +451,18 @@ def test_retry_what_waits_and_what_is_selected(client):
     log(4)
     sub.settle()
     address = f"{ROOT}do/retry-selected/"
-    for row in ("[1]", "no json", '"a"', '["a", "b"]'):
+    for row in ("[1]", "no json", '"a"', '["a", 1]'):
         refused = client.post(address, {"group": "g", "topic": "t", "asked": "yes", "row": [row]})
         assert "The selection cannot be read" in refused.content.decode()
-    (first, *_) = DeliveryState.objects.order_by("message_offset").values_list("partition_key", "message_offset")
-    told = confirm(client, "retry-selected", group="g", topic="t", row=[json.dumps(first)])
-    assert told == ["Due at once: 1 message."]
+    (first, *_) = DeliveryState.objects.order_by("message_offset").values_list("message_offset", flat=True)
+    told = confirm(client, "retry-selected", group="g", topic="t", row=[first])
+    assert told == ["Messages of the group g/t that are due now: 1."]
     sub.step(times=2)
     assert sub.work() == 1
     sub.flush()
-    assert confirm(client, "retry", group="g", topic="t", reset_attempts="on") == ["Due at once: 4 messages."]
+    assert confirm(client, "retry", group="g", topic="t", reset_attempts="on") == [
+        "Messages of the group g/t that are due now: 4."
+    ]
     assert not DeliveryState.objects.exclude(retry_count=0).exists()
 
 
@@ -483,19 +472,20 @@ def test_dead_letter_what_waits(client):
     sub.settle()
     asked = client.post(f"{ROOT}do/dead-letter/", {"group": "g", "topic": "t", "asked": "yes", "row": offsets[:7]})
     text = unescape(asked.content.decode())
-    assert f"Message {offsets[0]} of g/t is dead-lettered. Attempts that failed: 1." in text
-    assert f"Message {offsets[5]} of" not in text
-    assert "The same for 2 messages more." in text
-    assert "Its dead letter is in t_dlq and can be redriven." in text
+    assert "Messages of the group g/t that will be dead-lettered to t_dlq: 7." in text
+    assert f"Message {offsets[0]} has failed 1 time." in text
+    assert f"Message {offsets[5]} has" not in text
+    assert "A dead letter gets no further attempt until it is redriven." in text
     told = confirm(client, "dead-letter", group="g", topic="t", row=offsets[0], reason="a test order")
-    assert told == ["Dead-lettered: 1 message."]
+    assert told == ["Messages dead-lettered to t_dlq: 1."]
     sequence()
     letter = QueueMessage.objects.get(topic="t_dlq")
     assert letter.original_offset == offsets[0]
     assert letter.last_error.endswith("Dead-lettered by ada0: a test order")
-    assert Operation.objects.get().detail == f"message {offsets[0]} (a test order)"
+    operation = Operation.objects.get()
+    assert (operation.detail, operation.reason) == (f"message {offsets[0]}", "a test order")
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("g/t", "Dead-lettered: 1 message.")
+    assert (entry.object_repr, entry.change_message) == ("g/t", "Messages dead-lettered to t_dlq: 1.")
     again = client.post(f"{ROOT}do/dead-letter/", {"group": "g", "topic": "t", "asked": "yes", "row": offsets[:2]})
     text = unescape(again.content.decode())
     assert f"message {offsets[0]} is settled already" in text
@@ -523,12 +513,14 @@ def test_release_and_forget(client):
     log(2)
     sub.step()
     told = confirm(client, "release", group="g", topic="t", row=[json.dumps("a")])
-    assert told == ["1 lease was released."]
+    assert told == ["Partitions of the group g/t whose leases were released: 1."]
     assert dict(PartitionLease.objects.values_list("partition_key", "leased_by")) == {"a": "", "b": sub.name}
     (refused,) = confirm(client, "forget", subscriber=sub.name)
     assert "is alive" in refused
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
-    assert confirm(client, "forget", subscriber=sub.name) == [f"The subscriber {sub.name} was forgotten."]
+    assert confirm(client, "forget", subscriber=sub.name) == [
+        f"The subscriber {sub.name} is forgotten: 1 heartbeat deleted."
+    ]
     assert not SubscriberHeartbeat.objects.exists()
     nothing = client.post(f"{ROOT}do/release/", {"group": "g", "topic": "t", "asked": "yes"})
     assert "Nothing is selected." in nothing.content.decode()
@@ -539,9 +531,9 @@ def test_drop(client):
     log(2)
     sub.leave()
     asked = client.post(f"{ROOT}do/drop/", {"group": "g", "topic": "t", "asked": "yes"})
-    assert "2 messages" in asked.content.decode()
+    assert "Messages that it has not settled: 2." in asked.content.decode()
     assert "This cannot be taken back." in asked.content.decode()
-    assert confirm(client, "drop", group="g", topic="t") == ["The group g/t was dropped."]
+    assert confirm(client, "drop", group="g", topic="t") == ["The group g/t is dropped."]
     assert not ConsumerGroup.objects.filter(topic="t").exists()
 
 

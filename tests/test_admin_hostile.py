@@ -62,14 +62,13 @@ def test_a_payload_that_is_hard_to_show(client, payload, shown):
 @pytest.mark.parametrize(
     ("operation", "row"),
     [
-        ("retry-selected", '["a", Infinity]'),
-        ("retry-selected", '["a", 1e400]'),
-        ("retry-selected", '["a", 1.5]'),
-        ("retry-selected", '["a", 0]'),
-        ("retry-selected", f'["a", {2**63}]'),
-        ("retry-selected", '["a", true, 1]'),
-        ("retry-selected", "[7, 1]"),
-        ("retry-selected", '["\\ud800", 1]'),
+        ("retry-selected", "Infinity"),
+        ("retry-selected", "1e400"),
+        ("retry-selected", "1.5"),
+        ("retry-selected", "0"),
+        ("retry-selected", str(2**63)),
+        ("retry-selected", "true"),
+        ("retry-selected", '["a", 1]'),
         ("retry-selected", "[" * 20_000),
         ("dead-letter", "true"),
         ("dead-letter", str(2**63)),
@@ -97,7 +96,7 @@ def test_a_time_in_no_year(client, settings, deliver_at):
         text = page(client, "scheduled")
     assert f"{deliver_at} ms after 1970" in text
     found = confirm(client, "move", row=OutboxMessage.objects.get().pk, time="9999-12-31T23:59:59")
-    assert "1 message" in found[0]
+    assert found[0].endswith(": 1.")
 
 
 def test_numbers_in_forms_have_no_separators(client, settings):

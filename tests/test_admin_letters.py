@@ -345,7 +345,7 @@ def test_errors_cannot_be_searched_for_what_redact_hides(make_client, settings):
     assert "ValueError: no card" in text
     assert "Error contains" not in text
     assert "&error=V" not in text
-    assert "2 dead letters" in ask(user, "discard", **wanted)
+    assert "that will be deleted: 2." in ask(user, "discard", **wanted)
     for allowed in (make_client("view_dashboard", "see_payloads"), make_client(superuser=True)):
         assert offsets(listed(allowed, error="no card")) != []
         assert "Error contains" in page(allowed, "deadletters")
@@ -363,11 +363,11 @@ def redriven(group="g", topic="t"):
 def test_redrive_the_selected(client):
     dead = dead_letters(4)
     told = confirm(client, "redrive-selected", topic="t_dlq", row=[str(dead[0]), str(dead[2])])
-    assert told == ["Sent back: 2 dead letters."]
+    assert told == ["Dead letters sent back: 2."]
     assert offsets(listed(client)) == [dead[3], dead[1]]
     assert len(redriven()) == 2
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("t_dlq", "Sent back: 2 dead letters.")
+    assert (entry.object_repr, entry.change_message) == ("t_dlq", "Dead letters sent back: 2.")
     operation = Operation.objects.get()
     assert (operation.action, operation.changed, operation.actor) == ("redrive", 2, "ada0")
 
@@ -378,10 +378,9 @@ def test_redrive_all_that_match_and_nothing_that_came_later(client):
     context = listed(client, error="red")
     fail_with(3, "red")
     values = {"topic": "t_dlq", "error": "red", "upto": context["upto"]}
-    assert "Sent back, each to the group that failed it and to no other: 1 dead letter." in ask(
-        client, "redrive", **values
-    )
-    assert confirm(client, "redrive", **values) == ["Sent back: 1 dead letter."]
+    asked = ask(client, "redrive", **values)
+    assert "Dead letters of t_dlq that will be sent back, each to the group that failed it: 1." in asked
+    assert confirm(client, "redrive", **values) == ["Dead letters sent back: 1."]
     assert LogEntry.objects.get().object_repr == "t_dlq, error with “red”"
     assert redriven() == [1]
     assert {row.error for row in listed(client)["rows"]} == {"ValueError: green", "ValueError: red"}
@@ -394,7 +393,7 @@ def test_a_request_takes_a_bounded_number_and_names_the_command_for_the_rest(cli
     values = {"topic": "t_dlq", "group": "g", "error": "ValueError", "upto": dead[-1], **more}
     assert "left: 3 dead letters" in ask(client, name, **values)
     (told,) = confirm(client, name, **values)
-    assert "2 dead letters. One request takes the oldest 2; left: 3 dead letters." in told
+    assert ": 2. One request takes the oldest 2; left: 3 dead letters." in told
     assert offsets(listed(client)) == dead[:1:-1]
     command = shlex.split(told.partition("All at once: ")[2])
     call_command(*command[1:], "--noinput", stdout=io.StringIO())
@@ -407,7 +406,7 @@ def test_the_link_of_the_page_asks_for_what_the_page_shows(client):
     text = page(client, "deadletters", error="ValueError", since="2020-01-01T00:00")
     (link,) = [one for one in text.split('"') if "/do/redrive/" in one]
     asked = unescape(client.get(link).content.decode())
-    assert "2 dead letters" in asked
+    assert "that failed it: 2." in asked
     assert hidden(client.get(link).content.decode())["upto"] == [str(dead[-1])]
 
 
@@ -415,7 +414,7 @@ def test_with_a_rate_a_request_is_short(client, monkeypatch):
     monkeypatch.setattr(operations, "SECONDS", 0.1)
     dead = dead_letters(3)
     told = confirm(client, "redrive", topic="t_dlq", upto=dead[-1], rate="20")
-    assert told[0].startswith("Sent back: 2 dead letters. One request takes the oldest 2; left: 1 dead letter.")
+    assert told[0].startswith("Dead letters sent back: 2. One request takes the oldest 2; left: 1 dead letter.")
     assert "--rate 20.0" in told[0]
     assert "greater than or equal to 0.1" in ask(client, "redrive", topic="t_dlq", upto=dead[-1], rate="0")
 
@@ -445,9 +444,9 @@ def test_discard_needs_a_reason(client):
             assert 'name="confirmed"' not in text
     assert offsets(listed(client)) == dead[::-1]
     told = confirm(client, "discard-selected", topic="t_dlq", row=[str(dead[0])], reason="spoilt")
-    assert told == ["Discarded: 1 dead letter."]
+    assert told == ["Dead letters deleted: 1."]
     assert "This cannot be taken back." in ask(client, "discard", topic="t_dlq", upto=dead[-1], reason="x")
-    assert confirm(client, "discard", topic="t_dlq", upto=dead[-1], reason="x") == ["Discarded: 2 dead letters."]
+    assert confirm(client, "discard", topic="t_dlq", upto=dead[-1], reason="x") == ["Dead letters deleted: 2."]
     assert set(DeliveryEvent.objects.filter(outcome="discarded").values_list("error", flat=True)) == {"spoilt", "x"}
 
 
@@ -487,12 +486,11 @@ def test_edit_and_redrive(client):
     assert b"This is what failed" not in asked.content
     assert b'name="confirmed"' not in asked.content
     text = ask(client, "edit", offset=offset, payload='{"order": "ö"}')
-    assert "(14 bytes) goes to g/t, and to no other group." in text
-    assert "its metadata name the old one: seven." in text
+    assert "A new message of 14 bytes will replace the dead letter, for the group g/t alone." in text
     (told,) = confirm(client, "edit", offset=offset, payload='{\r\n"order": "ö"}')
     sequence()
     sent = QueueMessage.objects.get(target_group="g")
-    assert told == f"Sent in the place of 1 dead letter: message {sent.message_id}."
+    assert told == f"The message {sent.message_id} replaces the dead letter."
     assert json.loads(bytes(sent.payload)) == {"order": "ö"}
     assert sent.metadata["from"] == "web"
     assert redriven() == [{"order": "ö"}]
@@ -688,18 +686,18 @@ def test_payloads_of_scheduled_messages(make_client, settings):
 def test_cancel_the_selected(client):
     first, second, third = schedule(3)
     text = ask(client, "cancel", row=[str(first)])
-    assert "Deleted for good, before they enter the log: 1 message." in text
+    assert "Scheduled messages that will be deleted, so that no group receives them: 1." in text
     told = confirm(client, "cancel", row=[str(first), str(third)], reason="twice")
-    assert told == ["Cancelled: 2 messages."]
+    assert told == ["Scheduled messages cancelled: 2."]
     assert ids(waiting(client)) == [second]
     operation = Operation.objects.get()
-    assert (operation.action, operation.changed, operation.detail) == ("cancel", 2, "twice")
+    assert (operation.action, operation.changed, operation.reason) == ("cancel", 2, "twice")
     assert LogEntry.objects.get().object_repr == "scheduled messages"
 
 
 def test_deliver_the_selected_now(client):
     first, _second = schedule(2)
-    assert confirm(client, "deliver-now", row=[str(first)]) == ["Due at once: 1 message."]
+    assert confirm(client, "deliver-now", row=[str(first)]) == ["Scheduled messages that are due now: 1."]
     assert redriven() == [{"place": 0}]
 
 
@@ -707,11 +705,13 @@ def test_move_the_selected(client, settings):
     settings.TIME_ZONE = "Asia/Tokyo"
     first, second = schedule(2)
     told = confirm(client, "move", row=[str(first)], time="2040-01-02T09:00")
-    assert told == ["Due at 2040-01-02 09:00:00.000: 1 message."]
+    assert told == ["Scheduled messages moved to 2040-01-02 09:00:00+0900: 1."]
     assert ids(waiting(client)) == [second, first]
     at = datetime.datetime(2040, 1, 2, tzinfo=datetime.UTC).timestamp() * 1000
     assert OutboxMessage.objects.get(pk=first).deliver_at == at
-    assert "they come due at once" in ask(client, "move", row=[str(second)], time="2020-01-02T09:00")
+    assert "That time is past: they will be delivered now." in ask(
+        client, "move", row=[str(second)], time="2020-01-02T09:00"
+    )
     for time, says in (("", "This field is required."), ("soon", "Enter a valid date/time.")):
         text = ask(client, "move", row=[str(second)], time=time)
         assert says in text
@@ -721,12 +721,12 @@ def test_move_the_selected(client, settings):
 def test_what_came_due_meanwhile_is_said(client):
     first, second = schedule(2)
     OutboxMessage.objects.filter(pk=first).update(deliver_at=1)
-    assert confirm(client, "cancel", row=[str(first), str(second)]) == [
-        "Cancelled: 1 message; due, or being changed by another transaction: 1."
-    ]
+    (told,) = confirm(client, "cancel", row=[str(first), str(second)])
+    left = "Messages left as they are, because they came due or another transaction is changing them: 1."
+    assert told == f"Scheduled messages cancelled: 1. {left}"
     for name in (scheduled_operations.Cancel.name, scheduled_operations.DeliverNow.name):
         text = ask(client, name, row=[str(first)])
-        assert "it has come due" in text
+        assert "because they came due or another transaction is changing them: 1." in text
         assert 'name="confirmed"' not in text
     row = waiting(client)["rows"][0]
     assert (row.message.outbox_id, row.left) == (first, "")

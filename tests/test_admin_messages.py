@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from html import unescape
 from urllib.parse import parse_qs
@@ -15,7 +14,7 @@ from django_mysqlqueue import Message, naming, publish, publish_many
 from django_mysqlqueue.inspection import log_entries as logbook
 from django_mysqlqueue.inspection import message_history
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.operations import dropping, redriving, seeking
+from django_mysqlqueue.operations import dropping, pausing, redriving, seeking
 from django_mysqlqueue.operations.seeking import Place
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
@@ -295,8 +294,8 @@ def test_its_life_step_by_step(client, settings, mode, recorded):
     if recorded != "none":
         assert told[-3:-1] == [f"Attempt 1: handed to {sub.name}.", told[-2]]
         assert "Attempt 1 failed after" in told[-2]
-    told = confirm(client, "retry-selected", group="g", topic="t", row=[json.dumps(["a", offset])])
-    assert told == ["Due at once: 1 message."]
+    told = confirm(client, "retry-selected", group="g", topic="t", row=[offset])
+    assert told == ["Messages of the group g/t that are due now: 1."]
     assert life(client, offset)[1][-1].startswith("It is due.")
     sub.step(times=2)
     sub.settle()
@@ -348,7 +347,7 @@ def test_retry_now_is_offered_where_it_waits_and_to_who_may(client, make_client)
     text = client.get(f"{ROOT}message/", {"offset": offset}).content.decode()
     (address,) = re.findall(r'href="([^"]*do/retry-selected/[^"]*)"', text)
     asked = client.get(address.replace("&amp;", "&"))
-    assert "Due at once, if it waits: 1 message." in asked.content.decode()
+    assert "Messages of the group g/t that will be retried now: 1." in asked.content.decode()
     assert "do/" not in page(make_client("view_dashboard", "see_payloads"), "message", offset=offset)
 
 
@@ -375,10 +374,10 @@ def test_dead_letter_now_is_offered_where_nobody_alive_holds_it(client, make_cli
     sub.settle()
     (address,) = offered(client, offset)  # it waits for group g; h has acked it
     asked = client.get(address)
-    assert f"Message {offset} of g/t is dead-lettered. Attempts that failed: 1." in asked.content.decode()
+    assert f"Message {offset} has failed 1 time." in asked.content.decode()
     assert offered(make_client("view_dashboard", "see_payloads"), offset) == []
     told = confirm(client, "dead-letter", group="g", topic="t", row=offset, reason="a test order")
-    assert told == ["Dead-lettered: 1 message."]
+    assert told == ["Messages dead-lettered to t_dlq: 1."]
     assert offered(client, offset) == []
     sequence()
     tag, told, _ = life(client, offset)
@@ -407,7 +406,7 @@ def test_standings_of_groups_that_have_nothing_to_do_with_it(client):
     assert life(client, first, "late")[0] == "before its start"
     assert life(client, first, "new")[0] == "not claimed yet"
     assert life(client, again, "late")[0] == "not for this group"
-    groups.pause(USING, G, by="ada")
+    pausing.pause(USING, G, by="ada")
     assert "The group is paused" in life(client, again)[1][-1]
     ConsumerOffset.objects.filter(consumer_group="g").update(offset_claimed=again)
     assert life(client, again)[0] == "passed over"

@@ -24,7 +24,8 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import steps
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.service import groups, heartbeats, retention, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
@@ -90,7 +91,7 @@ COMMANDS = [
     ("queuegc",),
     ("queuegc", "--dry-run"),
     ("queuedropgroup", "g", "t", "--noinput"),
-    ("queuegroupmode", "g", "t", "shared"),
+    ("queuegroupmode", "g", "t", "shared", "--noinput"),
     ("runsubscriber",),
 ]
 
@@ -440,9 +441,10 @@ def test_drop_leaves_no_state(two_groups, no_question):
     stays, other_topic = state_of("stays", "t"), state_of("gone", "u")
     said = run("queuedropgroup", "gone", "t", "--noinput")
     assert said.splitlines() == [
-        "The group 'gone' of 't' has 6 unsettled messages.",
-        "GC keeps 0 messages for it alone: when they are old enough, it may delete them.",
-        "Done: dropped the group 'gone' of 't'.",
+        "The group gone/t and its position in every partition will be deleted.",
+        "Messages that it has not settled: 6.",
+        "Messages that GC keeps for it alone, and may then delete: 0.",
+        "The group gone/t is dropped.",
     ]
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
     assert state_of("stays", "t") == stays
@@ -450,10 +452,8 @@ def test_drop_leaves_no_state(two_groups, no_question):
     assert QueueMessage.objects.filter(topic="t").count() == 6
 
 
-def test_drop_deletes_in_chunks(two_groups, monkeypatch):
-    for module in (groups, steps):
-        monkeypatch.setattr(module, "CHUNK", 2)
-    run("queuedropgroup", "gone", "t", "--noinput")
+def test_drop_deletes_in_chunks(two_groups):
+    dropping.drop(USING, GroupRef("gone", "t"), limits=Limits(rows=2))
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
 
 
@@ -469,7 +469,7 @@ def test_drop_asks(two_groups, answer):
     said = run("queuedropgroup", "gone", "t")
     assert len(asked) == 1
     assert "Type the group's name" in asked[0]
-    assert said.endswith("Done: dropped the group 'gone' of 't'.\n")
+    assert said.endswith("The group gone/t is dropped.\n")
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
 
 
@@ -477,7 +477,7 @@ def test_drop_asks(two_groups, answer):
 def test_drop_takes_only_the_name_for_an_answer(two_groups, answer, text):
     before = state_of("gone", "t")
     answer(text)
-    with pytest.raises(CommandError, match=r"Not dropped\."):
+    with pytest.raises(CommandError, match=r"Nothing was changed\."):
         run("queuedropgroup", "gone", "t")
     assert state_of("gone", "t") == before
 
@@ -503,8 +503,8 @@ def test_drop_warns_of_live_subscribers_and_stops_them(db):
     sub.step()
     said = run("queuedropgroup", "g", "t", "--noinput")
     assert f"Live subscribers: {sub.name}." in said
-    assert "GC keeps 3 messages for it alone" in said
-    assert said.endswith("Done: dropped the group 'g' of 't'.\n")
+    assert "Messages that GC keeps for it alone, and may then delete: 3." in said
+    assert said.endswith("The group g/t is dropped.\n")
     assert state_of("g", "t") == [0, 0, 0, 0, 0]
     sub.settle()
     publish_many("t", [Message(number, key="k") for number in range(3)])
@@ -524,24 +524,26 @@ def test_drop_does_not_warn_without_live_subscribers(two_groups):
 def test_mode_is_refused_while_somebody_works_for_the_group(db, clock):
     sub = Sub(handler(), name="busy")
     with pytest.raises(CommandError, match=f"has live subscribers: {sub.name}. Stop them before"):
-        run("queuegroupmode", "g", "t", "shared")
+        run("queuegroupmode", "g", "t", "shared", "--noinput")
     assert ConsumerGroup.objects.get().mode == "ordered"
     clock.advance(31)
-    assert run("queuegroupmode", "g", "t", "shared") == "The group 'g' of 't' is shared now.\n"
+    assert run("queuegroupmode", "g", "t", "shared", "--noinput") == (
+        "The group g/t will be shared.\nThe group g/t is now shared.\n"
+    )
     assert ConsumerGroup.objects.get().mode == "shared"
 
 
 def test_a_subscriber_that_left_does_not_hold_the_mode(db):
     sub = Sub(handler())
     sub.leave()
-    run("queuegroupmode", "g", "t", "shared")
+    run("queuegroupmode", "g", "t", "shared", "--noinput")
     assert ConsumerGroup.objects.get().mode == "shared"
 
 
 def test_a_live_subscriber_of_another_group_does_not_matter(db):
     Sub(handler(group="other"), handler(topic="u"))
     groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
-    run("queuegroupmode", "g", "t", "shared")
+    run("queuegroupmode", "g", "t", "shared", "--noinput")
     assert set(ConsumerGroup.objects.filter(mode="shared").values_list("consumer_group", "topic")) == {("g", "t")}
 
 
@@ -562,7 +564,7 @@ def test_nothing_is_lost_or_doubled_over_a_change_of_mode(db, before, after):
     sub.work(4)
     sub.leave()
     assert 0 < len(got) < 8
-    run("queuegroupmode", "g", "t", after)
+    run("queuegroupmode", "g", "t", after, "--noinput")
     Sub(handler(function=lambda delivery: got.append(delivery.payload), mode=after)).settle()
     assert sorted(got) == list(range(10))
     assert lag() == 0
@@ -570,7 +572,7 @@ def test_nothing_is_lost_or_doubled_over_a_change_of_mode(db, before, after):
 
 def test_mode_of_an_unknown_group(db):
     with pytest.raises(CommandError, match=r"There is no group 'g' of 't'\. Registered: none\."):
-        run("queuegroupmode", "g", "t", "shared")
+        run("queuegroupmode", "g", "t", "shared", "--noinput")
 
 
 def test_unknown_mode(db):

@@ -18,10 +18,10 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import dead_lettering, redriving, seeking
+from django_mysqlqueue.operations import dead_lettering, pausing, redriving, seeking
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.operations.seeking import Place
-from django_mysqlqueue.service import groups, settling
+from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
@@ -89,7 +89,7 @@ def test_a_retrying_message_is_dead_lettered_for_its_group_alone(db, mode):
     operation = Operation.objects.get()
     assert (operation.action, operation.actor, operation.changed) == ("dead_letter", ME, 1)
     assert (operation.consumer_group, operation.topic) == ("g", "t")
-    assert operation.detail == f"message {offsets[0]} (a test order)"
+    assert (operation.detail, operation.reason) == (f"message {offsets[0]}", "a test order")
     assert operation.ended_at
     event = DeliveryEvent.objects.get(outcome="dead_lettered")
     assert (event.message_offset, event.attempt, event.settled_by, event.delivered_at) == (offsets[0], 1, ME, 0)
@@ -126,7 +126,7 @@ def test_in_a_paused_group_and_where_nobody_works(db):
     sub, _, offsets = retrying_sub()
     sub.leave()
     SubscriberHeartbeat.objects.all().delete()
-    groups.pause(USING, G, by=ME)
+    pausing.pause(USING, G, by=ME)
     assert dead_letter_now(USING, G, offsets[:1], by=ME) == 1
     assert lag() == 0
     assert ConsumerGroup.objects.get().paused
@@ -227,7 +227,7 @@ def test_each_refusal_says_which_message_and_why(db):
     assert refusal([10**12]) == f"{prefix}{10**12} is not in the log of 't'."
     assert refusal([elsewhere]) == f"{prefix}{elsewhere} is not in the log of 't'."
     assert refusal([offsets[1]]) == f"{prefix}{offsets[1]} is settled already."  # acked ahead of the watermark
-    groups.pause(USING, G, by=ME)
+    pausing.pause(USING, G, by=ME)
     publish("t", 7, key="a")
     publish("t", 7, key="new")
     sequence()

@@ -204,13 +204,13 @@ def _commands_on_failures() -> list[list[str]]:
 def test_a_message_is_given_up_as_the_page_says(db, way):
     publish("orders", 1)
     sequence()
-    QueueMessage.objects.update(offset=4711)
+    QueueMessage.objects.update(offset=4711, message_id="0194f0c1-7d3a-7bb1-9c55-2f6f0f0a8e21")
     Sub(handler("orders", "billing", lambda delivery: delivery.nack(3600, "no such order"))).settle()
     if way == "command":
         (command,) = [one for one in _commands_on_failures() if one[0] == "queuedeadletter"]
         call_command(*command, "--noinput", stdout=io.StringIO())
     else:
-        exec(_block("howto/failures.md", "import dead_letter_now"), {})  # noqa: S102
+        exec(_block("howto/failures.md", "operations.dead_letter("), {})  # noqa: S102
     sequence()
     letter = QueueMessage.objects.get(topic="orders_dlq")
     assert letter.original_offset == 4711
@@ -230,7 +230,7 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
     assert [name for name, *_ in commands[:3]] == ["queueredrive", "queueredrive", "queuediscard"]
     for command in commands[:2]:
         call_command(*command, "--noinput", stdout=io.StringIO())
-    with pytest.raises(CommandError, match="no dead letter of orders_dlq matches"):  # they have been redriven
+    with pytest.raises(CommandError, match="No dead letter of orders_dlq matches"):  # they have been redriven
         call_command(*commands[2], "--noinput", stdout=io.StringIO())
     got: list[Any] = []
     Sub(handler("orders", "billing", got.append), handler("orders", "mail", got.append)).settle()

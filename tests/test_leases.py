@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
-from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations import dropping, group_mode
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, settling
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Kind, Outcome
@@ -429,10 +429,10 @@ def test_mode_changes_only_while_nobody_works(db):
     got = Recorder(stuck)
     first = Sub(handler(function=got))
     first.settle()
-    with pytest.raises(SubscriberError, match="live subscribers"):
-        groups.set_mode(USING, REF, "shared", lease_ms=30_000)
+    with pytest.raises(OperationRefused, match="live subscribers"):
+        group_mode.set_mode(USING, REF, "shared", lease_ms=30_000)
     first.leave()
-    groups.set_mode(USING, REF, "shared", lease_ms=30_000)
+    group_mode.set_mode(USING, REF, "shared", lease_ms=30_000)
     assert ConsumerGroup.objects.get().mode == "shared"
     DeliveryState.objects.update(invisible_until=0)
     got.action = None
@@ -478,10 +478,10 @@ def test_leases_go_with_the_mode(db):
     sub = held_by_a_frozen_one("ordered")
     groups.register(USING, GroupRef("other", "t"), mode="ordered", start="earliest")
     PartitionLease.objects.create(consumer_group="other", topic="t", partition_key="k", leased_by="somebody")
-    groups.set_mode(USING, REF, "shared", lease_ms=30_000)
+    group_mode.set_mode(USING, REF, "shared", lease_ms=30_000)
     assert list(PartitionLease.objects.values_list("consumer_group", flat=True)) == ["other"]
     # And back, while it is still frozen: by the name of then it owns nothing.
-    groups.set_mode(USING, REF, "ordered", lease_ms=30_000)
+    group_mode.set_mode(USING, REF, "ordered", lease_ms=30_000)
     found = claim(sub, "ordered")
     assert (found.deliveries, found.lost, found.other_mode) == ([], {"k"}, "")
 
@@ -490,7 +490,7 @@ def test_leases_go_with_the_mode(db):
 def test_a_subscriber_with_nothing_to_do_learns_of_another_mode(db, mode):
     sub = Sub(handler(mode=mode)).step()
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
-    groups.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
+    group_mode.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
     (work,) = sub.step().poller.groups
     assert work.other_mode == OTHER_MODE[mode]
 
@@ -500,7 +500,7 @@ def test_a_subscriber_with_nothing_to_do_learns_of_another_mode(db, mode):
 def test_a_frozen_subscriber_of_another_mode_claims_nothing(db, mode, tick):
     """It learns it from its next tick or claim, whichever is first; leases are in doubt before anything else."""
     sub = held_by_a_frozen_one(mode)
-    groups.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
+    group_mode.set_mode(USING, REF, OTHER_MODE[mode], lease_ms=30_000)
     sub.heart.in_doubt = True
     assert sub.work() == (0 if mode == "ordered" else 1)
     sub.flush()

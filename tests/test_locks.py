@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
-from django_mysqlqueue.operations import dead_lettering
+from django_mysqlqueue.operations import dead_lettering, group_mode
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, sequencing, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
@@ -107,7 +107,7 @@ def test_a_claim_under_way_keeps_its_groups_mode(owned):
     in_thread(lambda: heartbeats.deregister(USING, "owner", [G]))
 
     def change():
-        groups.set_mode(USING, G, "shared", lease_ms=30_000)
+        group_mode.set_mode(USING, G, "shared", lease_ms=30_000)
 
     with transaction.atomic():
         assert claim()

@@ -14,7 +14,7 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
 from tests.harness import USING, Sub, handler
@@ -62,9 +62,9 @@ def test_migrations_go_back_and_forth(db):
         sub.work(2)
         sub.flush()
         sub.poller.write_rollups()
-        groups.pause(USING, GroupRef("g", "t"), by="test")
+        pausing.pause(USING, GroupRef("g", "t"), by="test")
         publish("t", 1, delay=60)
-        groups.resume(USING, GroupRef("g", "t"), by="test")
+        pausing.resume(USING, GroupRef("g", "t"), by="test")
         CollectedTopic.objects.create(topic="t", collected_offset=1, published_at=1)
         ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])
         return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}

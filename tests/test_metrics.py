@@ -29,6 +29,7 @@ from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.metrics.process import ProcessMetrics, serve
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage
+from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import OUTCOMES
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
@@ -103,7 +104,7 @@ def busy():
     sequence()
     publish_many("t", range(4))
     publish("t", 1, delay=3600)
-    groups.pause(USING, GroupRef("idle", "t"), by="tests")
+    pausing.pause(USING, GroupRef("idle", "t"), by="tests")
     return sub
 
 

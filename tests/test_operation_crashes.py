@@ -23,9 +23,9 @@ from django_mysqlqueue.models import (
     Rollup,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import dead_lettering, dropping, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations import dead_lettering, dropping, pausing, redriving, rescheduling, retrying, seeking
 from django_mysqlqueue.operations.seeking import Place
-from django_mysqlqueue.service import audit, delivery_events, groups, heartbeats, leasing, rollups
+from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, rollups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session, run
 from tests import invariants
@@ -119,17 +119,17 @@ def counted() -> None:
 
 @act("pause", sequenced)
 def _() -> None:
-    groups.pause(ALIAS, G, by=ME, reason="why not")
+    pausing.pause(ALIAS, G, by=ME, reason="why not")
 
 
 def paused() -> None:
     sequenced()
-    groups.pause(USING, G, by="bob")
+    pausing.pause(USING, G, by="bob")
 
 
 @act("resume", paused)
 def _() -> None:
-    groups.resume(ALIAS, G, by=ME)
+    pausing.resume(ALIAS, G, by=ME)
 
 
 @act("seek back", handled)

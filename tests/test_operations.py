@@ -26,7 +26,18 @@ from django_mysqlqueue.models import (
     Sequencer,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import dead_lettering, dropping, redriving, rescheduling, retrying, seeking, steps
+from django_mysqlqueue.operations import (
+    dead_lettering,
+    dropping,
+    group_mode,
+    pausing,
+    redriving,
+    rescheduling,
+    retrying,
+    seeking,
+    steps,
+)
+from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.operations.seeking import Place
 from django_mysqlqueue.service import groups, heartbeats, leasing, retention, rollups
 from django_mysqlqueue.service import log as service_log
@@ -77,17 +88,17 @@ def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
     got = Recorder()
     sub = Sub(handler(function=got, mode=mode), batch_size=2, prefetch=2)
     sub.step()
-    assert groups.pause(USING, G, by=ME, reason="a bad deploy")
-    assert not groups.pause(USING, G, by=ME)  # it is
+    assert pausing.pause(USING, G, by=ME, reason="a bad deploy")
+    assert not pausing.pause(USING, G, by=ME)  # it is
     sub.settle()
     assert got.payloads == [0, 1]
     if mode == "ordered":
         assert PartitionLease.objects.get().leased_by == sub.name
-    assert groups.resume(USING, G, by=ME)
-    assert not groups.resume(USING, G, by=ME)
+    assert pausing.resume(USING, G, by=ME)
+    assert not pausing.resume(USING, G, by=ME)
     sub.settle()
     assert got.payloads == [0, 1, 2, 3]
-    assert list(Operation.objects.values_list("action", "actor", "detail", "consumer_group", "topic")) == [
+    assert list(Operation.objects.values_list("action", "actor", "reason", "consumer_group", "topic")) == [
         ("pause", ME, "a bad deploy", "g", "t"),
         ("resume", ME, "", "g", "t"),
     ]
@@ -96,8 +107,8 @@ def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
 def test_an_unknown_group_is_refused_and_nothing_recorded(db):
     ref = GroupRef("nobody", "t")
     for operation in (
-        lambda: groups.pause(USING, ref, by=ME),
-        lambda: groups.resume(USING, ref, by=ME),
+        lambda: pausing.pause(USING, ref, by=ME),
+        lambda: pausing.resume(USING, ref, by=ME),
         lambda: seeking.seek(USING, ref, Place(0), by=ME),
         lambda: seeking.preview(USING, ref, Place(0)),
         lambda: retrying.retry_now(USING, ref, by=ME),
@@ -117,8 +128,8 @@ def test_an_operation_in_a_request_commits_by_itself_and_holds_no_lock(db, end):
     outer = connection.connection
     with transaction.atomic():
         Effect.objects.create(name="request")
-        groups.pause(USING, G, by=ME)
-        groups.resume(USING, G, by=ME)
+        pausing.pause(USING, G, by=ME)
+        pausing.resume(USING, G, by=ME)
         in_thread(sub.settle)
         assert got.payloads == [0, 1]
         if end == "rollback":
@@ -335,9 +346,9 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "resume")
     for refused in (
-        lambda: groups.resume(USING, G, by=ME),
-        lambda: groups.pause(USING, G, by=ME),
-        lambda: groups.set_mode(USING, G, "shared", lease_ms=30_000),
+        lambda: pausing.resume(USING, G, by=ME),
+        lambda: pausing.pause(USING, G, by=ME),
+        lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
         lambda: retrying.retry_now(USING, G, by=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], by=ME),
     ):
@@ -351,7 +362,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
 def test_a_group_that_was_paused_stays_so_after_a_seek(db):
     log(2)
     Sub(handler()).settle()
-    groups.pause(USING, G, by=ME)
+    pausing.pause(USING, G, by=ME)
     seeking.seek(USING, G, Place(0), by=ME)
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "")
@@ -406,13 +417,13 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
     def the_same_again():
         seeking.seek(USING, G, Place(0), by="bob")
         resumed(later)  # it claims, and holds what it has claimed
-        groups.pause(USING, G, by="bob")
+        pausing.pause(USING, G, by="bob")
 
     frozen_before(monkeypatch, before, the_same_again)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         seeking.seek(USING, G, Place(0), by=ME)
     assert DeliveryState.objects.filter(consumer_group="g").count() == 6
-    groups.resume(USING, G, by=ME)
+    pausing.resume(USING, G, by=ME)
     later.leave()
     got = Recorder()
     Sub(handler(function=got)).settle()
@@ -438,14 +449,16 @@ def test_a_seek_that_older_code_has_begun_is_run_again(db):
     Sub(handler()).settle()
     ConsumerGroup.objects.update(paused=True, after_seek="resume", start_offset=0)
     with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
-        groups.resume(USING, G, by=ME)
+        pausing.resume(USING, G, by=ME)
     seeking.seek(USING, G, Place(0), by=ME)
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
 
 
-def seek_or_drop(operation):
-    return dropping.drop(USING, G, by=ME) if operation == "drop" else seeking.seek(USING, G, Place(0), by=ME)
+def seek_or_drop(operation, limits=LIMITS):
+    if operation == "drop":
+        return dropping.drop(USING, G, by=ME, limits=limits)
+    return seeking.seek(USING, G, Place(0), by=ME, limits=limits)
 
 
 def ended_by_older_code(*, paused):
@@ -466,7 +479,7 @@ def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, be
         ended_by_older_code(paused=False)
         resumed(later)  # it claims, and holds what it has claimed
         if paused_since:
-            groups.pause(USING, G, by="bob")
+            pausing.pause(USING, G, by="bob")
 
     frozen_before(monkeypatch, before, meanwhile)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
@@ -481,7 +494,7 @@ def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, be
 def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(db, monkeypatch):
     log(6)
     Sub(handler()).settle()
-    groups.pause(USING, G, by="bob")
+    pausing.pause(USING, G, by="bob")
     frozen_before(monkeypatch, 3, lambda: ended_by_older_code(paused=True))
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         seeking.seek(USING, G, Place(0), by=ME)
@@ -539,9 +552,9 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (True, "dropped", Operation.objects.get().pk)
     for refused in (
-        lambda: groups.resume(USING, G, by=ME),
-        lambda: groups.pause(USING, G, by=ME),
-        lambda: groups.set_mode(USING, G, "shared", lease_ms=30_000),
+        lambda: pausing.resume(USING, G, by=ME),
+        lambda: pausing.pause(USING, G, by=ME),
+        lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
         lambda: seeking.seek(USING, G, Place(0), by=ME),
         lambda: retrying.retry_now(USING, G, by=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], by=ME),
@@ -579,7 +592,7 @@ def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, m
         dropping.drop(USING, G, by="bob")
         later.append(Sub(handler()))
         resumed(later[0])
-        groups.pause(USING, G, by="bob")
+        pausing.pause(USING, G, by="bob")
 
     frozen_before(monkeypatch, before, drop_register_claim)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
@@ -652,17 +665,16 @@ def test_a_locked_delivery_is_passed_over_and_holds_nobody_up(db, monkeypatch, o
 
 @pytest.mark.servers_only
 @pytest.mark.parametrize("operation", ["drop", "seek"])
-def test_deliveries_that_stay_locked_are_not_waited_for_without_end(db, monkeypatch, operation):
+def test_deliveries_that_stay_locked_are_not_waited_for_without_end(db, operation):
     offsets = log(3, "a")
     Sub(handler(), name="hung").step()
-    monkeypatch.setattr(steps, "LOCKED_WAIT", 0.1)
 
     with transaction.atomic():
         list(DeliveryState.objects.select_for_update().filter(pk=("g", "t", "a", offsets[1])))
         with pytest.raises(
             OperationRefused, match=rf"for 0.1 s \(offset {offsets[1]} in partition 'a', claimed by hung:"
         ):
-            in_thread(lambda: seek_or_drop(operation))
+            in_thread(lambda: seek_or_drop(operation, Limits(locked_wait=0.1)))
     group = ConsumerGroup.objects.get()
     assert (group.paused, bool(group.after_seek)) == (True, True)
     assert not Operation.objects.get().ended_at  # it is unfinished, and run again
@@ -677,12 +689,12 @@ def test_heartbeats_do_not_keep_a_drop_from_its_end(db, monkeypatch):
     Sub(handler()).step()
     real = steps.delete_all
 
-    def beating(using, ref, delete, progress):
+    def beating(using, ref, delete, progress, limits):
         def one(session):
             heartbeats.beat(USING, f"another-{next(numbers)}", [G], {})
             return delete(session)
 
-        return real(using, ref, one, progress)
+        return real(using, ref, one, progress, limits)
 
     numbers = itertools.count()
     monkeypatch.setattr(steps, "delete_all", beating)
@@ -701,16 +713,14 @@ def test_the_preview_knows_what_is_settled_ahead_of_the_watermark(db):
     assert seeking.preview(USING, G, Place(0)).replayed == 4
 
 
-def test_the_preview_counts_one_side_to_the_end_when_the_other_is_full(db, monkeypatch):
-    monkeypatch.setattr(seeking, "COUNTED", 3)
-    monkeypatch.setattr(seeking, "CHUNK", 1)
+def test_the_preview_counts_one_side_to_the_end_when_the_other_is_full(db):
     offsets = log(20, "ab")
     Sub(handler())
     for key, acked in (("a", 0), ("b", offsets[-1])):
         ConsumerOffset.objects.create(
             consumer_group="g", topic="t", partition_key=key, offset_acked=acked, offset_claimed=acked
         )
-    found = seeking.preview(USING, G, Place(offsets[-3]))
+    found = seeking.preview(USING, G, Place(offsets[-3]), Limits(counted=3, rows=1))
     assert (found.skipped, found.replayed) == (3, 1)
 
 
@@ -722,31 +732,30 @@ def for_another_group(every):
 
 
 @pytest.mark.parametrize("first", [2, 100])
-def test_the_preview_leaves_out_messages_for_other_groups(db, monkeypatch, first):
-    monkeypatch.setattr(seeking, "READ_FIRST", first)
+def test_the_preview_leaves_out_messages_for_other_groups(db, first):
+    limits = Limits(read_first=first)
     log(40, "ab")
     mine = for_another_group(every=4)
     assert mine == 10
     end = seeking.place_of(USING, "latest")
     sub = Sub(handler())
-    assert seeking.preview(USING, G, end) == seeking.Preview(end, replayed=0, skipped=mine)
+    assert seeking.preview(USING, G, end, limits) == seeking.Preview(end, replayed=0, skipped=mine)
     sub.settle(rounds=100)
-    assert seeking.preview(USING, G, Place(0)) == seeking.Preview(Place(0), replayed=mine, skipped=0)
+    assert seeking.preview(USING, G, Place(0), limits) == seeking.Preview(Place(0), replayed=mine, skipped=0)
     place = Place(offsets_of()[19])
-    assert seeking.preview(USING, G, place).replayed == mine - 5
+    assert seeking.preview(USING, G, place, limits).replayed == mine - 5
 
 
 @pytest.mark.parametrize("first", [2, 100])
-def test_the_preview_reads_a_bounded_part_of_the_log_and_says_so(db, monkeypatch, first):
-    monkeypatch.setattr(seeking, "READ_FIRST", first)
-    monkeypatch.setattr(seeking, "READ", 10)
+def test_the_preview_reads_a_bounded_part_of_the_log_and_says_so(db, first):
+    limits = Limits(read_first=first, read=10)
     log(400, "ab")
     for_another_group(every=1000)
     Sub(handler())
-    found = seeking.preview(USING, G, seeking.place_of(USING, "latest"))
+    found = seeking.preview(USING, G, seeking.place_of(USING, "latest"), limits)
     assert (found.replayed, found.skipped, found.exact) == (0, 1, False)
-    monkeypatch.setattr(seeking, "COUNTED", 1)
-    assert seeking.preview(USING, G, found.place).exact, "one or more is true"
+    limits = Limits(read_first=first, read=10, counted=1)
+    assert seeking.preview(USING, G, found.place, limits).exact, "one or more is true"
 
 
 # -- redrive, discard, edit ---------------------------------------------------
@@ -953,18 +962,16 @@ def test_retry_leaves_alone_what_is_being_handled(db, mode):
     assert DeliveryState.objects.values().get() == before
 
 
-def test_retry_goes_through_many_with_one_due_time(db, monkeypatch):
-    monkeypatch.setattr(retrying, "CHUNK", 7)
+def test_retry_goes_through_many_with_one_due_time(db):
     log(50, "abc")
     sub = Sub(handler(function=lambda delivery: delivery.nack(delay=3600)))
     sub.settle()
     DeliveryState.objects.update(invisible_until=Session(USING).now() + 10**6)
-    assert retrying.retry_now(USING, G, by=ME) == 50
+    assert retrying.retry_now(USING, G, by=ME, limits=Limits(rows=7)) == 50
     assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {0}
 
 
 def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
-    monkeypatch.setattr(retrying, "CHUNK", 2)
     log(4, "a")
     put_off = handler(function=lambda delivery: delivery.nack(delay=3600))
     Sub(put_off).settle()
@@ -975,7 +982,7 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
 
     frozen_before(monkeypatch, 3, drop_and_register)  # behind its first page
     with pytest.raises(OperationRefused, match="was dropped and registered again"):
-        retrying.retry_now(USING, G, by=ME, rows=[("a", offset) for offset in offsets_of()])
+        retrying.retry_now(USING, G, by=ME, rows=[("a", offset) for offset in offsets_of()], limits=Limits(rows=2))
     assert DeliveryState.objects.filter(invisible_until__gt=0).count() == 4
     record = Operation.objects.get(action="retry")
     assert record.changed == 2
@@ -1117,7 +1124,7 @@ def test_old_events_are_collected(db, settings, clock):
 
     settings.MYSQLQUEUE = {"HISTORY_RETENTION": 60.0}
     dead_letters(2)
-    groups.pause(USING, G, by=ME)
+    pausing.pause(USING, G, by=ME)
     assert delivery_events.collect(USING) == 0
     clock.advance(61)
     assert delivery_events.collect(USING) == 2

@@ -19,7 +19,8 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QueueMessage,
 )
-from django_mysqlqueue.operations import dropping, steps
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.runtime.handling import call, executor
 from django_mysqlqueue.runtime.handling.lanes import Batch
 from django_mysqlqueue.runtime.process.heartbeat import Heart
@@ -128,15 +129,14 @@ def test_a_drop_that_died_leaves_a_paused_group_and_is_run_again(db, monkeypatch
     """Its state rows met the claims of a group that was registered anew."""
     publish_many("t", (Message(number, key="k") for number in range(4)))
     Sub(handler()).step()
-    monkeypatch.setattr(steps, "CHUNK", 2)
     real = dropping._delete_some
     calls = []
 
-    def dying(session, ref, operation):
+    def dying(session, ref, operation, limits):
         calls.append(ref)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(session, ref, operation)
+        return real(session, ref, operation, Limits(rows=2))
 
     monkeypatch.setattr(dropping, "_delete_some", dying)
     with pytest.raises(KeyboardInterrupt):

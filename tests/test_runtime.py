@@ -20,13 +20,13 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations import dropping, group_mode, pausing
 from django_mysqlqueue.runtime import inline, sessions
 from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.runtime.polling.context import Progress
 from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.service import groups, heartbeats, scheduling, settling
+from django_mysqlqueue.service import heartbeats, scheduling, settling
 from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import session as transactions
@@ -576,7 +576,7 @@ def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
     draining.poller, draining.inbox = sub.poller, sub.inbox
     publish("t", 1)
     if end == "paused":
-        groups.pause(USING, one.ref, by="ada")
+        pausing.pause(USING, one.ref, by="ada")
     else:
         dropping.drop(USING, one.ref, by="ada")
     sub.step(times=3)
@@ -594,7 +594,7 @@ def test_a_group_whose_mode_is_changed_ends_the_process(db, caplog, mode):
     def change():
         # It has registered, and is not seen yet.
         other = "shared" if mode == "ordered" else "ordered"
-        in_thread(lambda: groups.set_mode(USING, one.ref, other, lease_ms=30_000))
+        in_thread(lambda: group_mode.set_mode(USING, one.ref, other, lease_ms=30_000))
 
     with caplog.at_level(logging.INFO, logger="django_mysqlqueue"):
         assert in_thread(lambda: process.run(ready=change)) == 1
@@ -615,7 +615,7 @@ def test_delivering_inline_refuses_a_group_of_another_mode(db, no_handlers, monk
 
         def change_behind(*args):
             register(*args)
-            groups.set_mode(USING, REF, other, lease_ms=30_000)
+            group_mode.set_mode(USING, REF, other, lease_ms=30_000)
 
         patch.setattr(inline, "register", change_behind)
         with pytest.raises(SubscriberError, match=f"registered as {other}"):

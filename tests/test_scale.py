@@ -34,7 +34,7 @@ from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
-from django_mysqlqueue.operations import dead_lettering, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
 from django_mysqlqueue.service import (
     audit,
     claiming,
@@ -124,6 +124,10 @@ SMALL = {
 NOT_IN_THE_SCRIPT = {
     "service.audit.stop": "by an operator who runs what another one is running",
     "operations.dropping.drop": "by an operator",
+    "operations.lookups.dead_letters_by_id": "by an operator: reads the topic's dead letters",
+    "operations.lookups.unsettled_by_id": "by an operator: reads the group's unsettled deliveries",
+    "operations.redriving.find_replaced": "by an operator",
+    "service.dead_letters.failed_groups": "before an error that an operator gets",
     "operations.steps._locked_text": "before an error that an operator gets",
     "operations.dropping._delete_some": "by an operator",
     "operations.dropping._end": "by an operator",
@@ -335,8 +339,8 @@ def _operate(ref: GroupRef) -> None:
     held = Sub(handler(group=ref.group, mode=mode, function=lambda delivery: delivery.nack(delay=3600))).step()
     held.work(30)
     held.flush()
-    groups.pause(USING, ref, by="test")
-    groups.resume(USING, ref, by="test")
+    pausing.pause(USING, ref, by="test")
+    pausing.resume(USING, ref, by="test")
     groups.group_controls(session, [ref])
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20
@@ -378,7 +382,7 @@ def _operate(ref: GroupRef) -> None:
     assert "t" in dict(timetable.topics(session))
     assert timetable.page(session, topic="t", limit=2).after
     assert timetable.page(session, limit=2).after
-    assert timetable.still_waiting(session, ids) == len(timetable.contents(session, ids)) == len(ids)
+    assert scheduling.count_scheduled(session, ids) == len(timetable.contents(session, ids)) == len(ids)
     assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1
     assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
     del ids[4]

@@ -105,6 +105,7 @@ def steps() -> list[Step]:
         Step("lint", NEW, ("-m", "ruff", "check", ".")),
         Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
         Step("types", NEW, ("-m", "mypy")),
+        Step("imports", NEW, ("-c", "from importlinter.cli import lint_imports_command as lint; lint()")),
         Step("docs", NEW, docs),
         Step("pipeline, MariaDB", OLD, ("-m", "coverage", "run", *pipeline), "mariadb", needs="java"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),

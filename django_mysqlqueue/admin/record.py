@@ -39,7 +39,7 @@ class ReadOnlyAdmin(_ModelAdmin):
 class OperationAdmin(ReadOnlyAdmin):
     """A read-only list: the queue's own record, kept for a year."""
 
-    list_display = ("started", "action", "consumer_group", "topic", "changed", "actor", "detail", "ended")
+    list_display = ("started", "action", "consumer_group", "topic", "changed", "actor", "reason", "detail", "ended")
     list_filter = ("action",)
     search_fields = ("=consumer_group", "=topic", "=actor")
     search_help_text = _("A whole group, topic or user name")

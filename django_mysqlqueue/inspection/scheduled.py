@@ -114,20 +114,6 @@ def topics(session: Session, *, scheduled_only: bool = True) -> list[tuple[str, 
     return sorted((topic, Count(min(int(number), LOOKED), exact)) for topic, number in rows)
 
 
-def still_waiting(session: Session, ids: Sequence[int]) -> int:
-    """How many of some scheduled messages have not come due."""
-    number = 0
-    for chunk in session.chunks(sorted(set(ids))):
-        row = session.row(
-            f"SELECT COUNT(*) FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
-            f"ON s.outbox_id = v.i AND s.deliver_at > {session.dialect.now_ms}",
-            chunk,
-        )
-        assert row is not None  # noqa: S101  # an aggregate has one row
-        number += int(row[0])
-    return number
-
-
 def contents(session: Session, ids: Sequence[int]) -> dict[int, Content]:
     """What some scheduled messages say; those that are gone are left out."""
     found: dict[int, Content] = {}

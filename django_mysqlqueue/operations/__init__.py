@@ -1,0 +1,37 @@
+"""What operators do to the queue, as a Python API: what the management commands and the admin call.
+
+Each function has ``dry_run``, which only says what would be done; puts ``actor`` and ``reason`` into the audit log;
+commits by itself, apart from a transaction that the caller has open; and returns a ``Result``.
+"""
+
+from __future__ import annotations
+
+from django_mysqlqueue.operations.consumer_groups import drop_group, pause, resume, seek, set_group_mode
+from django_mysqlqueue.operations.deliveries import dead_letter, retry
+from django_mysqlqueue.operations.dlq import discard, edit, redrive
+from django_mysqlqueue.operations.results import DropResult, EditResult, Result, ScheduledResult, SeekResult
+from django_mysqlqueue.operations.scheduled import cancel, deliver_now, reschedule
+from django_mysqlqueue.operations.subscribers import forget, release
+
+__all__ = [
+    "DropResult",
+    "EditResult",
+    "Result",
+    "ScheduledResult",
+    "SeekResult",
+    "cancel",
+    "dead_letter",
+    "deliver_now",
+    "discard",
+    "drop_group",
+    "edit",
+    "forget",
+    "pause",
+    "redrive",
+    "release",
+    "reschedule",
+    "resume",
+    "retry",
+    "seek",
+    "set_group_mode",
+]

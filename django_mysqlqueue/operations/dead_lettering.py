@@ -93,8 +93,17 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
             raise OperationRefused(f"{_listed(changed)}: being settled at this moment. Nothing was changed; try again.")
         watermarks.store(session, ref, locked, flushed.watermarks, {})
         groups.change(session, ref, revise=True)
-        detail = _listed([one.offset for one in found]) + (f" ({reason})" if reason else "")
-        audit.once(session, "dead_letter", len(found), by=by, group=ref.group, topic=ref.topic, detail=detail)
+        detail = _listed([one.offset for one in found])
+        audit.once(
+            session,
+            "dead_letter",
+            len(found),
+            by=by,
+            reason=reason,
+            group=ref.group,
+            topic=ref.topic,
+            detail=detail,
+        )
         return len(found)
 
     with apart(using):

@@ -10,13 +10,14 @@ from __future__ import annotations
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.operations import steps
+from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
+def drop(using: str, ref: GroupRef, *, by: str = "", reason: str = "", limits: Limits = LIMITS) -> bool:
     """Delete a group and all its state; GC no longer waits for it.
 
     An unfinished seek of the group is stopped. If another drop has finished the work of this one, this one ends
@@ -33,26 +34,28 @@ def drop(using: str, ref: GroupRef, *, by: str = "") -> bool:
             again; or deliveries are locked by transactions that do not end.
     """
     with apart(using):
-        operation = run(using, lambda session: _begin(session, ref, by))
+        operation = run(using, lambda session: _begin(session, ref, by, reason))
         if operation is None:
             return False
         with audit.stopping(using, operation, steps.Stopped):
-            steps.delete_all(using, ref, lambda session: _delete_some(session, ref, operation), lambda rows: None)
+            steps.delete_all(
+                using, ref, lambda session: _delete_some(session, ref, operation, limits), lambda rows: None, limits
+            )
             run(using, lambda session: _end(session, ref, operation))
     return True
 
 
-def _begin(session: Session, ref: GroupRef, by: str) -> int | None:
+def _begin(session: Session, ref: GroupRef, by: str, reason: str) -> int | None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:
         return None
-    operation = steps.begin(session, ref, found, "drop", by=by)
+    operation = steps.begin(session, ref, found, "drop", by=by, reason=reason)
     groups.change(session, ref, paused=True, after_seek=ConsumerGroup.AfterSeek.DROPPED, operation=operation)
     return operation
 
 
-def _delete_some(session: Session, ref: GroupRef, operation: int) -> int | None:
+def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
     """Deletes some of the group's rows by primary key; returns how many, or None when there are no more.
 
     Nobody makes new ones: whoever could holds the group row shared, and does nothing while the group is paused.
@@ -61,12 +64,12 @@ def _delete_some(session: Session, ref: GroupRef, operation: int) -> int | None:
     if fence is None:
         return None  # another drop has ended
     steps.refuse_stopped(ref, operation, fence)
-    deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key")
+    deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key", limits.rows)
     if not deleted:
-        states = steps.delete_states(session, ref, operation)
+        states = steps.delete_states(session, ref, operation, limits)
         if states is not None:
             return states
-    return deleted or groups.delete_rows(session, ref, ConsumerOffset, "partition_key") or None
+    return deleted or groups.delete_rows(session, ref, ConsumerOffset, "partition_key", limits.rows) or None
 
 
 def _end(session: Session, ref: GroupRef, operation: int) -> None:
@@ -77,6 +80,6 @@ def _end(session: Session, ref: GroupRef, operation: int) -> None:
         return
     steps.refuse_stopped(ref, operation, found)
     # Subscribers may still beat, without the group's lock; what is left is forgotten when it is old.
-    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name")
+    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name", LIMITS.rows)
     ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
     audit.end(session, operation)

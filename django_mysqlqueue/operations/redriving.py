@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
-from django_mysqlqueue.service import audit, delivery_events, messages
+from django_mysqlqueue.operations.limits import LIMITS
+from django_mysqlqueue.service import audit, delivery_events, groups, messages
 from django_mysqlqueue.service.dead_letters import REPLACES, DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
@@ -23,7 +24,6 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
-BATCH = 200
 
 
 class _Letter(NamedTuple):
@@ -37,7 +37,7 @@ class _Letter(NamedTuple):
 def count(using: str, letters: DeadLetterFilter, *, most: int) -> int:
     """How many dead letters match; no more than ``most``."""
     number = 0
-    for page in matching_offsets(Session(using), letters, size=BATCH):
+    for page in matching_offsets(Session(using), letters, size=LIMITS.dead_letters):
         number += len(page)
         if number >= most:
             return most
@@ -49,6 +49,7 @@ def redrive(
     letters: DeadLetterFilter,
     *,
     by: str,
+    reason: str = "",
     rate: float | None = None,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
@@ -75,7 +76,9 @@ def redrive(
     def send_back(session: Session, found: Sequence[_Letter]) -> None:
         _send_back(session, letters.topic, found, by)
 
-    return _take_all(using, letters, "redrive", send_back, by=by, rate=rate, limit=limit, progress=progress)
+    return _take_all(
+        using, letters, "redrive", send_back, by=by, reason=reason, rate=rate, limit=limit, progress=progress
+    )
 
 
 def discard(
@@ -101,10 +104,10 @@ def discard(
     def put_on_record(session: Session, found: Sequence[_Letter]) -> None:
         _record(session, letters.topic, found, DeliveryEvent.Outcome.DISCARDED, by, error=reason)
 
-    return _take_all(using, letters, "discard", put_on_record, by=by, limit=limit, detail=reason, progress=progress)
+    return _take_all(using, letters, "discard", put_on_record, by=by, reason=reason, limit=limit, progress=progress)
 
 
-def replace(using: str, topic: str, offset: int, payload: Any, *, by: str) -> str:
+def replace(using: str, topic: str, offset: int, payload: Any, *, by: str, reason: str = "") -> str:
     """Sends a corrected payload in the place of a dead letter, to the group that failed it.
 
     It is a message of its own, with its own id; its metadata name the old one's.
@@ -124,7 +127,7 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, by: str) -> st
     def write(session: Session) -> str:
         found = _lock(session, [offset], topic)
         if not found:
-            raise OperationRefused(f"There is no dead letter at offset {offset} of {topic!r}.")
+            raise OperationRefused(_no_letter_text(topic, offset))
         _check_groups(session, found)
         letter = found[0]
         row = session.row(f"SELECT id, original_id, metadata FROM {LOG} WHERE `offset` = %s", (offset,))
@@ -139,11 +142,45 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, by: str) -> st
         )
         _delete(session, [offset])
         _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, by, related={offset: new_id})
-        audit.once(session, "replace", 1, by=by, group=letter.failed_group, topic=topic, detail=f"offset {offset}")
+        audit.once(
+            session,
+            "replace",
+            1,
+            by=by,
+            reason=reason,
+            group=letter.failed_group,
+            topic=topic,
+            detail=f"offset {offset}",
+        )
         return new_id
 
     with apart(using):
         return run(using, write)
+
+
+def find_replaced(using: str, topic: str, offset: int, payload: Any) -> tuple[GroupRef, int]:
+    """The group that ``replace`` would send a payload to, and its size in bytes; nothing is changed.
+
+    Raises:
+        InvalidMessage, OperationRefused: as ``replace``.
+    """
+    session = Session(using)
+    row = session.row(
+        f"SELECT failed_group, original_topic, metadata FROM {LOG} "
+        "WHERE `offset` = %s AND topic = %s AND failed_group <> ''",
+        (offset, topic),
+    )
+    if row is None:
+        raise OperationRefused(_no_letter_text(topic, offset))
+    ref = GroupRef(row[0], row[1])
+    if groups.find(using, ref) is None:
+        raise OperationRefused(_no_group_text(ref))
+    body, _kept = messages.encode_body(payload, messages.decode_metadata(row[2]))
+    return ref, len(body)
+
+
+def _no_letter_text(topic: str, offset: int) -> str:
+    return f"There is no dead letter at offset {offset} of {topic!r}."
 
 
 def check_bounds(*, rate: float | None, limit: int | None) -> None:
@@ -165,13 +202,14 @@ def _take_all(
     take: Callable[[Session, Sequence[_Letter]], None],
     *,
     by: str,
+    reason: str,
     rate: float | None = None,
     limit: int | None = None,
-    detail: str = "",
     progress: Callable[[int], object],
 ) -> int:
     check_bounds(rate=rate, limit=limit)
-    size = BATCH if rate is None else max(1, min(BATCH, int(rate)))
+    most = LIMITS.dead_letters
+    size = most if rate is None else max(1, min(most, int(rate)))
 
     def write(session: Session, page: Sequence[int]) -> int:
         found = _lock(session, page, letters.topic)
@@ -186,7 +224,7 @@ def _take_all(
         operation = run(
             using,
             lambda session: audit.begin(
-                session, action, by=by, group=letters.group or "", topic=letters.topic, detail=detail
+                session, action, by=by, reason=reason, group=letters.group or "", topic=letters.topic
             ),
         )
         with audit.ending(using, operation):
@@ -229,10 +267,14 @@ def _check_groups(session: Session, found: Sequence[_Letter]) -> None:
         .values_list("consumer_group", "topic")
     }
     for ref in sorted(wanted - known):
-        raise OperationRefused(
-            f"The group {ref.group!r} of {ref.topic!r}, which failed the message, is not registered any more: nobody "
-            "would get it. Start a subscriber of the group first, or discard its dead letters."
-        )
+        raise OperationRefused(_no_group_text(ref))
+
+
+def _no_group_text(ref: GroupRef) -> str:
+    return (
+        f"The group {ref.group!r} of {ref.topic!r}, which failed the message, is not registered any more: nobody "
+        "would get it. Start a subscriber of the group first, or discard its dead letters."
+    )
 
 
 def _send_back(session: Session, topic: str, found: Sequence[_Letter], by: str) -> None:

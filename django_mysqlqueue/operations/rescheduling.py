@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.service import audit, scheduling
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 OUTBOX = OutboxMessage._meta.db_table
-CHUNK = 500
 
 
 def cancel(using: str, ids: Sequence[int], *, by: str, topic: str = "", reason: str = "") -> int:
@@ -28,26 +28,26 @@ def cancel(using: str, ids: Sequence[int], *, by: str, topic: str = "", reason: 
     def delete(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.remove(session, chunk, wait=False)
 
-    return _each(using, "cancel", ids, delete, by=by, topic=topic, detail=reason)
+    return _each(using, "cancel", ids, delete, by=by, topic=topic, reason=reason)
 
 
-def deliver_now(using: str, ids: Sequence[int], *, by: str, topic: str = "") -> int:
+def deliver_now(using: str, ids: Sequence[int], *, by: str, topic: str = "", reason: str = "") -> int:
     """Lets scheduled messages come due at once; otherwise as ``cancel``."""
 
     def bring(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, 1, wait=False)
 
-    return _each(using, "deliver now", ids, bring, by=by, topic=topic, detail="")
+    return _each(using, "deliver now", ids, bring, by=by, topic=topic, reason=reason)
 
 
-def move(using: str, ids: Sequence[int], deliver_at: int, *, by: str, topic: str = "") -> int:
+def move(using: str, ids: Sequence[int], deliver_at: int, *, by: str, topic: str = "", reason: str = "") -> int:
     """Gives scheduled messages another time (epoch milliseconds); otherwise as ``cancel``."""
     at = max(1, deliver_at)
 
     def put(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, at, wait=False)
 
-    return _each(using, "reschedule", ids, put, by=by, topic=topic, detail=f"to {at}")
+    return _each(using, "reschedule", ids, put, by=by, topic=topic, reason=reason, detail=f"to {at}")
 
 
 def _each(
@@ -58,17 +58,18 @@ def _each(
     *,
     by: str,
     topic: str,
-    detail: str,
+    reason: str,
+    detail: str = "",
 ) -> int:
     def write(session: Session, chunk: Sequence[int]) -> int:
         changed = change(session, chunk)
         if changed:
-            audit.once(session, action, changed, by=by, topic=topic, detail=detail)
+            audit.once(session, action, changed, by=by, reason=reason, topic=topic, detail=detail)
         return changed
 
     distinct = sorted(set(ids))
     total = 0
     with apart(using):
-        for start in range(0, len(distinct), CHUNK):
-            total += run(using, partial(write, chunk=distinct[start : start + CHUNK]))
+        for start in range(0, len(distinct), LIMITS.rows):
+            total += run(using, partial(write, chunk=distinct[start : start + LIMITS.rows]))
     return total

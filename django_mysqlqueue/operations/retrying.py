@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
@@ -18,7 +19,6 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
-CHUNK = 500
 
 
 def waiting(using: str, ref: GroupRef, *, most: int) -> int:
@@ -58,9 +58,11 @@ def retry_now(
     ref: GroupRef,
     *,
     by: str,
+    reason: str = "",
     rows: Sequence[tuple[str, int]] | None = None,
     reset_attempts: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
+    limits: Limits = LIMITS,
 ) -> int:
     """Make deliveries in backoff due now; deliveries in flight are left alone.
 
@@ -85,13 +87,14 @@ def retry_now(
         found = groups.lock(session, ref)
         groups.refuse_unfinished(ref, found.after_seek)
         detail = "attempts from one again" if reset_attempts else ""
-        return audit.begin(session, "retry", by=by, group=ref.group, topic=ref.topic, detail=detail), found.id
+        operation = audit.begin(session, "retry", by=by, reason=reason, group=ref.group, topic=ref.topic, detail=detail)
+        return operation, found.id
 
     with apart(using):
         operation, registration = run(using, begin)
         changed = 0
         with audit.ending(using, operation):
-            for page in _pages(using, ref) if rows is None else _chunks(rows):
+            for page in _pages(using, ref, limits.rows) if rows is None else _chunks(rows, limits.rows):
 
                 def make_due(session: Session, page: Sequence[tuple[str, int]] = page) -> int:
                     _check(session, ref, registration)
@@ -113,13 +116,13 @@ def _check(session: Session, ref: GroupRef, registration: int) -> None:
         )
 
 
-def _chunks(rows: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
+def _chunks(rows: Sequence[tuple[str, int]], most: int) -> Iterator[Sequence[tuple[str, int]]]:
     ordered = sorted(set(rows))
-    for start in range(0, len(ordered), CHUNK):
-        yield ordered[start : start + CHUNK]
+    for start in range(0, len(ordered), most):
+        yield ordered[start : start + most]
 
 
-def _pages(using: str, ref: GroupRef) -> Iterator[list[tuple[str, int]]]:
+def _pages(using: str, ref: GroupRef, most: int) -> Iterator[list[tuple[str, int]]]:
     """What waits, in order of its time, without locks; what another has locked comes by once and is passed over."""
     session = Session(using)
     place: tuple[int, str, int] | None = None
@@ -140,11 +143,11 @@ def _pages(using: str, ref: GroupRef) -> Iterator[list[tuple[str, int]]]:
             f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
             f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND invisible_until >= %s AND {above} "
             "AND delivered_by = '' ORDER BY invisible_until, partition_key, message_offset LIMIT %s",
-            (*ref, False, until if place is None else place[0], *at, CHUNK),
+            (*ref, False, until if place is None else place[0], *at, most),
         )
         if rows:
             yield sorted((key, offset) for _, key, offset in rows)
-        if len(rows) < CHUNK:
+        if len(rows) < most:
             return
         place = (int(rows[-1][0]), rows[-1][1], int(rows[-1][2]))
 

@@ -19,6 +19,7 @@ from django.db.models.expressions import RawSQL
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import steps
+from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit, groups, log, partitions, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
@@ -28,14 +29,6 @@ LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
 AfterSeek = ConsumerGroup.AfterSeek
-CHUNK = 1000
-"""Partitions of one transaction."""
-COUNTED = 10_000
-"""A preview counts no further."""
-READ = 100_000
-"""After so many messages of the log a preview reads no more: which group a message is for is in no index."""
-READ_FIRST = 100
-"""It reads so many of each partition, and then more of those that have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a seek would do. Counts of the messages that are for the group, up to ``COUNTED``."""
+    """What a seek would do. Counts of the messages that are for the group, up to ``Limits.counted``."""
 
     place: Place
     replayed: int
@@ -55,7 +48,7 @@ class Preview:
     skipped: int
     """Unsettled ones that would never be delivered."""
     exact: bool = True
-    """False: counting stopped after ``READ`` messages of the log, and there may be more of both."""
+    """False: counting stopped after ``Limits.read`` messages of the log, and there may be more of both."""
 
 
 def place_of(
@@ -90,7 +83,7 @@ def place_of(
 # -- what it would do ---------------------------------------------------------
 
 
-def preview(using: str, ref: GroupRef, place: Place) -> Preview:
+def preview(using: str, ref: GroupRef, place: Place, limits: Limits = LIMITS) -> Preview:
     """Counts what a seek would replay and skip, partition by partition, without changing anything.
 
     Raises:
@@ -101,48 +94,49 @@ def preview(using: str, ref: GroupRef, place: Place) -> Preview:
     if registered is None:
         raise OperationRefused(groups.no_group_text(ref))
     # Twice as far: what is settled ahead of the watermark is taken off again.
-    replayed, skipped = _Counter(session, ref, COUNTED), _Counter(session, ref, 2 * COUNTED)
+    replayed, skipped = _Counter(session, ref, limits), _Counter(session, ref, limits, twice=True)
     after: str | None = None
-    while keys := partitions.in_log(session, ref.topic, after=after, limit=CHUNK):
+    while keys := partitions.in_log(session, ref.topic, after=after, limit=limits.rows):
         after = keys[-1]
         acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
         replayed.count({key: (place.offset, mark) for key, mark in acked.items() if mark > place.offset})
         skipped.count({key: (mark, place.offset) for key, mark in acked.items() if mark < place.offset})
-    settled_behind = _settled(session, ref, place.offset, above=True)
-    settled_before = _settled(session, ref, place.offset, above=False)
-    again = min(replayed.found + settled_behind, COUNTED)
-    never = min(max(0, skipped.found - settled_before), COUNTED)
-    exact = not (replayed.stopped and again < COUNTED) and not (skipped.stopped and never < COUNTED)
+    settled_behind = _settled(session, ref, place.offset, above=True, most=limits.counted)
+    settled_before = _settled(session, ref, place.offset, above=False, most=limits.counted)
+    again = min(replayed.found + settled_behind, limits.counted)
+    never = min(max(0, skipped.found - settled_before), limits.counted)
+    exact = not (replayed.stopped and again < limits.counted) and not (skipped.stopped and never < limits.counted)
     return Preview(place, again, never, exact)
 
 
 class _Counter:
-    """Counts the messages for a group in ranges of partitions, up to ``most``; no read begins after ``READ`` rows."""
+    """Counts the messages for a group in ranges of partitions; no read begins after ``Limits.read`` rows."""
 
-    def __init__(self, session: Session, ref: GroupRef, most: int) -> None:
+    def __init__(self, session: Session, ref: GroupRef, limits: Limits, *, twice: bool = False) -> None:
         self._session = session
         self._ref = ref
-        self._most = most
+        self._limits = limits
+        self._most = limits.counted * (2 if twice else 1)
         self._read = 0
         self.found = 0
         self.stopped = False
-        """It has read ``READ`` messages, and there are more."""
+        """It has read ``Limits.read`` messages, and there are more."""
 
     def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
         """Adds partition key → (above, up to)."""
         items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items())]
         for start in range(0, len(items), UNION_TERMS):
             # The deep ones one by one: together they are to cost no more than what is left.
-            for one in self._look(items[start : start + UNION_TERMS], READ_FIRST):
+            for one in self._look(items[start : start + UNION_TERMS], self._limits.read_first):
                 rest = [one]
                 while rest:
-                    rest = self._look(rest, max(READ_FIRST, self._most - self.found))
+                    rest = self._look(rest, max(self._limits.read_first, self._most - self.found))
 
     def _look(self, items: Sequence[tuple[str, int, int]], limit: int) -> list[tuple[str, int, int]]:
         """Reads so many messages of each range; returns what is left of those that have more."""
         if not items or self.found >= self._most or self.stopped:
             return []
-        if self._read >= READ:
+        if self._read >= self._limits.read:
             self.stopped = True
             return []
         one = (
@@ -176,13 +170,13 @@ def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, i
     }
 
 
-def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool) -> int:
-    """Settled rows that the watermark has not passed, on one side of an offset; no more than ``COUNTED``."""
+def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool, most: int) -> int:
+    """Settled rows that the watermark has not passed, on one side of an offset; no more than ``most``."""
     row = session.row(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND message_offset {'>' if above else '<='} %s "
         "LIMIT %s) n",
-        (*ref, True, offset, COUNTED),
+        (*ref, True, offset, most),
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
     return int(row[0])
@@ -197,8 +191,10 @@ def seek(
     place: Place,
     *,
     by: str,
+    reason: str = "",
     detail: str = "",
     progress: Callable[[int], object] = lambda rows: None,
+    limits: Limits = LIMITS,
 ) -> int:
     """Move a group's position; the group resumes from there unless it was paused before.
 
@@ -218,28 +214,30 @@ def seek(
             begun meanwhile, or its deliveries are locked by transactions that do not end.
     """
     with apart(using):
-        operation = run(using, lambda session: _begin(session, ref, place, by, detail))
+        operation = run(using, lambda session: _begin(session, ref, place, by, detail, reason))
         with audit.stopping(using, operation, steps.Stopped):
             after: str | None = ""
             while after is not None:
                 last: str = after
                 reset, after = run(
                     using,
-                    lambda session, last=last: _reset_offsets(session, ref, place, operation, last),  # type: ignore[misc]
+                    lambda session, last=last: _reset_offsets(session, ref, place, operation, last, limits.rows),  # type: ignore[misc]
                 )
                 progress(reset)
-            forgotten = steps.delete_all(using, ref, lambda session: _delete_states(session, ref, operation), progress)
+            forgotten = steps.delete_all(
+                using, ref, lambda session: _delete_states(session, ref, operation, limits), progress, limits
+            )
             run(using, lambda session: _end(session, ref, operation))
     return forgotten
 
 
-def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str) -> int:
+def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str, reason: str = "") -> int:
     found = groups.lock(session, ref)
     if found.after_seek == AfterSeek.DROPPED:
         groups.refuse_unfinished(ref, found.after_seek)
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
     text = f"to offset {place.offset + 1}" + (f" ({detail})" if detail else "")
-    operation = steps.begin(session, ref, found, "seek", by=by, detail=text)
+    operation = steps.begin(session, ref, found, "seek", by=by, reason=reason, detail=text)
     groups.change(
         session,
         ref,
@@ -256,7 +254,9 @@ def _check(session: Session, ref: GroupRef, operation: int) -> None:
     steps.refuse_stopped(ref, operation, groups.fence(session, ref))
 
 
-def _reset_offsets(session: Session, ref: GroupRef, place: Place, operation: int, above: str) -> tuple[int, str | None]:
+def _reset_offsets(
+    session: Session, ref: GroupRef, place: Place, operation: int, above: str, most: int = LIMITS.rows
+) -> tuple[int, str | None]:
     """Stores both offsets of the next partitions; returns how many, and behind which key to go on."""
     _check(session, ref, operation)
     comparison = ">" if above else ">="
@@ -266,17 +266,17 @@ def _reset_offsets(session: Session, ref: GroupRef, place: Place, operation: int
             f"SELECT partition_key FROM {OFFSETS}{session.dialect.force_index('PRIMARY')} "
             f"WHERE consumer_group = %s AND topic = %s AND partition_key {comparison} %s "
             "ORDER BY partition_key LIMIT %s",
-            (*ref, above, CHUNK),
+            (*ref, above, most),
         )
     ]
     locked = watermarks.lock(session, ref, keys)
     watermarks.reset_offsets(session, ref, sorted(locked), place.offset)
-    return len(keys), keys[-1] if len(keys) == CHUNK else None
+    return len(keys), keys[-1] if len(keys) == most else None
 
 
-def _delete_states(session: Session, ref: GroupRef, operation: int) -> int | None:
+def _delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
     _check(session, ref, operation)
-    return steps.delete_states(session, ref, operation)
+    return steps.delete_states(session, ref, operation, limits)
 
 
 def _end(session: Session, ref: GroupRef, operation: int) -> None:

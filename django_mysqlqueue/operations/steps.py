@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.groups import Fence, Locked
 from django_mysqlqueue.service.refs import GroupRef
@@ -21,21 +22,19 @@ from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, run
 
 STATE = DeliveryState._meta.db_table
-CHUNK = 1000
-"""State rows of one transaction."""
 LOCKED_PAUSE = 0.05
 """Seconds between two attempts to delete rows that an atomic handler has locked."""
-LOCKED_WAIT = 60.0
-"""Seconds after which they are not waited for any longer: about as long as InnoDB waits for a lock."""
 
 
-def begin(session: Session, ref: GroupRef, found: Locked, action: str, *, by: str, detail: str = "") -> int:
+def begin(
+    session: Session, ref: GroupRef, found: Locked, action: str, *, by: str, reason: str, detail: str = ""
+) -> int:
     """Puts an operation on record; one of the group that has not ended is stopped, and its record says so.
 
     Returns:
         The operation's id: to be stored in the group row, with ``paused``, in the same transaction.
     """
-    operation = audit.begin(session, action, by=by, group=ref.group, topic=ref.topic, detail=detail)
+    operation = audit.begin(session, action, by=by, reason=reason, group=ref.group, topic=ref.topic, detail=detail)
     if found.operation:
         audit.stop(session, found.operation, f"stopped: a {action} by {by or 'somebody'} took over")
     return operation
@@ -63,7 +62,11 @@ def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) 
 
 
 def delete_all(
-    using: str, ref: GroupRef, delete: Callable[[Session], int | None], progress: Callable[[int], object]
+    using: str,
+    ref: GroupRef,
+    delete: Callable[[Session], int | None],
+    progress: Callable[[int], object],
+    limits: Limits = LIMITS,
 ) -> int:
     """Deletes a group's rows, one transaction after another.
 
@@ -75,7 +78,7 @@ def delete_all(
         How many rows were deleted.
 
     Raises:
-        OperationRefused: for ``LOCKED_WAIT`` seconds other transactions have held locks on all that is left.
+        OperationRefused: for ``Limits.locked_wait`` seconds other transactions have held locks on all that is left.
     """
     total = 0
     locked_since: float | None = None
@@ -87,13 +90,13 @@ def delete_all(
             continue
         now = time.monotonic()
         locked_since = now if locked_since is None else locked_since
-        if now - locked_since > LOCKED_WAIT:
-            raise OperationRefused(_locked_text(Session(using), ref))
+        if now - locked_since > limits.locked_wait:
+            raise OperationRefused(_locked_text(Session(using), ref, limits.locked_wait))
         time.sleep(LOCKED_PAUSE)
     return total
 
 
-def _locked_text(session: Session, ref: GroupRef) -> str:
+def _locked_text(session: Session, ref: GroupRef, waited: float) -> str:
     row = session.row(
         f"SELECT message_offset, partition_key, delivered_by FROM {STATE}{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT 1",
@@ -102,11 +105,11 @@ def _locked_text(session: Session, ref: GroupRef) -> str:
     example = "" if row is None else f" (offset {row[0]} in partition {row[1]!r}, claimed by {row[2] or 'nobody'})"
     return (
         f"Other transactions have locked deliveries of the group {ref.group!r} of {ref.topic!r} for "
-        f"{LOCKED_WAIT:g} s{example}. The group is paused; run this again when they have ended."
+        f"{waited:g} s{example}. The group is paused; run this again when they have ended."
     )
 
 
-def delete_states(session: Session, ref: GroupRef, operation: int) -> int | None:
+def delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
     """Deletes some of a group's state rows by primary key; returns how many, or None when there are no more.
 
     Nothing is waited for. Rows that an atomic handler has locked are left for the next step: its transaction
@@ -116,7 +119,7 @@ def delete_states(session: Session, ref: GroupRef, operation: int) -> int | None
     rows = session.rows(
         f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT %s",
-        (*ref, CHUNK),
+        (*ref, limits.rows),
     )
     if not rows:
         return None

@@ -24,10 +24,25 @@ KEEP_SECONDS = 365 * 86400.0
 """How long the record stays."""
 
 
-def begin(session: Session, action: str, *, by: str, group: str = "", topic: str = "", detail: str = "") -> int:
-    """Puts an operation on record; returns its id."""
+def begin(
+    session: Session,
+    action: str,
+    *,
+    by: str,
+    reason: str = "",
+    group: str = "",
+    topic: str = "",
+    detail: str = "",
+) -> int:
+    """Write an operation into the audit log; returns its id.
+
+    Args:
+        by: who does it.
+        reason: why, in that person's words.
+        detail: what it does, beyond its group and topic.
+    """
     row = Operation.objects.using(session.using).create(
-        action=action, consumer_group=group, topic=topic, actor=by[:KEY_LENGTH], detail=detail
+        action=action, consumer_group=group, topic=topic, actor=by[:KEY_LENGTH], detail=detail, reason=reason
     )
     return int(row.pk)
 
@@ -87,9 +102,17 @@ def collect(using: str) -> int:
 
 
 def once(
-    session: Session, action: str, changed: int, *, by: str, group: str = "", topic: str = "", detail: str = ""
+    session: Session,
+    action: str,
+    changed: int,
+    *,
+    by: str,
+    reason: str = "",
+    group: str = "",
+    topic: str = "",
+    detail: str = "",
 ) -> None:
-    """Records an operation that the present transaction does as a whole."""
-    operation = begin(session, action, by=by, group=group, topic=topic, detail=detail)
+    """Record an operation that the present transaction does as a whole; arguments as in ``begin``."""
+    operation = begin(session, action, by=by, reason=reason, group=group, topic=topic, detail=detail)
     add(session, operation, changed)
     end(session, operation)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from django_mysqlqueue import limits, naming
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import delivery_events
+from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
@@ -67,7 +68,7 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> N
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, original_id, original_topic, "
             "original_offset, failed_group, failed_at, failure_count, last_error) "
             f"SELECT %s, m.partition_key, v.id, m.payload, m.metadata, "
-            "CASE WHEN m.original_id = '' THEN m.id ELSE m.original_id END, "
+            f"{PUBLISHED_ID}, "
             "CASE WHEN m.original_topic = '' THEN m.topic ELSE m.original_topic END, "
             "CASE WHEN m.original_offset = 0 THEN m.`offset` ELSE m.original_offset END, "
             f"%s, {now}, v.n, v.error "
@@ -187,3 +188,12 @@ def matching_offsets(session: Session, letters: DeadLetterFilter, *, size: int) 
         found = [offset for offset in places if offset in matching]
         if found:
             yield found
+
+
+def failed_groups(session: Session, topic: str) -> set[str]:
+    """The groups that failed the dead letters of a DLQ topic, whether or not they are still registered."""
+    hint = session.dialect.force_index("queue_messages_partition")
+    rows = session.rows(
+        f"SELECT DISTINCT m.failed_group FROM {LOG} m{hint} WHERE m.topic = %s AND m.failed_group <> ''", (topic,)
+    )
+    return {group for (group,) in rows}

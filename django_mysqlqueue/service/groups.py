@@ -9,15 +9,12 @@ from typing import Literal, NamedTuple
 from django.db.models import F, Model
 
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.models import ConsumerGroup, PartitionLease
-from django_mysqlqueue.service import audit, log
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import log
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 
 GROUPS = ConsumerGroup._meta.db_table
-CHUNK = 1000
-"""Rows that ``delete_rows`` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +145,7 @@ class Locked(NamedTuple):
     after_seek: str
     operation: int
     """Id of the seek or drop that is under way; 0: none."""
+    mode: str
 
 
 def lock(session: Session, ref: GroupRef) -> Locked:
@@ -197,46 +195,8 @@ def change(session: Session, ref: GroupRef, *, revise: bool = False, **columns: 
     ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).update(**values)
 
 
-def pause(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
-    """Stops claims: subscribers finish what they have claimed, keep their leases, and take nothing more.
-
-    Returns:
-        Whether it was running.
-
-    Raises:
-        OperationRefused: there is no such group, or a seek or drop of it has not finished.
-    """
-    return _set_paused(using, ref, paused=True, by=by, detail=reason)
-
-
-def resume(using: str, ref: GroupRef, *, by: str) -> bool:
-    """Lets a group go on; its subscribers notice within a lease renewal interval.
-
-    Returns:
-        Whether it was paused.
-
-    Raises:
-        OperationRefused: there is no such group, or a seek or drop of it has not finished.
-    """
-    return _set_paused(using, ref, paused=False, by=by)
-
-
-def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, detail: str = "") -> bool:
-    def write(session: Session) -> bool:
-        found = lock(session, ref)
-        refuse_unfinished(ref, found.after_seek)
-        if found.paused is paused:
-            return False
-        change(session, ref, paused=paused)
-        audit.once(session, "pause" if paused else "resume", 0, by=by, group=ref.group, topic=ref.topic, detail=detail)
-        return True
-
-    with apart(using):
-        return run(using, write)
-
-
-def delete_rows(session: Session, ref: GroupRef, model: type[Model], key: str) -> int:
-    """Deletes the group's next ``CHUNK`` rows of a table by primary key; returns how many.
+def delete_rows(session: Session, ref: GroupRef, model: type[Model], key: str, most: int) -> int:
+    """Deletes the group's next rows of a table by primary key, at most ``most``; returns how many.
 
     Args:
         model: of a table whose primary key is group, topic and one more column.
@@ -246,40 +206,9 @@ def delete_rows(session: Session, ref: GroupRef, model: type[Model], key: str) -
     rows = session.rows(
         f"SELECT {key} FROM {table}{session.dialect.force_index('PRIMARY')} "
         f"WHERE consumer_group = %s AND topic = %s ORDER BY {key} LIMIT %s",
-        (*ref, CHUNK),
+        (*ref, most),
     )
     if rows:
         on = f"s.consumer_group = %s AND s.topic = %s AND s.{key} = v.k"
         session.execute(session.dialect.delete_joined(table, ("k",), len(rows), on), (*flat(rows), *ref))
     return len(rows)
-
-
-def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int) -> None:
-    """Change the mode of a group that has no live subscribers, and delete its leases.
-
-    A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims
-    nothing from then on: each claim checks the mode under the group row's lock.
-
-    Raises:
-        SubscriberError: the group does not exist or has a live subscriber.
-        OperationRefused: a seek or drop of it has not finished.
-    """
-    from django_mysqlqueue.service import heartbeats
-
-    def set_under_lock(session: Session) -> None:
-        try:
-            found = lock(session, ref)
-        except OperationRefused:
-            raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} is not registered.") from None
-        refuse_unfinished(ref, found.after_seek)
-        live = heartbeats.live(session, [ref], lease_ms)[ref]
-        if live:
-            raise SubscriberError(
-                f"The group {ref.group!r} of {ref.topic!r} has live subscribers: {', '.join(live)}. "
-                "Stop them before you change its mode."
-            )
-        while delete_rows(session, ref, PartitionLease, "partition_key"):
-            pass
-        change(session, ref, revise=True, mode=mode)
-
-    run(using, set_under_lock)

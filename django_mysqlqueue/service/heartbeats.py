@@ -68,7 +68,7 @@ def names(session: Session) -> list[str]:
     return sorted({name for (name,) in rows})
 
 
-def remove(using: str, subscriber: str, *, by: str, lease_ms: int) -> int:
+def remove(using: str, subscriber: str, *, by: str, lease_ms: int, reason: str = "") -> int:
     """Deletes a dead subscriber's rows, for all its groups: nobody waits for its leases to run out.
 
     Returns:
@@ -100,7 +100,7 @@ def remove(using: str, subscriber: str, *, by: str, lease_ms: int) -> int:
         if any(is_alive for (is_alive,) in alive):
             raise OperationRefused(f"The subscriber {subscriber!r} is alive: stop it first.")
         session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(places), on), flat(places))
-        audit.once(session, "forget", len(alive), by=by, detail=subscriber)
+        audit.once(session, "forget", len(alive), by=by, reason=reason, detail=subscriber)
         return len(alive)
 
     with apart(using):

@@ -10,6 +10,8 @@ from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, OUTBOX
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
+PUBLISHED_ID = "CASE WHEN m.original_id = '' THEN m.id ELSE m.original_id END"
+"""SQL, with the log as ``m``: the id that ``publish`` returned. Dead letters and what is redriven have others."""
 NEWEST = 2000
 """So many of the newest messages are looked through for partitions beyond those that are looked at."""
 WAITING = 2500

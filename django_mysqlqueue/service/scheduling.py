@@ -182,6 +182,20 @@ def _publisher_key(partition_key: str, metadata: str | bytes) -> str | None:
     return messages.publisher_key(partition_key, messages.decode_metadata(metadata))
 
 
+def count_scheduled(session: Session, ids: Sequence[int]) -> int:
+    """How many of some scheduled messages, by primary key of the outbox, have not come due."""
+    number = 0
+    for chunk in session.chunks(sorted(set(ids))):
+        row = session.row(
+            f"SELECT COUNT(*) FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
+            f"ON s.outbox_id = v.i AND s.deliver_at > {session.dialect.now_ms}",
+            chunk,
+        )
+        assert row is not None  # noqa: S101  # an aggregate has one row
+        number += int(row[0])
+    return number
+
+
 def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
     """Deletes those of some scheduled rows that have not come due; returns how many.
 

@@ -14,7 +14,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
-from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations import dropping, pausing
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
@@ -52,7 +52,7 @@ def queue(db: None) -> Sub:
     sub.poller.write_rollups()
     gone = Sub(handler("orders", "billing"), name="host-8")
     SubscriberHeartbeat.objects.filter(subscriber_name=gone.name).update(heartbeat_at=1)
-    groups.pause(USING, GroupRef(LONG, "orders"), by="ada", reason="the warehouse moves")
+    pausing.pause(USING, GroupRef(LONG, "orders"), by="ada", reason="the warehouse moves")
     return sub
 
 

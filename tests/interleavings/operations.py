@@ -13,7 +13,16 @@ from django.db import connections, transaction
 from django_mysqlqueue import cancel, publish, publish_many, reschedule
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import DeliveryState
-from django_mysqlqueue.operations import dead_lettering, dropping, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations import (
+    dead_lettering,
+    dropping,
+    group_mode,
+    pausing,
+    redriving,
+    rescheduling,
+    retrying,
+    seeking,
+)
 from django_mysqlqueue.operations.seeking import Place
 from django_mysqlqueue.service import (
     audit,
@@ -207,22 +216,22 @@ def _(a: Actor) -> object:
 
 @operation("set_mode shared")
 def _(a: Actor) -> object:
-    return groups.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS)
+    return group_mode.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS)
 
 
 @operation("set_mode ordered")
 def _(a: Actor) -> object:
-    return groups.set_mode(ALIAS, G, "ordered", lease_ms=LEASE_MS)
+    return group_mode.set_mode(ALIAS, G, "ordered", lease_ms=LEASE_MS)
 
 
 @operation("pause")
 def _(a: Actor) -> object:
-    return groups.pause(ALIAS, G, by=a.name)
+    return pausing.pause(ALIAS, G, by=a.name)
 
 
 @operation("resume")
 def _(a: Actor) -> object:
-    return groups.resume(ALIAS, G, by=a.name)
+    return pausing.resume(ALIAS, G, by=a.name)
 
 
 @operation("drop", forgets=True, steps=True)
@@ -612,7 +621,7 @@ def command(name: str, *arguments: str, **options: Any) -> None:
 
 command("queuepause", "g", TOPIC, "--noinput")
 command("queueresume", "g", TOPIC, "--noinput")
-command("queuegroupmode", "g", TOPIC, "shared")
+command("queuegroupmode", "g", TOPIC, "shared", "--noinput")
 command("queuecancel", TOPIC, "s1", "--noinput", deletes=True)
 command("queuediscard", TOPIC, "--reason", "none", "--noinput")
 command("queuegc", touches_all=True)

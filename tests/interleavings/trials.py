@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from unittest.mock import patch
 
 from django.core.management import CommandError
 
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
-from django_mysqlqueue.operations import dropping, redriving, rescheduling, retrying, seeking, steps
+from django_mysqlqueue.operations import dropping, pausing, seeking
+from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Place
-from django_mysqlqueue.service import groups, retention
+from django_mysqlqueue.service import retention
 from django_mysqlqueue.service.refs import GroupRef
 from tests import draining, invariants
 from tests.conftest import Clock, empty
@@ -33,15 +33,11 @@ from tests.interleavings.worlds import LEASE_MS, WORLDS
 from tests.snapshots import Snapshot
 from tests.tables import Group, Tables
 
-CHUNKS = (
-    (groups, "CHUNK"),
-    (redriving, "BATCH"),
-    (rescheduling, "CHUNK"),
-    (retention, "CHUNK_ROWS"),
-    (retention, "PARTITIONS"),
-    (retrying, "CHUNK"),
-    (seeking, "CHUNK"),
-    (steps, "CHUNK"),
+STEPS: tuple[tuple[object, str], ...] = (
+    (LIMITS, "rows"),
+    (LIMITS, "dead_letters"),
+    (retention.STEP, "rows"),
+    (retention.STEP, "partitions"),
 )
 """How much one transaction of an operation of several does."""
 REFUSALS = (CommandError, OperationRefused, SubscriberError, StaleDelivery)
@@ -197,8 +193,8 @@ class Trial:
         prepared = any(operation.prepare is not None for operation in self.pair.operations)
         gates = {thread: (other, label) for thread, other, label in self.pair.gates}
         with contextlib.ExitStack() as stack:
-            for module, constant in CHUNKS if self.pair.by_ones else ():
-                stack.enter_context(patch.object(module, constant, 1))
+            if self.pair.by_ones:
+                stack.enter_context(_by_ones())
             run = self._engine.execute(jobs, director, gates)
         self._changed = None if prepared else run.written
         times.append(time.perf_counter())
@@ -296,7 +292,7 @@ class Trial:
                     dropping.drop(USING, ref, by="drain")
                 after = Tables.read(USING)
             elif group.paused:
-                groups.resume(USING, ref, by="drain")
+                pausing.resume(USING, ref, by="drain")
         settled = invariants.settled(after)
         expected: Counter[tuple[str, str]] = Counter()
         waiting: set[tuple[str, str, str]] = {one.identity for one in after.log.values()}
@@ -364,3 +360,16 @@ def drain(tables: Tables) -> tuple[list[tuple[str, str]], Tables]:
         return done, Tables.read(USING)
     finally:
         clock.restore()
+
+
+@contextlib.contextmanager
+def _by_ones() -> Iterator[None]:
+    """Lets every transaction of an operation of several take one row, inside whole commands too."""
+    before = [getattr(limits, name) for limits, name in STEPS]
+    try:
+        for limits, name in STEPS:
+            object.__setattr__(limits, name, 1)
+        yield
+    finally:
+        for (limits, name), value in zip(STEPS, before, strict=True):
+            object.__setattr__(limits, name, value)

@@ -16,7 +16,7 @@ from django_mysqlqueue.models import (
     Rollup,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import dropping, seeking
+from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.seeking import Place
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
@@ -131,7 +131,7 @@ def forsaken_shared() -> Start:
 
 def paused() -> Start:
     start = busy()
-    groups.pause(USING, G, by="before")
+    pausing.pause(USING, G, by="before")
     return start
 
 

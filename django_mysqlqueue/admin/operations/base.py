@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import json
 from collections.abc import Iterator
@@ -16,15 +15,15 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.permissions import demand, may_search_errors, may_see_payloads, search_refused
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.exceptions import QueueError
+from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.models import Dashboard
+from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
@@ -78,20 +77,22 @@ class IdsField(RowsField):
 
 
 class TimeField(forms.DateTimeField):
-    """A time of day in the project's time zone, as epoch milliseconds."""
+    """A date and time in the project's time zone."""
 
     widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
 
-    def clean(self, value: Any) -> Any:
-        found = super().clean(value)
-        if not isinstance(found, datetime.datetime):
-            return None
-        if timezone.is_naive(found):
-            found = timezone.make_aware(found)
-        return int(found.timestamp() * 1000)
+
+class ReasonForm(forms.Form):
+    """Every operation goes on record with a reason."""
+
+    reason = forms.CharField(required=False, max_length=500, label=gettext_lazy("Reason, for the audit log"))
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.order_fields([*(name for name in self.fields if name != "reason"), "reason"])
 
 
-class GroupForm(forms.Form):
+class GroupForm(ReasonForm):
     """What an operation on a group needs to know."""
 
     group = forms.CharField(widget=forms.HiddenInput)
@@ -115,11 +116,10 @@ class AdminOperation:
     """Only who may see payloads may do it."""
     form: ClassVar[type[forms.Form]] = GroupForm
 
-    def __init__(self, values: dict[str, Any], by: str) -> None:
+    def __init__(self, values: dict[str, Any], actor: str) -> None:
         self.values = values
-        self.by = by
         self.using = queue_alias()
-        self.lease_ms = int(get_settings().lease_duration * 1000)
+        self._how = {"using": self.using, "actor": actor, "reason": values.get("reason") or ""}
 
     @property
     def ref(self) -> GroupRef:
@@ -129,21 +129,32 @@ class AdminOperation:
         """What it is done to, for the admin's log."""
         return str(self.ref)
 
+    def operate(self, **how: Any) -> Result:
+        """Calls the operation.
+
+        Args:
+            how: ``using``, ``actor``, ``reason`` and ``dry_run``.
+        """
+        raise NotImplementedError
+
     def preview(self) -> list[str]:
         """Sentences that say what it would do; it changes nothing.
 
         Raises:
-            OperationRefused: it cannot be done, and why.
+            OperationRefused: it cannot be done, or there is nothing to do, and why.
         """
-        raise NotImplementedError
+        result = self.operate(dry_run=True, **self._how)
+        if not result.planned:
+            raise OperationRefused(" ".join(result.summary))
+        return [*result.summary, *result.warnings]
 
     def run(self) -> str:
-        """Does it, and says what was done in a sentence.
+        """Does it, and says what was done.
 
         Raises:
             OperationRefused: it was not done, and why.
         """
-        raise NotImplementedError
+        return " ".join(self.operate(dry_run=False, **self._how).summary)
 
 
 def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:

@@ -1,7 +1,8 @@
-"""What is done to dead letters: redrive, discard, edit and redrive."""
+"""What is done to dead letters: redrive, discard, edit."""
 
 from __future__ import annotations
 
+import functools
 import shlex
 from typing import Any, ClassVar
 
@@ -9,13 +10,14 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
-from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField
+from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters
 from django_mysqlqueue.inspection.dead_letters import FullLetter, Look
-from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service import groups, messages
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.publishing import queue_alias
@@ -34,14 +36,14 @@ def letters_said(number: int) -> str:
     return ngettext("%(number)s dead letter", "%(number)s dead letters", number) % {"number": f"{number:,}"}
 
 
-class SelectedForm(forms.Form):
+class SelectedForm(ReasonForm):
     """Dead letters that were ticked."""
 
     topic = forms.CharField(widget=forms.HiddenInput)
     row = IdsField()
 
 
-class MatchingForm(forms.Form):
+class MatchingForm(ReasonForm):
     """Dead letters that a page's filter admits."""
 
     topic = forms.CharField(widget=forms.HiddenInput)
@@ -85,8 +87,10 @@ class LettersOperation(AdminOperation):
             until=values["until"],
         )
 
-    def look(self) -> Look:
-        """
+    @functools.cached_property
+    def found(self) -> Look:
+        """The dead letters that match.
+
         Raises:
             OperationRefused: nothing matches.
         """
@@ -99,28 +103,34 @@ class LettersOperation(AdminOperation):
         """How many this request may change."""
         return AT_ONCE
 
-    def chosen(self, found: Look) -> DeadLetterFilter:
+    def chosen(self) -> tuple[int, ...]:
         """The oldest of those found, by name: this request touches no others."""
-        return DeadLetterFilter(found.topic, offsets=found.offsets[::-1][: self.most()])
+        return self.found.offsets[::-1][: self.most()]
 
-    def bounded(self, found: Look) -> list[str]:
+    def preview(self) -> list[str]:
+        return [*super().preview(), *self.shares(), *self.left()]
+
+    def run(self) -> str:
+        return " ".join([super().run(), *self.left()])
+
+    def left(self) -> list[str]:
         """A sentence on those that this request leaves, if any."""
-        left = max(0, len(found.offsets) - self.most())
-        if not left and found.whole:
+        left = max(0, len(self.found.offsets) - self.most())
+        if not left and self.found.whole:
             return []
         number = letters_said(left)
-        if not found.whole:
+        if not self.found.whole:
             number = _("%(letters)s, or more") % {"letters": number} if left else _("maybe more")
         return [
             _("One request takes the oldest %(most)s; left: %(left)s. All at once: %(command)s")
             % {"most": f"{self.most():,}", "left": number, "command": self.command_line()}
         ]
 
-    def shares(self, found: Look) -> list[str]:
+    def shares(self) -> list[str]:
         """How many of each group, where there are several and this request takes them all."""
-        if len(found.refs) < 2 or len(found.offsets) > self.most():
+        if len(self.found.refs) < 2 or len(self.found.offsets) > self.most():
             return []
-        return [_("Of %(ref)s: %(number)s.") % {"ref": ref, "number": f"{n:,}"} for ref, n in found.refs.items()]
+        return [_("Of %(ref)s: %(number)s.") % {"ref": ref, "number": f"{n:,}"} for ref, n in self.found.refs.items()]
 
     def command_line(self) -> str:
         """What does the same to all of them at a shell."""
@@ -148,10 +158,10 @@ def _iso(milliseconds: int | None) -> str | None:
 
 class RedriveForm(MatchingForm):
     rate = forms.FloatField(
-        label=gettext_lazy("At most so many a second"),
+        label=gettext_lazy("Maximum number per second"),
         required=False,
         min_value=0.1,
-        help_text=gettext_lazy("Empty: as fast as it goes."),
+        help_text=gettext_lazy("Empty: no limit."),
     )
 
 
@@ -172,9 +182,11 @@ class Redrive(LettersOperation):
     def options(self) -> list[tuple[str, object]]:
         return [("rate", self.rate())]
 
+    def operate(self, **how: Any) -> Result:
+        return operations.redrive(self.found.topic, offsets=self.chosen(), missing_ok=True, rate=self.rate(), **how)
+
     def preview(self) -> list[str]:
-        found = self.look()
-        for ref in found.refs:
+        for ref in self.found.refs:
             if groups.find(self.using, ref) is None:
                 raise OperationRefused(
                     _(
@@ -183,31 +195,26 @@ class Redrive(LettersOperation):
                     )
                     % {"ref": ref}
                 )
-        number = min(len(found.offsets), self.most())
         rate = self.rate()
+        takes = _("This takes about %(seconds)s s.")
         return [
-            _("Sent back, each to the group that failed it and to no other: %(letters)s.")
-            % {"letters": letters_said(number)},
-            *self.shares(found),
-            _("They are handled anew, as messages with new places in the log; the dead letters are gone."),
-            *([_("This takes about %(seconds)s s.") % {"seconds": round(number / rate)}] if rate else []),
-            *self.bounded(found),
+            *super().preview(),
+            *([takes % {"seconds": round(len(self.chosen()) / rate)}] if rate else []),
         ]
-
-    def run(self) -> str:
-        found = self.look()
-        done = redriving.redrive(self.using, self.chosen(found), by=self.by, rate=self.rate())
-        return " ".join([_("Sent back: %(letters)s.") % {"letters": letters_said(done)}, *self.bounded(found)])
 
 
 class RedriveSelected(Redrive):
     name = "redrive-selected"
-    label = gettext_lazy("Redrive: what is selected")
+    label = gettext_lazy("Redrive: selected dead letters")
     form = SelectedForm
 
 
+REASON = forms.CharField(max_length=500, label=gettext_lazy("Reason, for the audit log"))
+"""Required: what is deleted has no other trace."""
+
+
 class DiscardForm(MatchingForm):
-    reason = forms.CharField(max_length=500, label=gettext_lazy("Reason, for the record"))
+    reason = REASON
 
 
 class Discard(LettersOperation):
@@ -220,33 +227,21 @@ class Discard(LettersOperation):
     def options(self) -> list[tuple[str, object]]:
         return [("reason", self.values["reason"])]
 
-    def preview(self) -> list[str]:
-        found = self.look()
-        number = min(len(found.offsets), self.most())
-        return [
-            _("Deleted for good: %(letters)s.") % {"letters": letters_said(number)},
-            *self.shares(found),
-            _("Nobody handles them any more. The record keeps who did it, when and why."),
-            *self.bounded(found),
-        ]
-
-    def run(self) -> str:
-        found = self.look()
-        done = redriving.discard(self.using, self.chosen(found), by=self.by, reason=self.values["reason"])
-        return " ".join([_("Discarded: %(letters)s.") % {"letters": letters_said(done)}, *self.bounded(found)])
+    def operate(self, **how: Any) -> Result:
+        return operations.discard(self.found.topic, offsets=self.chosen(), missing_ok=True, **how)
 
 
 class DiscardSelectedForm(SelectedForm):
-    reason = DiscardForm.base_fields["reason"]
+    reason = REASON
 
 
 class DiscardSelected(Discard):
     name = "discard-selected"
-    label = gettext_lazy("Discard: what is selected")
+    label = gettext_lazy("Discard: selected dead letters")
     form = DiscardSelectedForm
 
 
-class EditForm(forms.Form):
+class EditForm(ReasonForm):
     """A dead letter's payload; without one in ``data`` it begins as it is stored."""
 
     offset = forms.IntegerField(widget=forms.HiddenInput, min_value=1)
@@ -308,35 +303,10 @@ class Edit(AdminOperation):
     def subject(self) -> str:
         return _("dead letter %(offset)s") % {"offset": self.values["offset"]}
 
-    def letter(self) -> FullLetter:
-        """
-        Raises:
-            OperationRefused: it is gone.
-        """
-        found = dead_letters.one(Session(self.using), self.values["offset"])
+    def operate(self, **how: Any) -> Result:
+        offset = self.values["offset"]
+        found = dead_letters.one(Session(self.using), offset)
         if found is None:
             raise OperationRefused(_("There is no dead letter at this offset (any more)."))
-        return found
-
-    def preview(self) -> list[str]:
-        found = self.letter()
-        ref = found.listed.ref
-        if groups.find(self.using, ref) is None:
-            raise OperationRefused(
-                _("The group %(ref)s is not registered any more: nobody would get it.") % {"ref": ref}
-            )
-        body, _kept = messages.encode_body(editable(found).parse(self.values["payload"]), found.metadata)
-        return [
-            _("A new message with this payload (%(size)s bytes) goes to %(ref)s, and to no other group.")
-            % {"size": f"{len(body):,}", "ref": ref},
-            _("It has an id of its own; its metadata name the old one: %(id)s.")
-            % {"id": found.listed.original_id or found.message_id},
-            _("The dead letter at offset %(offset)s, with the old payload, is deleted.")
-            % {"offset": found.listed.offset},
-        ]
-
-    def run(self) -> str:
-        found = self.letter()
         payload = editable(found).parse(self.values["payload"])
-        new_id = redriving.replace(self.using, found.topic, found.listed.offset, payload, by=self.by)
-        return _("Sent in the place of 1 dead letter: message %(id)s.") % {"id": new_id}
+        return operations.edit(found.topic, payload, offset=offset, **how)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,8 +65,8 @@ class Life:
     steps: list[Step]
     note: str = ""
     """What cannot be known."""
-    retry: str = ""
-    """The row that an operation would make due, where it waits."""
+    may_retry: bool = False
+    """It waits for another attempt: an operator may make it due."""
     may_give_up: bool = False
     """An operator may dead-letter it: nobody who is alive holds it."""
 
@@ -229,12 +228,12 @@ class MessagePage(Page):
                 steps.append(Step(text, css="mq-life-bad"))
             elif state.paused:
                 steps.append(Step(_("The group is paused: nothing is claimed until it is resumed.")))
-        retry = ""
+        may_retry = False
         if state.standing == "waits" and state.until > self._now and found is not None:
-            retry = json.dumps([found.entry.key, offset])
+            may_retry = True
         held = state.standing == "in_flight" and state.held_by in live
         may_give_up = state.standing in ("waits", "in_flight") and not held and not naming.is_dlq(state.ref.topic)
-        return Life(state.ref, tag, css, steps, self._unknown(state, ended), retry, may_give_up)
+        return Life(state.ref, tag, css, steps, self._unknown(state, ended), may_retry, may_give_up)
 
     def _steps(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
         """A recorded delivery: handed out, and how it ended."""

@@ -1,14 +1,14 @@
-"""``manage.py queuedeadletter``: give up on messages that a group is retrying."""
+"""``manage.py queuedeadletter``: dead-letter messages that a group is retrying."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.management.operations import OperationCommand, Plan, Progress, add_group, counted, group_of, who
-from django_mysqlqueue.operations import dead_lettering
+from django_mysqlqueue import operations
+from django_mysqlqueue.management.operations import OperationCommand, add_group
+from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
@@ -20,28 +20,12 @@ class Command(OperationCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add_group(parser)
-        parser.add_argument("offset", nargs="+", type=int, help="offset of a message in the log")
-        parser.add_argument(
-            "--reason", default="", metavar="TEXT", help="why, for the dead letter and for the record of operations"
+        parser.add_argument("offset", nargs="*", type=int, help="offset of a message in the log")
+        parser.add_argument("--id", action="append", help="id of a message, instead of its offset (may be repeated)")
+
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        if not (options["offset"] or options["id"]):
+            raise CommandError("Name the messages: their offsets, or --id.")
+        return operations.dead_letter(
+            options["group"], options["topic"], ids=options["id"] or (), offsets=options["offset"], **how
         )
-
-    def plan(self, using: str, options: dict[str, Any]) -> Plan:
-        ref = group_of(using, options).ref
-        found = dead_lettering.find(using, ref, options["offset"])
-        dlq = naming.dlq_topic(ref.topic)
-        summary = [
-            f"{counted(len(found), 'message')} of the group {ref} will be dead-lettered to {dlq}:",
-            *(f"  message {one.offset}: {counted(one.failed, 'failed attempt')}" for one in found),
-        ]
-
-        def dead_letter(progress: Progress) -> int:
-            done = dead_lettering.dead_letter_now(
-                using, ref, [one.offset for one in found], by=who(), reason=options["reason"]
-            )
-            progress(done)
-            return done
-
-        return Plan("dead_letter", summary, len(found), dead_letter)
-
-    def done(self, plan: Plan, changed: int) -> str:
-        return f"{changed} dead-lettered."

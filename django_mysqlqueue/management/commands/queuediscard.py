@@ -1,36 +1,23 @@
-"""``manage.py queuediscard``: dead letters are thrown away, with a reason on record."""
+"""``manage.py queuediscard``: delete dead letters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
-from django_mysqlqueue.management.commands.queueredrive import LettersCommand
-from django_mysqlqueue.management.operations import Plan, Progress, counted, who
-from django_mysqlqueue.operations import redriving
+from django_mysqlqueue import operations
+from django_mysqlqueue.management.commands.queueredrive import DeadLettersCommand
+from django_mysqlqueue.operations.results import Result
 
 
-class Command(LettersCommand):
-    help = "Deletes dead letters for good. The record keeps who did it, when and why."
+class Command(DeadLettersCommand):
+    help = (
+        "Delete dead letters; this cannot be undone. The audit log keeps who did it, when and why: --reason is "
+        "required, except with --dry-run."
+    )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--reason", help="for the record; required, except with --dry-run")
-
-    def plan(self, using: str, options: dict[str, Any]) -> Plan:
-        letters = self.letters(using, options)
-        if not options["dry_run"] and not (options["reason"] or "").strip():
-            raise CommandError("--reason is required: the record keeps why the messages were thrown away.")
-        total = self.total(using, letters, options)
-        summary = [f"{counted(total, 'dead letter')} of {letters.topic} will be deleted for good."]
-
-        def discard(progress: Progress) -> int:
-            return redriving.discard(
-                using, letters, by=who(), reason=options["reason"], limit=options["limit"], progress=progress
-            )
-
-        return Plan("discard", summary, total, discard, nothing=self.nothing(letters))
-
-    def done(self, plan: Plan, changed: int) -> str:
-        return f"{changed} discarded."
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        if not (options["dry_run"] or options["reason"].strip()):
+            raise CommandError("--reason is required: the audit log keeps why the messages were deleted.")
+        return operations.discard(options["topic"], **self.selection(options), **how)

@@ -1,35 +1,24 @@
-"""``manage.py queuegroupmode``: changes a group's mode while nobody works for it."""
+"""``manage.py queuegroupmode``: change the mode of a consumer group."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.management.base import QueueCommand
-from django_mysqlqueue.management.operations import add_group, group_of
+from django_mysqlqueue import operations
+from django_mysqlqueue.management.operations import OperationCommand, add_group
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.operations.results import Result
 
 
-class Command(QueueCommand):
-    help = "Changes a consumer group's mode. Its subscribers must be stopped."
+class Command(OperationCommand):
+    help = "Change the mode of a consumer group. Stop its subscribers first."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add_group(parser)
-        parser.add_argument("mode", choices=ConsumerGroup.Mode.values)
+        parser.add_argument("mode", choices=ConsumerGroup.Mode.values, help="the mode that its handler will declare")
 
-    def run_on(self, using: str, options: dict[str, Any]) -> None:
-        group = group_of(using, options)
-        ref = group.ref
-        if group.mode == options["mode"]:
-            raise CommandError(f"Nothing was changed: the group {ref} is {group.mode} already.")
-        lease_ms = int(get_settings().lease_duration * 1000)
-        try:
-            groups.set_mode(using, ref, options["mode"], lease_ms=lease_ms)
-        except (SubscriberError, OperationRefused) as error:
-            raise CommandError(str(error)) from error
-        self.stdout.write(f"The group {ref.group!r} of {ref.topic!r} is {options['mode']} now.")
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        return operations.set_group_mode(options["group"], options["topic"], options["mode"], **how)

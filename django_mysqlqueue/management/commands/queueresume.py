@@ -1,4 +1,4 @@
-"""``manage.py queueresume``: a paused group goes on."""
+"""``manage.py queueresume``: resume a paused consumer group."""
 
 from __future__ import annotations
 
@@ -6,30 +6,17 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.management.operations import OperationCommand, Plan, add_group, group_of, who
-from django_mysqlqueue.service import groups
+from django_mysqlqueue import operations
+from django_mysqlqueue.management.operations import OperationCommand, add_group
+from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
-    help = "Lets a paused consumer group go on."
+    help = "Resume a paused consumer group."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add_group(parser)
 
-    def plan(self, using: str, options: dict[str, Any]) -> Plan:
-        group = group_of(using, options)
-        wait = f"{get_settings().lease_renewal_interval:g} s"
-        summary = [f"The group {group.ref} will go on; its subscribers notice within {wait}."]
-        if not group.paused:
-            summary = [f"The group {group.ref} is not paused."]
-
-        def resume(progress: object) -> int:
-            return int(groups.resume(using, group.ref, by=who()))
-
-        nothing = f"the group {group.ref} is not paused."
-        return Plan("resume", summary, int(group.paused), resume, nothing=nothing)
-
-    def done(self, plan: Plan, changed: int) -> str:
-        return "it goes on."
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        return operations.resume(options["group"], options["topic"], **how)

@@ -1,7 +1,8 @@
-"""``manage.py queuescheduled``: lists scheduled messages, delivers some now, or at another time."""
+"""``manage.py queuescheduled``: list scheduled messages, deliver some now or at another time."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils import timezone
 
+from django_mysqlqueue import operations
 from django_mysqlqueue.inspection import scheduled
-from django_mysqlqueue.management.operations import OperationCommand, Plan, check_topics, counted, moment, who
-from django_mysqlqueue.operations import rescheduling
-from django_mysqlqueue.service import scheduling
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.management.operations import OperationCommand, check_topics, moment
+from django_mysqlqueue.operations.results import Result, ScheduledResult
+from django_mysqlqueue.operations.scheduled import not_scheduled_text
 
 
 class ScheduledCommand(OperationCommand):
@@ -24,46 +25,27 @@ class ScheduledCommand(OperationCommand):
     with 1 if there are any.
     """
 
-    missing: list[str]
-
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--key", help="only messages published with this key (default: with any)")
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        self.missing = []
+        self._missing: tuple[str, ...] = ()
         super().run_on(using, options)
-        if self.missing:
-            raise CommandError(_not_scheduled(options["topic"], self.missing))
+        if self._missing:
+            raise CommandError(not_scheduled_text(options["topic"], self._missing))
 
-    def chosen(self, using: str, options: dict[str, Any]) -> list[int]:
-        """Primary keys of the messages that the arguments name; sets ``missing``.
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        result = self.change(options, **how)
+        if not how["dry_run"]:
+            # Those that came due while the person was asked are in its summary.
+            result = dataclasses.replace(result, not_scheduled=self._missing)
+        self._missing = result.not_scheduled
+        return result
 
-        Raises:
-            CommandError: none of them is scheduled.
-        """
-        topic, ids = options["topic"], list(dict.fromkeys(options["id"]))
-        found = scheduling.find(Session(using), topic, ids, options["key"])
-        if not found:
-            check_topics(using, [topic])
-            raise CommandError(f"Nothing was changed. {_not_scheduled(topic, ids)}")
-        there = {one.message_id for one in found}
-        self.missing = [one for one in ids if one not in there]
-        return [one.outbox_id for one in found]
-
-
-def _not_scheduled(topic: str, ids: Sequence[str]) -> str:
-    return f"Not scheduled for the topic {topic!r}: {', '.join(map(repr, ids))} (due, cancelled or unknown)."
-
-
-LEFT_ALONE = "the messages came due, or another transaction is changing them; run the command again to see which."
-"""Why a command that found messages has changed none."""
-
-
-def left_alone(plan: Plan, changed: int) -> str:
-    """How many were found but not changed, as a sentence; '' if all were changed."""
-    left = plan.total - changed
-    return f" {counted(left, 'message')} came due or is being changed by another transaction." if left else ""
+    def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
+        """Calls the operation; arguments as ``operate``."""
+        raise NotImplementedError
 
 
 class Command(ScheduledCommand):
@@ -114,20 +96,10 @@ class Command(ScheduledCommand):
         ]
         self.stdout.write(json.dumps({"database": using, "scheduled": rows}))
 
-    def plan(self, using: str, options: dict[str, Any]) -> Plan:
+    def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
         if options["now"] == (options["at"] is not None):
-            raise CommandError("Say when: --now or --at.")
-        topic, at = options["topic"], None if options["at"] is None else moment(options["at"])
-        rows = self.chosen(using, options)
-
-        def move(progress: object) -> int:
-            if at is None:
-                return rescheduling.deliver_now(using, rows, by=who(), topic=topic)
-            return rescheduling.move(using, rows, at, by=who(), topic=topic)
-
-        action, time = ("deliver now", "now") if at is None else ("reschedule", f"at {options['at']}")
-        summary = [f"{counted(len(rows), 'message')} will be delivered {time}."]
-        return Plan(action, summary, len(rows), move, {"not_scheduled": self.missing}, nothing=LEFT_ALONE)
-
-    def done(self, plan: Plan, changed: int) -> str:
-        return f"{changed} changed.{left_alone(plan, changed)}"
+            raise CommandError("Name the time: --now or --at.")
+        topic, ids, key, at = options["topic"], options["id"], options["key"], moment(options["at"])
+        if at is None:
+            return operations.deliver_now(topic, ids, key=key, **how)
+        return operations.reschedule(topic, ids, at, key=key, **how)

@@ -1,0 +1,294 @@
+"""Operations on a consumer group: pause, resume, seek, drop, mode."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Literal
+
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.operations import dropping, group_mode, pausing, seeking
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS
+from django_mysqlqueue.operations.lookups import alias_for, group_of, milliseconds
+from django_mysqlqueue.operations.results import DropResult, Result, SeekResult
+from django_mysqlqueue.operations.wording import counted
+from django_mysqlqueue.service import heartbeats, retention
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+
+
+def pause(
+    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Pause a consumer group: its subscribers finish what they have claimed and claim nothing more.
+
+    They keep their leases. Messages stay in the log, and GC keeps them for the group, until it is resumed.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+
+    Raises:
+        OperationRefused: there is no such group, or a seek or drop of it has not finished.
+    """
+    with alias_for(using, actor) as alias:
+        found = group_of(alias, group, topic)
+        ref, changed = found.ref, 0
+        if not found.paused and not dry_run:
+            changed = int(pausing.pause(alias, ref, by=actor, reason=reason))
+        text = _("The group %(ref)s is paused already.")
+        if not found.paused and dry_run:
+            text = _(
+                "The group %(ref)s will be paused: its subscribers finish the messages that they have claimed and "
+                "claim no more. Messages stay in the log, and GC keeps them for the group."
+            )
+        elif changed:
+            text = _("The group %(ref)s is paused.")
+        planned = int(not found.paused) if dry_run else changed
+        return Result(
+            operation="pause", dry_run=dry_run, planned=planned, changed=changed, summary=(text % {"ref": ref},)
+        )
+
+
+def resume(
+    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Resume a paused consumer group; its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+
+    Raises:
+        OperationRefused: there is no such group, or a seek or drop of it has not finished.
+    """
+    with alias_for(using, actor) as alias:
+        found = group_of(alias, group, topic)
+        ref, changed = found.ref, 0
+        if found.paused and not dry_run:
+            changed = int(pausing.resume(alias, ref, by=actor, reason=reason))
+        text = _("The group %(ref)s is not paused.")
+        if found.paused and dry_run:
+            text = _("The group %(ref)s will be resumed; its subscribers notice within %(seconds)s s.")
+        elif changed:
+            text = _("The group %(ref)s is resumed.")
+        values = {"ref": ref, "seconds": f"{get_settings().lease_renewal_interval:g}"}
+        planned = int(found.paused) if dry_run else changed
+        return Result(operation="resume", dry_run=dry_run, planned=planned, changed=changed, summary=(text % values,))
+
+
+def seek(
+    group: str,
+    topic: str,
+    position: Literal["earliest", "latest"] | int | None = None,
+    *,
+    time: datetime.datetime | None = None,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> SeekResult:
+    """Move a consumer group's position: back to replay messages, forward to skip them.
+
+    Its subscribers may keep running. Deliveries in flight are revoked: an ack that commits later changes
+    nothing, and atomic handlers roll back. If it is interrupted, the group stays paused: run it again.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        position: ``"earliest"``, ``"latest"`` (after the newest message), or the offset to continue from.
+        time: instead of a position: continue from the first message that entered the log then or later; a naive
+            datetime is in the project's time zone.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and count what would be replayed and skipped.
+        progress: called after each transaction with the number of partitions and deliveries that it has reset.
+
+    Raises:
+        OperationRefused: there is no such group; the position is neither in the log nor just behind it; another
+            seek or drop of the group has started meanwhile; or its deliveries stay locked by other transactions.
+    """
+    with alias_for(using, actor) as alias:
+        ref = group_of(alias, group, topic).ref
+        if (position is None) == (time is None):
+            raise OperationRefused("position or time: exactly one of them must say where to continue")
+        if time is not None:
+            place = seeking.place_of(alias, time_ms=milliseconds("time", time))
+            named = f"time {time.isoformat()}"
+        else:
+            assert position is not None  # noqa: S101  # see above
+            place, named = seeking.place_of(alias, position), str(position)
+        if not dry_run:
+            seeking.seek(alias, ref, place, by=actor, reason=reason, detail=named, progress=progress)
+            values = {"ref": ref, "offset": place.offset + 1}
+            text = _("The group %(ref)s continues with the first message from offset %(offset)s on.")
+            return SeekResult(
+                operation="seek", dry_run=False, planned=1, changed=1, summary=(text % values,), offset=place.offset + 1
+            )
+        return previewed_seek(ref, named, seeking.preview(alias, ref, place))
+
+
+def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> SeekResult:
+    """What is said of a seek that has been previewed."""
+    values = {"ref": ref, "offset": found.place.offset + 1, "position": position}
+    return SeekResult(
+        operation="seek",
+        dry_run=True,
+        planned=1,
+        changed=0,
+        summary=(
+            _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
+            _("Settled messages that will be redelivered: %(number)s.") % {"number": counted(found.replayed)},
+            _("Unsettled messages that will be skipped: %(number)s.") % {"number": counted(found.skipped)},
+            _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
+        ),
+        warnings=_warnings(found),
+        offset=found.place.offset + 1,
+        replayed=found.replayed,
+        skipped=found.skipped,
+        exact=found.exact,
+    )
+
+
+def _warnings(found: seeking.Preview) -> tuple[str, ...]:
+    warnings = []
+    if found.skipped:
+        warnings.append(_("The group will never handle the messages that it skips."))
+    if not found.exact:
+        warnings.append(_stopped())
+    return tuple(warnings)
+
+
+def _stopped() -> str:
+    text = _("Counting stopped after %(number)s messages of the log: there may be more.")
+    return text % {"number": f"{LIMITS.read:,}"}
+
+
+def drop_group(
+    group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> DropResult:
+    """Delete a consumer group and all its state; GC no longer keeps messages for it.
+
+    A subscriber of the group that starts later registers it again. If it is interrupted, the group stays
+    paused: run it again.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+
+    Raises:
+        OperationRefused: there is no such group; another drop of it has started meanwhile; or its deliveries stay
+            locked by other transactions.
+    """
+    with alias_for(using, actor) as alias:
+        ref = group_of(alias, group, topic).ref
+        if not dry_run:
+            changed = int(dropping.drop(alias, ref, by=actor, reason=reason))
+            text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s is gone already.")
+            return DropResult(
+                operation="drop",
+                dry_run=False,
+                planned=changed,
+                changed=changed,
+                summary=(text % {"ref": ref},),
+                group=group,
+                topic=topic,
+            )
+        session = Session(alias)
+        found = seeking.preview(alias, ref, seeking.place_of(alias, "latest"))
+        kept = retention.held_back_by(session, ref, most=COUNTED)
+        live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
+        return previewed_drop(ref, found, kept, tuple(live))
+
+
+def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple[str, ...]) -> DropResult:
+    """What is said of a drop that has been previewed.
+
+    Args:
+        found: the preview of a seek to the end: what that would skip is not settled.
+        kept: messages that GC keeps for the group alone.
+        live: its live subscribers.
+    """
+    warnings = [] if found.exact else [_stopped()]
+    if live:
+        text = _("Live subscribers: %(names)s. They stop claiming; a restart registers the group again.")
+        warnings.append(text % {"names": ", ".join(live)})
+    return DropResult(
+        operation="drop",
+        dry_run=True,
+        planned=1,
+        changed=0,
+        summary=(
+            _("The group %(ref)s and its position in every partition will be deleted.") % {"ref": ref},
+            _("Messages that it has not settled: %(number)s.") % {"number": counted(found.skipped)},
+            _("Messages that GC keeps for it alone, and may then delete: %(number)s.") % {"number": counted(kept)},
+        ),
+        warnings=tuple(warnings),
+        group=ref.group,
+        topic=ref.topic,
+        unsettled=found.skipped,
+        kept_for_it_alone=kept,
+        live_subscribers=live,
+    )
+
+
+def set_group_mode(
+    group: str,
+    topic: str,
+    mode: Literal["ordered", "shared"],
+    *,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+) -> Result:
+    """Change the mode of a consumer group whose subscribers are stopped.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        mode: the mode that its handler will declare.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+
+    Raises:
+        OperationRefused: there is no such group or mode; the group has live subscribers; or a seek or drop of it has
+            not finished.
+    """
+    with alias_for(using, actor) as alias:
+        if mode not in ConsumerGroup.Mode.values:
+            raise OperationRefused(f"mode {mode!r}: must be one of {', '.join(map(repr, ConsumerGroup.Mode.values))}")
+        found = group_of(alias, group, topic)
+        ref, changed = found.ref, 0
+        lease_ms = int(get_settings().lease_duration * 1000)
+        if found.mode != mode and not dry_run:
+            changed = int(group_mode.set_mode(alias, ref, mode, by=actor, reason=reason, lease_ms=lease_ms))
+        text = _("The group %(ref)s is %(mode)s already.")
+        if found.mode != mode and dry_run:
+            group_mode.refuse_live(Session(alias), ref, lease_ms)
+            text = _("The group %(ref)s will be %(mode)s.")
+        elif changed:
+            text = _("The group %(ref)s is now %(mode)s.")
+        planned = int(found.mode != mode) if dry_run else changed
+        summary = (text % {"ref": ref, "mode": mode},)
+        return Result(operation="mode", dry_run=dry_run, planned=planned, changed=changed, summary=summary)

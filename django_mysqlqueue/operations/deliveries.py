@@ -1,0 +1,151 @@
+"""Operations on messages that a consumer group has claimed and not settled: retry, dead-letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.operations import dead_lettering, retrying
+from django_mysqlqueue.operations.limits import COUNTED
+from django_mysqlqueue.operations.lookups import alias_for, check_known, group_of, unsettled_by_id
+from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.operations.wording import counted
+from django_mysqlqueue.service.refs import GroupRef
+
+NAMED = 5
+"""A preview says of so many messages what it does to each."""
+
+
+def retry(
+    group: str,
+    topic: str,
+    *,
+    ids: Sequence[str] | None = None,
+    offsets: Sequence[int] | None = None,
+    missing_ok: bool = False,
+    reset_attempts: bool = False,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> Result:
+    """Make messages due now that wait for another attempt after a failure, a nack or a snooze.
+
+    Deliveries in flight are left alone.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        ids: only the messages with these ids, as ``publish`` returned them.
+        offsets: only the messages at these offsets. Neither: all that wait in the group.
+        missing_ok: pass over named messages that do not wait (any more), instead of refusing them.
+        reset_attempts: count their attempts from one again.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+        progress: called after each transaction with the number of messages that have become due.
+
+    Raises:
+        OperationRefused: there is no such group; one of the named messages does not wait; a seek or drop of the group
+            has not finished; or it was dropped and registered again meanwhile.
+    """
+    with alias_for(using, actor) as alias:
+        ref = group_of(alias, group, topic).ref
+        rows = _waiting_rows(alias, ref, ids, offsets, missing_ok=missing_ok)
+        if not dry_run:
+            changed = retrying.retry_now(
+                alias, ref, by=actor, reason=reason, rows=rows, reset_attempts=reset_attempts, progress=progress
+            )
+            text = _("Messages of the group %(ref)s that are due now: %(number)s.") if changed else _nothing_waits()
+            summary = [text % {"number": counted(changed), "ref": ref}]
+            return Result(operation="retry", dry_run=False, planned=changed, changed=changed, summary=tuple(summary))
+        planned = retrying.waiting(alias, ref, most=COUNTED) if rows is None else len(rows)
+        text = _("Messages of the group %(ref)s that will be retried now: %(number)s.") if planned else _nothing_waits()
+        summary = [text % {"number": counted(planned), "ref": ref}]
+        if planned and reset_attempts:
+            summary.append(_("Attempts count from one again."))
+        return Result(operation="retry", dry_run=True, planned=planned, changed=0, summary=tuple(summary))
+
+
+def _nothing_waits() -> str:
+    return _("No message waits for another attempt in the group %(ref)s.")
+
+
+def _waiting_rows(
+    alias: str, ref: GroupRef, ids: Sequence[str] | None, offsets: Sequence[int] | None, *, missing_ok: bool
+) -> list[tuple[str, int]] | None:
+    """(partition key, offset) of the messages that are named; None: all that wait are meant."""
+    if ids is None and offsets is None:
+        return None
+    by_id = unsettled_by_id(alias, ref, ids or ())
+    rows = retrying.at(alias, ref, [*(offset for found in by_id.values() for offset in found), *(offsets or ())])
+    if not missing_ok:
+        waiting: set[object] = {offset for _key, offset in rows}
+        waiting |= {one for one, found in by_id.items() if waiting.intersection(found)}
+        text = f"These messages do not wait for another attempt in the group {ref}: {{}}."
+        check_known(text, [*(ids or ()), *(offsets or ())], waiting)
+    return rows
+
+
+def dead_letter(
+    group: str,
+    topic: str,
+    *,
+    ids: Sequence[str] = (),
+    offsets: Sequence[int] = (),
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+) -> Result:
+    """Dead-letter messages that a consumer group is retrying, without their remaining attempts: all, or none.
+
+    A message qualifies while it waits for another attempt, or when the subscriber that held it has been lost.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        ids: of the messages, as ``publish`` returned them.
+        offsets: of the messages in the log; with ``ids`` at most 500.
+        actor: who does it, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+        reason: why, for the audit log and the dead letter's ``last_error``.
+
+    Raises:
+        OperationRefused: there is no such group; its topic is a DLQ topic; a seek or drop of it has not finished; or a
+            message does not qualify. The text says which and why; nothing was changed.
+        CommitOutcomeUnknown: the connection broke during COMMIT. Run it again: messages that were dead-lettered are
+            then refused as settled.
+    """
+    with alias_for(using, actor) as alias:
+        ref = group_of(alias, group, topic).ref
+        by_id = unsettled_by_id(alias, ref, ids)
+        check_known(f"The group {ref} has not claimed these messages, or has settled them: {{}}.", ids, by_id)
+        wanted = [*(offset for found in by_id.values() for offset in found), *offsets]
+        dlq = naming.dlq_topic(topic)
+        if not dry_run:
+            changed = dead_lettering.dead_letter_now(alias, ref, wanted, by=actor, reason=reason)
+            text = _("Messages dead-lettered to %(topic)s: %(number)s.") % {"topic": dlq, "number": counted(changed)}
+            return Result(operation="dead_letter", dry_run=False, planned=changed, changed=changed, summary=(text,))
+        found = dead_lettering.find(alias, ref, wanted)
+        summary = [
+            _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
+            % {"ref": ref, "topic": dlq, "number": counted(len(found))},
+            *(
+                ngettext(
+                    "Message %(offset)s has failed %(failed)s time.",
+                    "Message %(offset)s has failed %(failed)s times.",
+                    one.failed,
+                )
+                % {"offset": one.offset, "failed": one.failed}
+                for one in found[:NAMED]
+            ),
+            _("A dead letter gets no further attempt until it is redriven."),
+        ]
+        return Result(operation="dead_letter", dry_run=True, planned=len(found), changed=0, summary=tuple(summary))

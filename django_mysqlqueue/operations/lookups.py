@@ -1,0 +1,162 @@
+"""What the arguments of operations name: groups, topics, messages. What is not there is refused, with the nearest."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from django.utils.timezone import is_naive, make_aware
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.service import groups, log
+from django_mysqlqueue.service.groups import Registered
+from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session
+
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+LISTED = 20
+"""An error about a name lists so many of those that exist."""
+
+
+@contextmanager
+def alias_for(using: str | None, actor: str) -> Iterator[str]:
+    """The queue's database alias, on a connection of its own if the caller has a transaction open there.
+
+    Raises:
+        OperationRefused: ``actor`` is empty.
+    """
+    if not isinstance(actor, str) or not actor.strip():
+        raise OperationRefused(f"actor {actor!r}: must name who does this, for the audit log")
+    alias = queue_alias(using)
+    with apart(alias):
+        yield alias
+
+
+def group_of(using: str, group: str, topic: str) -> Registered:
+    """The registered group of these names.
+
+    Raises:
+        OperationRefused: there is none; the text names those that there are.
+    """
+    ref = GroupRef(group, topic)
+    registered = groups.find(using, ref)
+    if registered is not None:
+        return registered
+    refs = groups.registered_refs(using)
+    text = f"There is no group {group!r} of {topic!r}. Registered: {listed(_named(one) for one in refs)}."
+    if GroupRef(topic, group) in refs:
+        raise OperationRefused(f"{text} The group comes first, then the topic: {topic} {group}")
+    meant = [
+        *(GroupRef(name, topic) for name in _close(group, [one.group for one in refs])),
+        *(GroupRef(group, name) for name in _close(topic, [one.topic for one in refs])),
+    ]
+    raise OperationRefused(text + _hint([_named(one) for one in meant if one in refs]))
+
+
+def check_topic(using: str, topic: str) -> None:
+    """A topic that an argument names: a DLQ topic is known if its topic is, and the other way round.
+
+    Raises:
+        OperationRefused: there is no such topic; the text names those that there are.
+    """
+    known = log.known(Session(using))
+    if not {topic, naming.first_topic(topic), naming.dlq_topic(topic)} & set(known):
+        raise OperationRefused(f"There is no topic {topic!r}. Topics: {did_you_mean(topic, known)}")
+
+
+def check_known(text: str, wanted: Iterable[object], known: Collection[object]) -> None:
+    """Offsets, ids, partition keys or names that arguments name.
+
+    Args:
+        text: of the error, with ``{}`` for those that are not known.
+
+    Raises:
+        OperationRefused: some of them are not known.
+    """
+    unknown = [one for one in dict.fromkeys(wanted) if one not in known]
+    if unknown:
+        raise OperationRefused(text.format(listed(repr(one) for one in unknown)))
+
+
+def unsettled_by_id(using: str, ref: GroupRef, ids: Sequence[str]) -> dict[str, list[int]]:
+    """The offsets of messages that a group has claimed and not settled, by the ids that ``publish`` returned.
+
+    A message that was redriven bears the id that it had first. Ids are unique within a key, so one may name
+    several. It reads the group's unsettled deliveries along their index.
+    """
+    session = Session(using)
+    found: dict[str, list[int]] = {}
+    for chunk in session.chunks(sorted(set(ids)), weight=len):
+        rows = session.rows(
+            f"SELECT {log.PUBLISHED_ID}, m.`offset` "
+            f"FROM {STATE} s{session.dialect.force_index('queue_delivery_state_due')} "
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = s.message_offset "
+            "WHERE s.consumer_group = %s AND s.topic = %s AND s.acked = %s "
+            f"AND {log.PUBLISHED_ID} IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            (*ref, False, *chunk),
+        )
+        for message_id, offset in rows:
+            found.setdefault(message_id, []).append(int(offset))
+    return found
+
+
+def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[str, list[int]]:
+    """The offsets in a DLQ topic of the dead letters of messages, by the ids that ``publish`` returned.
+
+    Several groups may have failed one message. It reads the DLQ topic along its index.
+    """
+    session = Session(using)
+    found: dict[str, list[int]] = {}
+    for chunk in session.chunks(sorted(set(ids)), weight=len):
+        rows = session.rows(
+            f"SELECT {log.PUBLISHED_ID}, m.`offset` "
+            f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+            "WHERE m.topic = %s AND m.failed_group <> '' "
+            f"AND {log.PUBLISHED_ID} IN ({session.dialect.placeholders(len(chunk), '%s')})",
+            (dlq_topic, *chunk),
+        )
+        for message_id, offset in rows:
+            found.setdefault(message_id, []).append(int(offset))
+    return found
+
+
+def milliseconds(name: str, moment: datetime.datetime) -> int:
+    """Epoch milliseconds of a datetime; a naive one is in the project's time zone.
+
+    Raises:
+        OperationRefused: it is not a datetime.
+    """
+    if not isinstance(moment, datetime.datetime):
+        raise OperationRefused(f"{name} {moment!r}: must be a datetime")
+    return int((make_aware(moment) if is_naive(moment) else moment).timestamp() * 1000)
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The end of an error about a name: those that exist, and the nearest of them."""
+    return f"{listed(known)}.{_hint(_close(name, known))}"
+
+
+def listed(known: Iterable[str]) -> str:
+    """``a, b, c``; ``none``; with more than ``LISTED`` the number of the others."""
+    names = list(known)
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return (", ".join(names[:LISTED]) or "none") + more
+
+
+def _named(ref: GroupRef) -> str:
+    return f"{ref.group} of {ref.topic}"
+
+
+def _close(name: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, sorted(set(known)), n=3)
+
+
+def _hint(close: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(close)}?" if close else ""

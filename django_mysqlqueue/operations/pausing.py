@@ -1,0 +1,48 @@
+"""Pause and resume: one write to the group row, under its lock."""
+
+from __future__ import annotations
+
+from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, run
+
+
+def pause(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
+    """Stop claims: subscribers finish what they have claimed, keep their leases, and claim nothing more.
+
+    Returns:
+        Whether it was running.
+
+    Raises:
+        OperationRefused: there is no such group, or a seek or drop of it has not finished.
+    """
+    return _set_paused(using, ref, paused=True, by=by, reason=reason)
+
+
+def resume(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
+    """Let a group claim again; its subscribers notice within a lease renewal interval.
+
+    Returns:
+        Whether it was paused.
+
+    Raises:
+        OperationRefused: there is no such group, or a seek or drop of it has not finished.
+    """
+    return _set_paused(using, ref, paused=False, by=by, reason=reason)
+
+
+def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, reason: str) -> bool:
+    action = "pause" if paused else "resume"
+
+    def write(session: Session) -> bool:
+        found = groups.lock(session, ref)
+        groups.refuse_unfinished(ref, found.after_seek)
+        if found.paused is paused:
+            return False
+        groups.change(session, ref, paused=paused)
+        audit.once(session, action, 0, by=by, reason=reason, group=ref.group, topic=ref.topic)
+        return True
+
+    with apart(using):
+        return run(using, write)

@@ -1,0 +1,103 @@
+"""Operations on subscribers: release leases, forget a lost subscriber."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.operations.lookups import alias_for, check_known, did_you_mean, group_of
+from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.service import heartbeats, leasing
+from django_mysqlqueue.sql.session import Session
+
+
+def release(
+    group: str,
+    topic: str,
+    keys: Sequence[str],
+    *,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+) -> Result:
+    """Release the leases of partitions, so that any subscriber of the group can take them.
+
+    The owner notices with its next claim or heartbeat. What it had claimed and not finished will be redelivered.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        keys: partition keys.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+
+    Raises:
+        OperationRefused: there is no such group, or it has no lease of one of the partitions.
+    """
+    with alias_for(using, actor) as alias:
+        ref = group_of(alias, group, topic).ref
+        if not keys:
+            raise OperationRefused("keys: name at least one partition")
+        owners = leasing.owners(Session(alias), ref, keys)
+        check_known(f"The group {ref} has no lease of these partitions: {{}}.", keys, owners)
+        if dry_run:
+            number = sum(bool(owner) for owner in owners.values())
+            text = _(
+                "Partitions of the group %(ref)s whose leases will be released: %(number)s. Another subscriber takes "
+                "them within seconds, and messages in flight there will be redelivered."
+            )
+        else:
+            number = leasing.revoke(alias, ref, keys, by=actor, reason=reason)
+            text = _("Partitions of the group %(ref)s whose leases were released: %(number)s.")
+        if not number:
+            text = _("No subscriber of the group %(ref)s holds these leases.")
+        summary = (text % {"ref": ref, "number": f"{number:,}"},)
+        return Result(
+            operation="release", dry_run=dry_run, planned=number, changed=0 if dry_run else number, summary=summary
+        )
+
+
+def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False) -> Result:
+    """Forget a subscriber that was lost: its leases are free at once, instead of when they expire.
+
+    Args:
+        subscriber: its name, as the dashboard and ``queuestatus`` show it.
+        actor: who does it, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing, and return what would be done.
+
+    Raises:
+        OperationRefused: there is no such subscriber, or it is alive.
+    """
+    with alias_for(using, actor) as alias:
+        session = Session(alias)
+        known = heartbeats.names(session)
+        if subscriber not in known:
+            raise OperationRefused(
+                f"There is no subscriber {subscriber!r}. Subscribers: {did_you_mean(subscriber, known)}"
+            )
+        if dry_run:
+            number = 1
+            text = _("The subscriber %(name)s will be forgotten, and its leases are free. It must not be running.")
+        else:
+            lease_ms = int(get_settings().lease_duration * 1000)
+            number = heartbeats.remove(alias, subscriber, by=actor, reason=reason, lease_ms=lease_ms)
+            text = ngettext(
+                "The subscriber %(name)s is forgotten: %(number)s heartbeat deleted.",
+                "The subscriber %(name)s is forgotten: %(number)s heartbeats deleted.",
+                number,
+            )
+        if not number:
+            text = _("The subscriber %(name)s is forgotten already.")
+        summary = (text % {"name": subscriber, "number": number},)
+        return Result(
+            operation="forget", dry_run=dry_run, planned=number, changed=0 if dry_run else number, summary=summary
+        )
