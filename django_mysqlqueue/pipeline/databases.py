@@ -320,14 +320,17 @@ class Server(Database):
     def keeps_order(self) -> bool:
         # A replica of MySQL that applies transactions in parallel may show a later one first, if it is told that it
         # may. (MariaDB's keeps the order; it has no such variables.) Off on a primary it says nothing.
-        found = dict(
+        found: dict[str, str] = dict(
             self.rows(
-                "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
-                "('read_only', 'replica_parallel_workers', 'replica_preserve_commit_order')"
+                "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', "
+                "'replica_parallel_workers', 'replica_preserve_commit_order', "
+                # As they are called before MySQL 8.0.26.
+                "'slave_parallel_workers', 'slave_preserve_commit_order')"
             )
         )
-        may = found.get("replica_preserve_commit_order") == "OFF" and int(found["replica_parallel_workers"]) > 1
-        return not (may and found["read_only"] == "ON")
+        preserve = found.get("replica_preserve_commit_order", found.get("slave_preserve_commit_order"))
+        workers = found.get("replica_parallel_workers", found.get("slave_parallel_workers", "0"))
+        return not (preserve == "OFF" and int(workers) > 1 and found["read_only"] == "ON")
 
     def is_duplicate(self, error: Exception) -> bool:
         return isinstance(error, self._error) and error.args[:1] == (1062,)
