@@ -49,7 +49,14 @@ MODELS = (
     CollectedTopic,
     ArchiveSegment,
 )
-MINIMUM = {"mariadb": (10, 11), "mysql": (8, 4), "sqlite": (3, 35)}
+MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}
+"""The oldest servers that have all that the statements use, by dialect.
+
+MySQL has the columns' collation, ``utf8mb4_0900_bin``, since 8.0.17, and since 8.0.19 the row alias with which Django
+writes upserts. ``tests/test_mysql_syntax.py`` looks for SQL that is newer.
+"""
+TESTED = {"mysql": (8, 4)}
+"""Servers from ``MINIMUM`` to below these are let in with a warning, since no test runs on them."""
 
 
 @checks.register("django_mysqlqueue")
@@ -237,6 +244,31 @@ def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> 
 
 
 @checks.register(checks.Tags.database)
+def check_tested_version(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """The queue is tested on servers like this one (W018)."""
+    alias = _alias()
+    if alias is None or alias not in (databases or ()):
+        return []
+    with sessions.sound(alias):  # a setting that E017 names must not hide what this looks for
+        connection = connections[alias]
+        try:
+            name = dialect_of(connection).name
+        except ImproperlyConfigured:
+            return []  # E011 says so
+        version = server_version(connection)
+    if name not in TESTED or _is_below(version, MINIMUM[name]) or not _is_below(version, TESTED[name]):
+        return []
+    return [
+        checks.Warning(
+            f"The queue's database {alias!r} runs {name} {_dotted(version)}, on which django_mysqlqueue is not tested.",
+            hint=f"Tests run on versions from {_dotted(TESTED[name])} on. The queue uses only SQL that "
+            f"{_dotted(MINIMUM[name])} has, but run your project's tests on this version.",
+            id="django_mysqlqueue.W018",
+        )
+    ]
+
+
+@checks.register(checks.Tags.database)
 def check_sessions(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Connections of the project have the session variables that the queue needs (E017).
 
@@ -279,10 +311,10 @@ def server_problems(alias: str) -> Iterator[str]:
         return
     version = server_version(connection)
     minimum = MINIMUM[dialect.name]
-    if version[:2] < minimum:
+    if _is_below(version, minimum):
         yield (
-            f"The queue's database {alias!r} runs {dialect.name} {'.'.join(map(str, version))}; "
-            f"{'.'.join(map(str, minimum))} or later is needed."
+            f"The queue's database {alias!r} runs {dialect.name} {_dotted(version)}; "
+            f"{_dotted(minimum)} or later is needed."
         )
     if not is_server(connection):
         return
@@ -302,3 +334,11 @@ def server_problems(alias: str) -> Iterator[str]:
         for name, engine in cursor.fetchall():
             if str(engine).upper() != "INNODB":
                 yield f"The table {name} of the database {alias!r} uses {engine}: the queue needs InnoDB."
+
+
+def _is_below(version: tuple[int, ...], minimum: tuple[int, ...]) -> bool:
+    return version[: len(minimum)] < minimum
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

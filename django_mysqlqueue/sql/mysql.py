@@ -1,4 +1,4 @@
-"""MySQL 8.4 and later, and what MariaDB shares with it."""
+"""MySQL, and what MariaDB shares with it; only SQL that MySQL 8.0.19 has (``tests/test_mysql_syntax.py``)."""
 
 from __future__ import annotations
 

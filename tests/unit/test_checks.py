@@ -1,5 +1,6 @@
 """System checks: every id, its hint, and that a broken setting breaks no other check."""
 
+import contextlib
 import types
 
 import pytest
@@ -222,7 +223,7 @@ def problems(monkeypatch):
     [
         ("mysql", True, (10, 11, 0), (10, 10, 99)),
         ("mysql", True, (11, 0, 1), (10, 6, 22)),
-        ("mysql", False, (8, 4, 0), (8, 0, 43)),
+        ("mysql", False, (8, 0, 19), (8, 0, 18)),
         ("mysql", False, (9, 0, 0), (5, 7, 44)),
         ("sqlite", False, (3, 35, 0), (3, 34, 1)),
     ],
@@ -233,6 +234,31 @@ def test_versions(problems, vendor, mariadb, oldest, too_old):
     name = "sqlite" if vendor == "sqlite" else "mariadb" if mariadb else "mysql"
     assert f"runs {name} {'.'.join(map(str, too_old))}" in problem
     assert "or later is needed" in problem
+
+
+@pytest.mark.parametrize(
+    ("version", "mariadb", "warns"),
+    [
+        ((8, 0, 18), False, False),  # an error instead
+        ((8, 0, 19), False, True),
+        ((8, 0, 43), False, True),
+        ((8, 3, 0), False, True),
+        ((8, 4, 0), False, False),
+        ((9, 7, 0), False, False),
+        ((10, 11, 0), True, False),
+    ],
+)
+def test_an_untested_version_is_warned_of(monkeypatch, version, mariadb, warns):
+    server = FakeConnection(version=version, mariadb=mariadb)
+    monkeypatch.setattr(checks, "connections", {"default": server})
+    monkeypatch.setattr(checks.sessions, "sound", lambda alias: contextlib.nullcontext())
+    found = checks.check_tested_version(databases=["default"])
+    assert ids(found) == ["django_mysqlqueue.W018"] * warns
+    if warns:
+        assert found[0].level == django_checks.WARNING
+        assert f"runs mysql {'.'.join(map(str, version))}, on which" in found[0].msg
+        assert "from 8.4 on" in found[0].hint
+    assert checks.check_tested_version(databases=["other"]) == []
 
 
 @pytest.mark.parametrize("vendor", ["postgresql", "oracle"])
