@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
-
 from django.urls import reverse
 
 
 def url(site: str, name: str, **parameters: object) -> str:
     """The address of a page of the dashboard; None and '' are left out of its query string."""
-    address = reverse(f"admin:django_mysqlqueue_dashboard_{name}", current_app=site)
     given = {key: value for key, value in parameters.items() if value not in (None, "")}
-    return f"{address}?{urlencode(given)}" if given else address
+    return reverse(f"admin:django_mysqlqueue_dashboard_{name}", current_app=site, query=given)

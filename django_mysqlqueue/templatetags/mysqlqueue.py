@@ -6,7 +6,6 @@ from typing import Any
 
 from django import template
 from django.urls import reverse
-from django.utils.http import urlencode
 
 from django_mysqlqueue.addresses import url
 
@@ -23,9 +22,13 @@ def queue_url(context: dict[str, Any], name: str, **parameters: object) -> str:
 def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
     """The address of an operation's page, which comes back to the present one."""
     request = context["request"]
-    address = reverse("admin:django_mysqlqueue_dashboard_do", args=[name], current_app=request.current_app)
     given = {key: value for key, value in parameters.items() if value not in (None, "")}
-    return f"{address}?{urlencode({**given, 'next': request.get_full_path()})}"
+    return reverse(
+        "admin:django_mysqlqueue_dashboard_do",
+        args=[name],
+        current_app=request.current_app,
+        query={**given, "next": request.get_full_path()},
+    )
 
 
 @register.simple_tag(takes_context=True)
