@@ -1,4 +1,7 @@
-"""Changes of the project's code, found by Django's own reloader."""
+"""Changes of the project's code, found by Django's own reloader.
+
+What Django wraps around it (``run_with_reloader``) kills running handlers; docs/design.md compares the two.
+"""
 
 from __future__ import annotations
 
