@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django_mysqlqueue.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.conf import Backoff
+    from django_mysqlqueue.backoff import Backoff
     from django_mysqlqueue.exceptions import (
         InvalidMessage,
         QueueError,
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backoff": "django_mysqlqueue.conf",
+    "Backoff": "django_mysqlqueue.backoff",
     "Delivery": "django_mysqlqueue.runtime.handling.delivery",
     "InvalidMessage": "django_mysqlqueue.exceptions",
     "Message": "django_mysqlqueue.service.messages",

@@ -7,7 +7,6 @@ same rules, in the same place, serve the system checks (``problems``).
 from __future__ import annotations
 
 import difflib
-import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.validators import Invalid as _Invalid
 from django_mysqlqueue.validators import alias as _alias
 from django_mysqlqueue.validators import archive_path as _archive_path
@@ -36,29 +36,6 @@ from django_mysqlqueue.validators import token as _token
 RECORD = "record_deliveries"
 LONGEST_DELAY = 30 * 86400.0
 """Longest visibility timeout, backoff, nack or snooze delay, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Exponential backoff with jitter, in seconds.
-
-    The wait after attempt n is ``initial * factor ** (n - 1)``, at most
-    ``maximum``, times a random factor between ``1 - jitter`` and ``1 + jitter``.
-    """
-
-    initial: float = 1.0
-    factor: float = 2.0
-    maximum: float = 3600.0
-    jitter: float = 0.2
-
-    def delay(self, attempt: int, rng: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after the given attempt (1 is the first) has failed."""
-        try:
-            # As a float: whole numbers would be multiplied out to millions of digits.
-            wait = min(self.initial * float(self.factor) ** (attempt - 1), self.maximum)
-        except OverflowError:  # a float's exponent ends near 2 ** 1024
-            wait = self.maximum if self.initial else 0.0
-        return max(0.0, wait * (1 + self.jitter * (2 * rng() - 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +79,7 @@ class Settings:
     max_processing_time: float = 600.0
     shutdown_timeout: float = 25.0
     max_attempts: int | None = 5
-    backoff: Backoff = Backoff()
+    backoff: Backoff = Backoff()  # noqa: RUF009  # it is frozen
     retention: float | None = 86400.0
     orphan_retention: float | None = 7 * 86400.0
     strict_topics: bool = False

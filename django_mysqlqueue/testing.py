@@ -17,7 +17,8 @@ from typing import Any
 
 from django.db.models import Model
 
-from django_mysqlqueue.conf import LONGEST_DELAY, Backoff, get_settings
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.handling import registry

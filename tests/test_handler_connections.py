@@ -11,6 +11,7 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import call as handling
@@ -155,7 +156,7 @@ def _take(taken):
 
 
 def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarce, monkeypatch):
-    monkeypatch.setattr(handling, "LONGEST_REST", 0.05)
+    monkeypatch.setattr(handling, "REST", Backoff(initial=0.05, maximum=0.05))
     calls = []
 
     def function(delivery):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.pipeline import databases
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.errors import DataLossError
@@ -33,7 +34,8 @@ FIRST_FETCH = 100
 """Rows that are fetched at a time, at most, where payloads are among them."""
 TRIES = 6
 """Connections in a row that may be lost without a row read."""
-FIRST_WAIT = 0.25
+RECONNECT = Backoff(initial=0.5, jitter=0.0)
+"""The pause after each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
             failures += 1
             if failures == TRIES or not databases.is_lost(error):
                 raise
-            time.sleep(FIRST_WAIT * 2**failures)
+            time.sleep(RECONNECT.delay(failures))
 
 
 def rows_of(database: Database, query: Query, selection: Selection, span: Span) -> Iterator[Sequence[tuple[Any, ...]]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
 
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.sql import dialect_of
 
@@ -17,6 +17,8 @@ logger = logging.getLogger("django_mysqlqueue.service")
 
 ATTEMPTS = 6
 """How often a transaction is tried that meets a deadlock or a lock wait time-out."""
+RETRY = Backoff(initial=0.01, jitter=1.0)
+"""The pause before the next try: anything from 0 to twice the backoff, so that two that met do not meet again."""
 
 CHUNK_BYTES = 131_072
 """Text that one statement carries beside its keys: at four bytes a character and
@@ -142,5 +144,5 @@ def run(using: str, operation: Callable[[Session], T]) -> T:
             logger.debug("transaction.retried attempt=%d error=%s", attempt, error)
         else:
             return result
-        time.sleep(random.random() * 0.01 * 2**attempt)
+        time.sleep(RETRY.delay(attempt))
     raise AssertionError("unreachable")

@@ -18,6 +18,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
 from django_mysqlqueue.pipeline import databases, frames, reading
 from django_mysqlqueue.pipeline.archive import files, manifest, run
@@ -56,8 +57,8 @@ def cut_others() -> int:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(files, "FIRST_WAIT", 0.01)
+    for module in (reading, files):
+        monkeypatch.setattr(module, "RECONNECT", Backoff(initial=0.01))
 
 
 # -- connections --------------------------------------------------------------

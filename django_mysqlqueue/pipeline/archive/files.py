@@ -26,7 +26,7 @@ from django_mysqlqueue.pipeline.checksums import Sum
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.layout import COLUMNS, NAMES
-from django_mysqlqueue.pipeline.reading import FIRST_WAIT, TRIES, Query, Span, rows_of
+from django_mysqlqueue.pipeline.reading import RECONNECT, TRIES, Query, Span, rows_of
 
 SCHEMA = schema(COLUMNS, exact=True)
 EVERYTHING = Selection(NAMES)
@@ -175,7 +175,7 @@ def write_span(place: Place, root: Root, segment: str, span: Span) -> list[File]
             failures += 1
             if failures == TRIES or not databases.is_lost(error):
                 raise
-            time.sleep(FIRST_WAIT * 2**failures)
+            time.sleep(RECONNECT.delay(failures))
 
 
 def _write_span(place: Place, folder: Folder, segment: str, span: Span) -> list[File]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
+from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.runtime import forks, sessions
 from django_mysqlqueue.runtime.handling import observers, rejections
@@ -30,10 +31,17 @@ UNSETTLED = (Kind.NACK, Kind.SNOOZE)
 INSISTS = 8
 """How often in a row a thread tries to open what a handler has used of databases other than the queue's, with rests
 between, 6 s in all. Then it calls the handler, which may do without."""
-LONGEST_REST = 1.0
-"""Seconds that a handler thread rests at most after it could not connect."""
-_not_started = threading.local()
-"""How often in a row this thread could not start a handler."""
+REST = Backoff(initial=0.1, maximum=1.0, jitter=0.0)
+"""How long a handler thread rests after it could not connect."""
+
+
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.failures = Failures(REST)
+        """How often in a row this thread could not start a handler."""
+
+
+_not_started = _PerThread()
 
 
 class _Unsettled(Exception):
@@ -82,11 +90,11 @@ def _attempt(
         _call(handler, deliveries)
         return _verdicts(handler, deliveries)
     except _NotStarted as error:
-        _not_started.failures = failures = getattr(_not_started, "failures", 0) + 1
-        if is_worth_a_line(failures):
+        rest = _not_started.failures.add()
+        if is_worth_a_line(failures := _not_started.failures.count):
             event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__, failures=failures)
         # Here and not by a delay of the message, which others of its partition would overtake.
-        time.sleep(min(LONGEST_REST, 0.05 * 2 ** min(failures, 10)))
+        time.sleep(rest)
         return [Outcome(held.claimed, Kind.GIVE_BACK) for held in items]
     except StaleDelivery as error:
         event(logging.WARNING, "delivery.stale", **_fields(items), error=error)
@@ -132,13 +140,13 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
 def _connect(handler: Handler) -> None:
     """Opens what the handler is known to use: that it cannot be had is not the handler's failure."""
     try:
-        sessions.connect(handler.ref, insist=getattr(_not_started, "failures", 0) < INSISTS)
+        sessions.connect(handler.ref, insist=_not_started.failures.count < INSISTS)
     except Error as error:
         raise _NotStarted from error
 
 
 def _call(handler: Handler, deliveries: list[Delivery]) -> None:
-    _not_started.failures = 0
+    _not_started.failures.clear()
     pid = os.getpid()
     outer = sessions.begin_call()
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.service.refs import GroupRef
 
 HandlerFunction = Callable[..., Any]

@@ -15,7 +15,8 @@ from django.db import router
 from django.utils.module_loading import autodiscover_modules
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.conf import Backoff, check_handler_option, get_settings
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime.handling.handler import Handler, HandlerFunction, mode_text

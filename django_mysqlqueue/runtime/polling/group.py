@@ -10,6 +10,7 @@ from itertools import islice
 
 from django.db import Error
 
+from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.handling.handler import Handler
@@ -33,6 +34,8 @@ MAX_PARTITIONS = 100
 """Partitions that one claim looks at."""
 WAITING_BYTES = 64 * 1_048_576
 """Payload bytes that a process keeps waiting, shared out among its groups."""
+REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
+"""After a failed turn the other groups go first for so long."""
 
 
 class PolledGroup(ABC):
@@ -83,10 +86,11 @@ class PolledGroup(ABC):
         self._announced = False
         self._revision: int | None = None
         """What operators had last changed of the group, as of the last tick."""
-        self.failures = 0
+        self.failures = Failures(REST)
+        """Failed turns in a row."""
         self.rests_until = 0.0
         """After a failed turn: until when (monotonic) the others go first."""
-        self._unanswered = 0
+        self._unanswered = Failures(REST)
         """Claims in a row whose payloads did not all come."""
         self._undo: int | None = None
         """The token of a claim whose COMMIT may have happened or not."""
@@ -188,14 +192,13 @@ class PolledGroup(ABC):
         Returns:
             How many turns in a row have failed.
         """
-        self.failures += 1
         self.reset()
-        self.rests_until = time.monotonic() + min(5.0, 0.05 * 2 ** min(self.failures, 10))
-        return self.failures
+        self.rests_until = time.monotonic() + self.failures.add()
+        return self.failures.count
 
     def succeeded(self) -> None:
         """A turn ended without one."""
-        self.failures = 0
+        self.failures.clear()
 
     def counted(self) -> rollups.Tally:
         """What was counted since ``start_tally``."""
@@ -462,7 +465,7 @@ class PolledGroup(ABC):
                 self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
             raise
         if not missing:
-            self._unanswered = 0
+            self._unanswered.clear()
             self.inbox.put(Held(delivery, found[delivery.offset], self.handler) for delivery in deliveries)
             return
         # One by one: of a partition, what is in front of a missing message is handled, and what is behind it waits.
@@ -479,8 +482,8 @@ class PolledGroup(ABC):
 
     def _rest_without_payloads(self, missing: int, claimed: int) -> None:
         """Claimed at once again, they would be missing again."""
-        self._unanswered += 1
-        if is_worth_a_line(self._unanswered):
+        self.rests_until = time.monotonic() + self._unanswered.add()
+        if is_worth_a_line(self._unanswered.count):
             event(
                 logging.ERROR,
                 "payloads.missing",
@@ -488,6 +491,5 @@ class PolledGroup(ABC):
                 topic=self.ref.topic,
                 messages=missing,
                 claimed=claimed,
-                failures=self._unanswered,
+                failures=self._unanswered.count,
             )
-        self.rests_until = time.monotonic() + min(5.0, 0.05 * 2 ** min(self._unanswered, 10))

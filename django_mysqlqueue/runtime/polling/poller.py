@@ -9,12 +9,12 @@ database.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping
 
 from django.db import Error, connections
 
+from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.handler import Handler
@@ -35,6 +35,10 @@ NEWS_ROWS = 2000
 NEWS_PASSES = 5
 ROLLUP_INTERVAL = 10.0
 """Seconds between two writes of what was counted for the charts."""
+RETRY = Backoff(initial=0.075, maximum=3.75, jitter=1 / 3)
+"""After an error, between 0.05 and 5 s: an outage must not bring all processes back at once."""
+FIRST_FREE_PAUSE = 0.25
+"""Seconds between the first two ticks for leases that stay free."""
 LOOK_PAUSE = 10
 """A look at the outbox walks uncommitted rows too: wait this many times as long as the last one took."""
 
@@ -57,13 +61,18 @@ class Poller:
         )
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
         self._tail: int | None = None
-        self._interval = context.settings.poll_interval
+        settings = context.settings
+        # Jitter keeps the processes of a fleet from looking all at once.
+        self._pace = Backoff(settings.poll_interval, 1.5, settings.max_poll_interval, jitter=0.1)
+        self._idle_polls = 0
+        """Polls in a row that found nothing."""
         self._next_poll = 0.0
         self._next_tick = 0.0
         self._ticked_at = float("-inf")
         self._free_pause = 0.0
         """Seconds between ticks for leases that are free and stay so."""
-        self._failures = 0
+        self._free_ticks = Failures(Backoff(FIRST_FREE_PAUSE, maximum=settings.lease_renewal_interval, jitter=0.0))
+        self._failures = Failures(RETRY)
         self._spoke_at = time.monotonic()
         self.outbox_idle = False
         """The last poll found nothing due."""
@@ -83,17 +92,16 @@ class Poller:
         try:
             action()
         except (Error, CommitOutcomeUnknown, Retry) as error:
-            self._failures += 1
-            if is_worth_a_line(self._failures):
+            pause = self._failures.add()
+            if is_worth_a_line(self._failures.count):
                 text = f"{type(error).__name__}: {error}"
-                event(logging.WARNING, "poller.failed", error=text, failures=self._failures)
+                event(logging.WARNING, "poller.failed", error=text, failures=self._failures.count)
             drop_connection(connections[self.context.using])
             self.reset()
-            time.sleep(min(5.0, 0.05 * 2 ** min(self._failures, 10)) * (0.5 + random.random() / 2))
+            time.sleep(pause)
             return False
-        if self._failures:
-            event(logging.INFO, "poller.recovered", failures=self._failures)
-            self._failures = 0
+        if failures := self._failures.clear():
+            event(logging.INFO, "poller.recovered", failures=failures)
         return True
 
     def reset(self) -> None:
@@ -210,7 +218,7 @@ class Poller:
 
     def poll_soon(self) -> None:
         self._next_poll = 0.0
-        self._interval = self.context.settings.poll_interval
+        self._idle_polls = 0
 
     def look_now(self) -> None:
         """Polls and ticks with the next step."""
@@ -241,11 +249,8 @@ class Poller:
             for shared in self.shared:
                 shared.found_due(due.get(shared.ref))
             took += time.monotonic() - began
-        interval = self.context.settings.poll_interval
-        found = moved or read
-        self._interval = interval if found else min(self._interval * 1.5, self.context.settings.max_poll_interval)
-        # Jitter keeps the processes of a fleet from looking all at once.
-        pause = 0.0 if again or more else max(self._interval * (0.9 + random.random() / 5), LOOK_PAUSE * took)
+        self._idle_polls = 0 if moved or read else self._idle_polls + 1
+        pause = 0.0 if again or more else max(self._pace.delay(self._idle_polls + 1), LOOK_PAUSE * took)
         self._spoke_at = time.monotonic()
         self._next_poll = self._spoke_at + pause
         for group in self.groups:
@@ -254,10 +259,11 @@ class Poller:
     def _notice_free_leases(self, *, free: bool) -> None:
         """What another gives back is taken now, not at the next tick; what is not for this one less and less often."""
         if not free:
+            self._free_ticks.clear()
             self._free_pause = 0.0
         elif time.monotonic() >= self._ticked_at + self._free_pause:
             self._next_tick = 0.0
-            self._free_pause = min(max(2 * self._free_pause, 0.25), self.context.settings.lease_renewal_interval)
+            self._free_pause = self._free_ticks.add()
 
     def _sequence(self) -> tuple[bool, bool]:
         """Moves what is due into the log; returns whether anything was, and whether to come again at once."""

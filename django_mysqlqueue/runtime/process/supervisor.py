@@ -16,8 +16,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.process import lifeline
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
@@ -28,7 +29,7 @@ from django_mysqlqueue.runtime.process.subscriber import RELEASE_TIMEOUT, SHUTDO
 
 LONG_RUN = 60.0
 """Seconds after which a child's end is no crash loop."""
-MAXIMUM_BACKOFF = 30.0
+RESTARTS = Backoff(initial=1.0, maximum=30.0, jitter=0.0)
 SILENCE_MARGIN = 5.0
 """Seconds that a sign of life, due every second, may be late on a busy machine."""
 STOP_MARGIN = SHUTDOWN_MARGIN + RELEASE_TIMEOUT + 1.0
@@ -63,7 +64,7 @@ class Place:
     """When a child's poller last made progress. A start is none, so that a crash loop has no heartbeat."""
     child: Child | None = None
     start_at: float = 0.0
-    failures: int = 0
+    failures: Failures = field(default_factory=lambda: Failures(RESTARTS))
     """Short runs in a row."""
     lost: Incarnation | None = None
     """A child that has died and may hold messages. The next one releases them before its first sign."""
@@ -74,8 +75,10 @@ class Place:
 
     def back_off(self, ran: float) -> float:
         """Seconds until the next start after one of ``ran`` seconds that nobody asked to end."""
-        self.failures = 0 if ran >= LONG_RUN else self.failures + 1
-        return min(MAXIMUM_BACKOFF, 2.0 ** min(self.failures - 1, 10)) if self.failures else 0.0
+        if ran >= LONG_RUN:
+            self.failures.clear()
+            return 0.0
+        return self.failures.add()
 
 
 class Supervisor:
@@ -281,7 +284,7 @@ class Supervisor:
             self._exit_code = self._exit_code if clean else 1
             place.is_done = True
         elif child.wants_replacement:
-            place.failures = 0
+            place.failures.clear()
             place.start_at = 0.0
         elif self._drain and clean:
             place.is_done = True
