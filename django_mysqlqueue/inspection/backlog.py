@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from django_mysqlqueue import log_queries
 from django_mysqlqueue.inspection.bounds import Bounds
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.log import Ends
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat
 
-LOG = QueueMessage._meta.db_table
-STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 
 
@@ -55,8 +54,7 @@ def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
     row = session.row(
         "SELECT COUNT(*), SUM(CASE WHEN w.delivered_by <> '' THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN w.delivered_by = '' AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
-        f"SELECT delivered_by, retry_count FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
-        "WHERE consumer_group = %s AND topic = %s AND acked = %s LIMIT %s) w",
+        f"SELECT delivered_by, retry_count {log_queries.claimed(session)} LIMIT %s) w",
         (*ref, False, most + 1),
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
@@ -68,8 +66,7 @@ def claimed(session: Session, ref: GroupRef, most: int) -> tuple[Count, dict[str
     """How many messages are claimed and not settled, and the first of each partition."""
     rows = session.rows(
         "SELECT w.partition_key, MIN(w.message_offset), COUNT(*) FROM (SELECT partition_key, message_offset "
-        f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
-        "WHERE consumer_group = %s AND topic = %s AND acked = %s LIMIT %s) w GROUP BY w.partition_key",
+        f"{log_queries.claimed(session)} LIMIT %s) w GROUP BY w.partition_key",
         (*ref, False, most + 1),
     )
     number = sum(int(count) for *_, count in rows)
@@ -99,9 +96,7 @@ def unclaimed(look: Look, ref: GroupRef, start: int) -> tuple[Count, dict[str, i
     behind = sorted((cursors.get(key, start), key) for key, end in last.items() if end > cursors.get(key, start))
     select = (
         "SELECT %s AS k, COUNT(*), MIN(w.place) FROM (SELECT m.`offset` AS place "
-        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} WHERE m.topic = %s "
-        "AND m.partition_key = %s AND m.`offset` > %s AND m.target_group IN ('', %s) "
-        "ORDER BY m.`offset` LIMIT %s) w"
+        f"{log_queries.unclaimed_of_partition(session)} ORDER BY m.`offset` LIMIT %s) w"
     )
     number, firsts = 0, {}
     patience.begin()

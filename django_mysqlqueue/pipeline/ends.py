@@ -5,19 +5,17 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from django_mysqlqueue import log_queries
 from django_mysqlqueue.pipeline.databases import Database
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
 from django_mysqlqueue.pipeline.layout import COLLECTED, LOG
 from django_mysqlqueue.pipeline.options import Edge, SourceOptions
 
-SEQUENCER = "queue_sequencer"
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def highest(database: Database) -> int:
     """The highest offset that is or was in the log: all up to it is final.
-
-    The sequencer stores it in the transaction that appends, so it stays when GC has emptied the log.
 
     Raises:
         PipelineError: a replica on which that does not hold.
@@ -27,11 +25,7 @@ def highest(database: Database) -> int:
             "this server is a replica that may show later messages before earlier ones: rows would be passed over; set "
             "replica_preserve_commit_order = ON there, or read from the primary"
         )
-    (last,) = database.row(
-        f"SELECT MAX(o) FROM (SELECT COALESCE(MAX(`offset`), 0) AS o FROM {LOG} "
-        f"UNION ALL SELECT COALESCE(MAX(last_offset), 0) FROM {SEQUENCER}) ends"
-    )
-    return int(last)
+    return log_queries.end_of_log(database)
 
 
 def lowest(database: Database, above: int = 0) -> int | None:
@@ -54,24 +48,8 @@ def milliseconds(moment: datetime.datetime) -> int:
 
 
 def first_since(database: Database, moment: datetime.datetime) -> int:
-    """The lowest offset that took its place at a moment or later, by bisection: the log is in order of time.
-
-    Behind the end of the log, if all are older.
-    """
-    wanted = milliseconds(moment)
-    low, high = lowest(database) or 1, highest(database) + 1
-    while low < high:
-        middle = (low + high) // 2
-        found = database.rows(
-            f"SELECT `offset`, published_at FROM {LOG}{database.force_index('PRIMARY')} "
-            "WHERE `offset` >= %s ORDER BY `offset` LIMIT 1",
-            (middle,),
-        )
-        if not found or found[0][1] >= wanted:
-            high = middle
-        else:
-            low = found[0][0] + 1
-    return low
+    """The lowest offset from which on all messages entered the log at a moment or later, or one above its end."""
+    return log_queries.first_since(database, milliseconds(moment))
 
 
 def batch(database: Database, options: SourceOptions) -> tuple[int, int, int]:
@@ -101,14 +79,14 @@ def initial(database: Database, options: SourceOptions) -> dict[str, int]:
 
 
 def before(database: Database, edge: Edge, last: int) -> int:
-    """The offset just before an edge."""
+    """The offset just before an edge; ``last`` is the end of the log as its caller has read it."""
     if edge == "latest":
         return last
     if edge == "earliest":
         first = lowest(database)
         return last if first is None else first - 1
     if isinstance(edge, datetime.datetime):
-        return first_since(database, edge) - 1
+        return min(last, first_since(database, edge) - 1)  # the log may have grown since
     return max(0, edge - 1)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-LOG = "queue_messages"
+from django_mysqlqueue.log_queries import BY_PARTITION as BY_PARTITION
+from django_mysqlqueue.log_queries import LOG as LOG
+
 OUTBOX = "queue_outbox"
 COLLECTED = "queue_collected"
 SEGMENTS = "queue_archive_segments"
-BY_PARTITION = "queue_messages_partition"
-"""The log's index of (topic, partition_key, offset)."""
 
 Kind = Literal["number", "text", "bytes", "time"]
 

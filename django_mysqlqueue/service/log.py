@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from django_mysqlqueue import log_queries
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QueueMessage
-from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID, OUTBOX
+from django_mysqlqueue.service.sequencing import OUTBOX
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -19,43 +20,16 @@ WAITING = 2500
 
 
 def end_of_log(session: Session) -> int:
-    """The highest offset that is or was in the log, 0 if there was none: all up to it is final.
-
-    The sequencer stores it in the transaction that appends, so it stays when GC
-    has emptied the log. The log itself counts where the sequencer's row was lost
-    or restored. It takes no lock, at any isolation level; a failover to a replica
-    that lacks transactions may lower it.
-    """
-    row = session.row(
-        f"SELECT {session.dialect.greatest}((SELECT COALESCE(MAX(m.`offset`), 0) FROM {LOG} m), "
-        f"COALESCE((SELECT s.last_offset FROM {MUTEX} s WHERE s.id = {MUTEX_ID}), 0))"
-    )
-    assert row is not None  # noqa: S101  # a SELECT without FROM has one row
-    return int(row[0])
+    """The highest offset that is or was in the log, 0 if there was none: all up to it is final."""
+    return log_queries.end_of_log(session)
 
 
 def first_since(session: Session, moment: int) -> int:
-    """The lowest offset that took its place at a moment (epoch milliseconds) or later, by bisection.
+    """The lowest offset from which on all messages entered the log at a moment (epoch milliseconds) or later.
 
-    The log is in order of time. Behind the end of the log, if all are older or GC has taken all of it.
+    It is one above the end of the log if all messages are older, or GC has deleted all of them.
     """
-    end = end_of_log(session)
-    row = session.row(f"SELECT COALESCE(MIN(m.`offset`), %s) FROM {LOG} m", (end + 1,))
-    assert row is not None  # noqa: S101  # an aggregate has one row
-    low, high = int(row[0]), end + 1
-    newer = False
-    while low < high:
-        middle = (low + high) // 2
-        found = session.row(
-            f"SELECT m.`offset`, m.published_at FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
-            "WHERE m.`offset` >= %s ORDER BY m.`offset` LIMIT 1",
-            (middle,),
-        )
-        if found is None or found[1] >= moment:
-            high, newer = middle, newer or found is not None
-        else:
-            low = int(found[0]) + 1
-    return low if newer else end + 1
+    return log_queries.first_since(session, moment)
 
 
 def all_topics(session: Session) -> list[str]:

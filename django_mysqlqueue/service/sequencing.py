@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from django_mysqlqueue.log_queries import SEQUENCER_ID
 from django_mysqlqueue.models import COPIED_COLUMNS, OutboxMessage, QueueMessage, Sequencer
 from django_mysqlqueue.sql.session import Session, run
 
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
 MUTEX = Sequencer._meta.db_table
-MUTEX_ID = 1
+MUTEX_ID = SEQUENCER_ID
 
 BATCH_ROWS = 2000
 BATCH_BYTES = 8 * 1_048_576

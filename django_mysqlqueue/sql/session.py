@@ -80,6 +80,10 @@ class Session:
             found: tuple[Any, ...] | None = cursor.fetchone()
             return found
 
+    def force_index(self, name: str) -> str:
+        """A hint after a table's alias that keeps the optimizer on one index."""
+        return self.dialect.force_index(name)
+
     def chunks(self, items: Sequence[R], weight: Callable[[R], int] | None = None) -> Iterator[Sequence[R]]:
         """``items`` in pieces that one derived table can take.
 

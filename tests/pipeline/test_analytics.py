@@ -369,16 +369,24 @@ def test_the_tables_are_read_as_they_are(spark, place):
     ConsumerGroupFactory(consumer_group="h", topic="u", mode=ConsumerGroup.Mode.SHARED, paused=True)
     made = [QueueMessageFactory(topic="t", partition_key=str(n % 2)) for n in range(6)]
     QueueMessageFactory(topic="t", partition_key="0", target_group="other")
-    ConsumerOffset.objects.create(consumer_group="g", topic="t", partition_key="0", offset_acked=made[2].offset)
-    DeliveryState.objects.create(
-        consumer_group="g", topic="t", partition_key="1", message_offset=made[3].offset, acked=True
-    )
+    for key, acked, claimed in (("0", made[2], made[2]), ("1", made[0], made[5])):
+        ConsumerOffset.objects.create(
+            consumer_group="g",
+            topic="t",
+            partition_key=key,
+            offset_acked=acked.offset,
+            offset_claimed=claimed.offset,
+        )
+    for one in (made[1], made[3], made[5]):
+        DeliveryState.objects.create(
+            consumer_group="g", topic="t", partition_key="1", message_offset=one.offset, acked=one is made[3]
+        )
     with place.connect() as database:
         found = tables.groups(database)
         assert tables.groups(database, ["u"]) == found[1:]
         assert tables.collected(database) == []
         assert abs(tables.now(database).timestamp() - datetime.datetime.now(datetime.UTC).timestamp()) < 600
-    # Of partition 0 the last, of partition 1 the first and the last.
+    # Of partition 0 the last, which is not claimed; of partition 1 the first and the last, which are.
     assert [(one.consumer_group, one.topic, one.paused, one.unsettled) for one in found] == [
         ("g", "t", False, 3),
         ("h", "u", True, 0),
