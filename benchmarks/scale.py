@@ -392,7 +392,7 @@ class Case:
         from django_mysqlqueue import Message, publish_many
         from django_mysqlqueue.service import claiming, leasing, payloads, polling, sequencing, settling
         from django_mysqlqueue.service.claiming import Want
-        from django_mysqlqueue.service.deliveries import Kind, Outcome
+        from django_mysqlqueue.service.deliveries import Action, Settlement
 
         each = max(1, BATCH // len(self.keys))
         wants = [Want(key, look_at=each) for key in self.keys]
@@ -414,7 +414,7 @@ class Case:
         )
         assert len(claim.deliveries) == BATCH, f"{self.name}: {len(claim.deliveries)} claimed"
         self.timed("read", lambda: payloads.read(self.alias, [one.offset for one in claim.deliveries]))
-        acks = [Outcome(delivery, Kind.ACK) for delivery in claim.deliveries]
+        acks = [Settlement(delivery, Action.ACK) for delivery in claim.deliveries]
         shared = self.mode == "shared"
         self.timed("flush", lambda: settling.flush(self.alias, self.ref, acks, max_attempts=5, shared=shared))
         if self.mode == "ordered":

@@ -16,6 +16,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
 from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.outcomes import Outcome
 
 _M = TypeVar("_M", bound=models.Model)
 
@@ -322,15 +323,15 @@ class DeliveryEvent(models.Model):
     """What became of a delivery, or what an operator did with a message: it outlives the state row."""
 
     class Outcome(models.TextChoices):
-        ACKED = "acked", _("acked")
-        FAILED = "failed", _("failed")
-        SNOOZED = "snoozed", _("snoozed")
-        LOST = "lost", _("lost")
-        DEAD_LETTERED = "dead_lettered", _("dead-lettered")
+        ACKED = Outcome.ACKED.value, _("acked")
+        FAILED = Outcome.FAILED.value, _("failed")
+        SNOOZED = Outcome.SNOOZED.value, _("snoozed")
+        LOST = Outcome.LOST.value, _("lost")
+        DEAD_LETTERED = Outcome.DEAD_LETTERED.value, _("dead-lettered")
         REDRIVEN = "redriven", _("redriven")
         REPLACED = "replaced", _("edited and redriven")
         DISCARDED = "discarded", _("discarded")
-        DELETED = "deleted", _("deleted before it was handled")
+        DELETED = Outcome.DELETED.value, _("deleted before it was handled")
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)

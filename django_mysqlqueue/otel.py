@@ -17,11 +17,11 @@ from opentelemetry import trace as api
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
 
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling import observers
 from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.log import error_line
 from django_mysqlqueue.service import tracing
-from django_mysqlqueue.service.deliveries import Kind, Outcome
 from django_mysqlqueue.service.messages import Message
 from django_mysqlqueue.version import __version__
 
@@ -30,7 +30,7 @@ __all__ = ["instrument", "uninstrument"]
 SYSTEM = "mysqlqueue"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 """The conventions that names and attributes follow."""
-FAILED = (Kind.NACK, Kind.REJECT)
+FAILED = (Outcome.FAILED, Outcome.DEAD_LETTERED)
 
 
 def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace: bool = False) -> None:
@@ -145,19 +145,18 @@ class _Call:
     span: Span
     is_batch: bool
 
-    def ended(self, outcomes: Sequence[Outcome], error: BaseException | None) -> None:
-        said = [outcome.said or outcome.kind for outcome in outcomes]
+    def ended(self, outcomes: Sequence[Outcome], reasons: Sequence[str], error: BaseException | None) -> None:
         if not self.is_batch:
-            self.span.set_attribute("messaging.mysqlqueue.outcome", said[0].value)
+            self.span.set_attribute("messaging.mysqlqueue.outcome", outcomes[0].value)
         if error is not None:
             self.span.record_exception(error)
             self.span.set_attribute("error.type", _type_name(error))
             self.span.set_status(Status(StatusCode.ERROR, error_line(error)))
             return
-        failed = [(kind, outcome.error) for kind, outcome in zip(said, outcomes, strict=True) if kind in FAILED]
+        failed = [pair for pair in zip(outcomes, reasons, strict=True) if pair[0] in FAILED]
         if failed:
-            kind, reason = failed[0]
-            self.span.set_attribute("error.type", kind.value)
+            outcome, reason = failed[0]
+            self.span.set_attribute("error.type", outcome.value)
             self.span.set_status(Status(StatusCode.ERROR, reason.strip().rsplit("\n", 1)[-1]))
 
 

@@ -28,8 +28,8 @@ the same context as ``delivery_started``, after the handler's transaction.
 
 Args:
     delivery: the ``Delivery`` that the handler got.
-    outcome: the outcome that will be written: ``"ack"``, ``"nack"``, ``"snooze"``, ``"reject"``, or ``"give_back"`` if
-        the message will be redelivered although the handler did not fail.
+    outcome: the outcome that will be written, as in ``delivery_settled``; the delivery may still turn out to be
+        ``"lost"``.
     exception: the exception that the handler raised, or None.
     seconds: how long the call took; for a batch handler, the whole call.
 """
@@ -49,9 +49,9 @@ Args:
         - ``"acked"``;
         - ``"failed"``: the message will be redelivered after a backoff;
         - ``"snoozed"``: it will be redelivered when the handler asked for it;
-        - ``"dead_lettered"``: it failed for the last time, or was rejected (then ``delivery.outcome`` is
-          ``"reject"``);
-        - ``"given_back"``: it will be redelivered, and no attempt is counted;
+        - ``"dead_lettered"``: it failed for the last time, or was rejected (by ``reject()``:
+          then ``delivery.outcome`` is ``"dead_lettered"`` too);
+        - ``"released"``: it will be redelivered, and no attempt is counted;
         - ``"lost"``: it was handed out again or settled by someone else, so nothing was written; the effects of a
           handler that is not atomic may have happened twice.
     error: the traceback of a failure, or the reason that the handler gave; otherwise empty.

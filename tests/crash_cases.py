@@ -27,7 +27,7 @@ from django_mysqlqueue.service import (
     watermarks,
 )
 from django_mysqlqueue.service.claiming import Want
-from django_mysqlqueue.service.deliveries import Kind
+from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.service.messages import EPOCH
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
@@ -351,7 +351,11 @@ def _(world: World) -> None:
 
 @case("claim and flush", drained, again=undo, check=is_undone, fails=("b2",))
 def _(world: World) -> None:
-    take(world, Want("a", look_at=2), outcomes=world.ends(Kind.ACK, "b1") + world.ends(Kind.NACK, "b2", error="no"))
+    take(
+        world,
+        Want("a", look_at=2),
+        settlements=world.ends(Action.ACK, "b1") + world.ends(Action.NACK, "b2", error="no"),
+    )
 
 
 @case("claim what a vanished subscriber held", inherited, again=undo, check=is_undone, dead=("a1",))
@@ -391,7 +395,7 @@ def _(world: World) -> None:
 
 def flush_case(name: str, setup: Callable[[], World], *ends: tuple[Any, ...], dead: tuple[str, ...] = ()) -> None:
     """``ends``: what becomes of which messages, and how."""
-    fails = tuple(name for kind, names, _ in ends if kind is Kind.NACK for name in names)
+    fails = tuple(name for kind, names, _ in ends if kind is Action.NACK for name in names)
 
     @case(name, setup, dead=dead, fails=fails)
     def _(world: World) -> None:
@@ -399,20 +403,20 @@ def flush_case(name: str, setup: Callable[[], World], *ends: tuple[Any, ...], de
         settling.flush(ALIAS, G, outcomes, max_attempts=5, shared=world.mode == "shared", also="ab")
 
 
-flush_case("flush acks at the head", claimed, (Kind.ACK, ("a1", "a2", "b1"), {}))
-flush_case("flush acks behind an unsettled message", claimed, (Kind.ACK, ("a2", "a4", "b2"), {}))
-flush_case("flush the ack that others wait for", acked_ahead, (Kind.ACK, ("a1",), {}))
-flush_case("flush nacks", claimed, (Kind.NACK, ("a1", "b2"), {"delay_ms": 600_000, "error": "no"}))
-flush_case("flush snoozes", claimed, (Kind.SNOOZE, ("a1", "b2"), {"delay_ms": 600_000}))
-flush_case("flush what never started", claimed, (Kind.GIVE_BACK, ("a3", "a4", "b2"), {}))
-flush_case("flush a reject", claimed, (Kind.REJECT, ("a1", "b1"), {"error": "no"}), dead=("a1", "b1"))
-flush_case("flush last attempts", retried, (Kind.NACK, ("a1", "b2"), {"error": "no"}), dead=("a1", "b2"))
+flush_case("flush acks at the head", claimed, (Action.ACK, ("a1", "a2", "b1"), {}))
+flush_case("flush acks behind an unsettled message", claimed, (Action.ACK, ("a2", "a4", "b2"), {}))
+flush_case("flush the ack that others wait for", acked_ahead, (Action.ACK, ("a1",), {}))
+flush_case("flush nacks", claimed, (Action.NACK, ("a1", "b2"), {"delay_ms": 600_000, "error": "no"}))
+flush_case("flush snoozes", claimed, (Action.SNOOZE, ("a1", "b2"), {"delay_ms": 600_000}))
+flush_case("flush what never started", claimed, (Action.RELEASE, ("a3", "a4", "b2"), {}))
+flush_case("flush a reject", claimed, (Action.REJECT, ("a1", "b1"), {"error": "no"}), dead=("a1", "b1"))
+flush_case("flush last attempts", retried, (Action.NACK, ("a1", "b2"), {"error": "no"}), dead=("a1", "b2"))
 MIXED = (
-    (Kind.ACK, ("a1", "b2"), {}),
-    (Kind.NACK, ("a2",), {"delay_ms": 600_000, "error": "no"}),
-    (Kind.REJECT, ("a3",), {"error": "no"}),
-    (Kind.GIVE_BACK, ("a4",), {}),
-    (Kind.SNOOZE, ("b1",), {"delay_ms": 600_000}),
+    (Action.ACK, ("a1", "b2"), {}),
+    (Action.NACK, ("a2",), {"delay_ms": 600_000, "error": "no"}),
+    (Action.REJECT, ("a3",), {"error": "no"}),
+    (Action.RELEASE, ("a4",), {}),
+    (Action.SNOOZE, ("b1",), {"delay_ms": 600_000}),
 )
 flush_case("flush all kinds", claimed, *MIXED, dead=("a3",))
 flush_case("flush all kinds, shared", shared, *MIXED, dead=("a3",))
@@ -686,7 +690,7 @@ def put_off() -> World:
     """The head of partition a waits out a backoff; what was claimed behind it was given back."""
     world = claimed()
     world.strict = True
-    flush(G, world.ends(Kind.NACK, "a1", delay_ms=600_000) + world.ends(Kind.GIVE_BACK, "a2", "a3", "a4", "b2"))
+    flush(G, world.ends(Action.NACK, "a1", delay_ms=600_000) + world.ends(Action.RELEASE, "a2", "a3", "a4", "b2"))
     return world
 
 

@@ -10,7 +10,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, Sequencer
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.crashes import TOPIC
@@ -44,8 +44,8 @@ class World:
     def claimant(self, who: str = WHO) -> Claimant:
         return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None, strict=self.strict)
 
-    def ends(self, kind: Kind, *names: str, **options: Any) -> list[Outcome]:
-        return [Outcome(self.held[name], kind, **options) for name in names]
+    def ends(self, kind: Action, *names: str, **options: Any) -> list[Settlement]:
+        return [Settlement(self.held[name], kind, **options) for name in names]
 
 
 def messages(*names: str, **options: Any) -> list[Message]:
@@ -65,7 +65,7 @@ def claim(ref: GroupRef, mode: str, who: str, keys: str = "ab") -> dict[str, Cla
     return {contents[delivery.offset].message_id: delivery for delivery in found}
 
 
-def flush(ref: GroupRef, outcomes: list[Outcome]) -> None:
+def flush(ref: GroupRef, outcomes: list[Settlement]) -> None:
     settling.flush(USING, ref, outcomes, max_attempts=5, shared=False)
 
 
@@ -82,7 +82,7 @@ def sequenced(mode: str = "ordered") -> World:
     world = registered(mode)
     sequence()
     theirs = claim(OTHER, "ordered", "bystander", "a")
-    flush(OTHER, [Outcome(theirs["a2"], Kind.ACK)])
+    flush(OTHER, [Settlement(theirs["a2"], Action.ACK)])
     world.places = {name: delivery.offset for name, delivery in theirs.items()}
     return world
 
@@ -109,7 +109,7 @@ def retried() -> World:
 def acked_ahead() -> World:
     """As ``claimed``; all but the first of partition a is acked, which the watermark cannot pass yet."""
     world = claimed()
-    flush(G, world.ends(Kind.ACK, "a2", "a3"))
+    flush(G, world.ends(Action.ACK, "a2", "a3"))
     return world
 
 
@@ -144,16 +144,16 @@ def inherited() -> World:
 def drained() -> World:
     """Partition a is settled by the group; its lease is still there."""
     world = claimed()
-    flush(G, world.ends(Kind.ACK, "a1", "a2", "a3", "a4"))
+    flush(G, world.ends(Action.ACK, "a1", "a2", "a3", "a4"))
     return world
 
 
 def collectable() -> World:
     """Partition a is settled by both groups, b by one."""
     world = drained()
-    flush(G, world.ends(Kind.ACK, "b1", "b2"))
+    flush(G, world.ends(Action.ACK, "b1", "b2"))
     theirs = claim_again(OTHER, "bystander")
-    flush(OTHER, [Outcome(delivery, Kind.ACK) for delivery in theirs])
+    flush(OTHER, [Settlement(delivery, Action.ACK) for delivery in theirs])
     return world
 
 

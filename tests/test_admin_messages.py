@@ -19,7 +19,7 @@ from django_mysqlqueue.operations.seeking import Place
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests import test_admin
@@ -583,7 +583,7 @@ def test_a_message_that_was_deleted_before_it_was_handled(client):
     sub = Sub(handler())
     sub.step()
     held = sub.take()
-    sub.inbox.settle(Outcome(held.claimed, Kind.DELETED), ordered=True)
+    sub.inbox.settle(Settlement(held.claimed, Action.DELETED), ordered=True)
     sub.flush()
     (offset,) = offsets_of("t")
     QueueMessage.objects.all().delete()

@@ -13,6 +13,7 @@ from django_mysqlqueue import Message, StaleDelivery, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.runtime.handling.lanes import Batch
+from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.harness import Sub, handler, in_thread, lag, payloads
@@ -287,8 +288,8 @@ def test_a_handler_thread_gives_every_delivery_an_outcome(db, monkeypatch):
     batch: Batch = sub._batches[id(sub.take())]
     monkeypatch.setattr(executor, "handle", lambda *args: 1 / 0)
     outcomes = executor.Executor(sub.inbox, "default", threads=0, timeouts=None)._safely(batch)
-    assert [(one.delivery, one.kind.value, one.delay_ms) for one in outcomes] == [
-        (held.claimed, "nack", 1000) for held in batch.items
+    assert [(one.delivery, one.action, one.delay_ms) for one in outcomes] == [
+        (held.claimed, Action.NACK, 1000) for held in batch.items
     ]
 
 

@@ -12,7 +12,7 @@ from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessag
 from django_mysqlqueue.runtime.polling import group as works
 from django_mysqlqueue.runtime.polling.ordered import MAX_PENDING, TAKE_OVER, OrderedGroup
 from django_mysqlqueue.service import leasing, retention, settling, watermarks
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from tests.harness import USING, Sub, handler, in_thread, lag
 
@@ -195,7 +195,9 @@ def test_a_row_that_changes_hands_under_a_flush_is_not_deleted(db, monkeypatch):
         return found
 
     monkeypatch.setattr(watermarks, "_heads", look)
-    flushed = settling.flush(USING, GroupRef("g", "t"), [Outcome(held.claimed, Kind.ACK)], max_attempts=5, shared=True)
+    flushed = settling.flush(
+        USING, GroupRef("g", "t"), [Settlement(held.claimed, Action.ACK)], max_attempts=5, shared=True
+    )
     assert done == [1]
     assert [outcome.delivery for outcome in flushed.stale] == [held.claimed]
     assert DeliveryState.objects.get().acked is False
@@ -210,7 +212,10 @@ def test_outcomes_written_twice_are_not_called_stale(db, mode):
     sub.step()
     claimed = [sub.take().claimed for _ in range(3)] if mode == "shared" else sub.inbox.held(GroupRef("g", "t"))
     first, second, third = sorted(claimed, key=lambda one: one.offset)
-    outcomes = [Outcome(first, Kind.ACK), Outcome(third, Kind.ACK)]  # one that the watermark passes, one ahead of it
+    outcomes = [
+        Settlement(first, Action.ACK),
+        Settlement(third, Action.ACK),
+    ]  # one that the watermark passes, one ahead of it
     for _ in range(2):
         flushed = settling.flush(USING, first.ref, outcomes, max_attempts=5, shared=mode == "shared")
         assert flushed.stale == []

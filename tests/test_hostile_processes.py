@@ -87,5 +87,5 @@ def test_a_handler_that_forks(start, group, topic):  # noqa: F811
     assert_all_handled(group, topic)
     assert effects("child") == [("", 0, 0)] * 3
     assert effects("joined") == [("0", 0, 0)] * 3
-    for problem in ("poller.failed", "heart.failed", "delivery.stale", "gone away", "Lost connection"):
+    for problem in ("poller.failed", "heart.failed", "delivery.lost", "gone away", "Lost connection"):
         assert problem not in worker.output, worker.output

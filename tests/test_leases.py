@@ -13,7 +13,7 @@ from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLeas
 from django_mysqlqueue.operations import dropping, group_mode
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, settling
 from django_mysqlqueue.service.claiming import Claimant, Want
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder
@@ -280,12 +280,12 @@ def steal(clock):
 
 
 @pytest.mark.defect(6)
-@pytest.mark.parametrize("kind", [Kind.ACK, Kind.NACK, Kind.SNOOZE, Kind.REJECT, Kind.GIVE_BACK])
+@pytest.mark.parametrize("kind", [Action.ACK, Action.NACK, Action.SNOOZE, Action.REJECT, Action.RELEASE])
 def test_a_stale_subscriber_changes_nothing(db, clock, kind):
     _, held, second = steal(clock)
     before = DeliveryState.objects.values().get()
-    flushed = settling.flush(USING, REF, [Outcome(held.claimed, kind, 1000, "late")], max_attempts=1, shared=False)
-    assert [outcome.kind for outcome in flushed.stale] == [kind]
+    flushed = settling.flush(USING, REF, [Settlement(held.claimed, kind, 1000, "late")], max_attempts=1, shared=False)
+    assert [outcome.action for outcome in flushed.stale] == [kind]
     assert flushed.dead == []
     assert DeliveryState.objects.values().get() == before
     with pytest.raises(StaleDelivery):
@@ -302,7 +302,9 @@ def test_a_stale_subscriber_changes_nothing(db, clock, kind):
 def test_a_late_nack_does_not_bring_a_settled_message_back(db, clock):
     _, held, second = steal(clock)
     second.settle()
-    flushed = settling.flush(USING, REF, [Outcome(held.claimed, Kind.NACK, 0, "late")], max_attempts=5, shared=False)
+    flushed = settling.flush(
+        USING, REF, [Settlement(held.claimed, Action.NACK, 0, "late")], max_attempts=5, shared=False
+    )
     assert len(flushed.stale) == 1
     assert not DeliveryState.objects.exists()
 

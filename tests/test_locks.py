@@ -18,7 +18,7 @@ from django_mysqlqueue.operations import dead_lettering, group_mode
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, sequencing, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql import dialect_of, session
@@ -74,9 +74,9 @@ class Thread:
             self._pool.shutdown()
 
 
-def claim(token=1, look_at=1, outcomes=()):
+def claim(token=1, look_at=1, settlements=()):
     return claiming.claim(
-        USING, claiming.ClaimRequest(CLAIMANT, [Want("k", look_at=look_at)], token=token, outcomes=outcomes)
+        USING, claiming.ClaimRequest(CLAIMANT, [Want("k", look_at=look_at)], token=token, settlements=settlements)
     ).deliveries
 
 
@@ -168,7 +168,7 @@ def test_undoing_a_claim_waits_until_it_is_over(owned, monkeypatch):
 def waiting():
     """The first message of the partition waits for another attempt; its offset."""
     (delivery,) = claim()
-    settling.flush(USING, G, [Outcome(delivery, Kind.NACK, 0, "no")], max_attempts=5, shared=False)
+    settling.flush(USING, G, [Settlement(delivery, Action.NACK, 0, "no")], max_attempts=5, shared=False)
     return delivery.offset
 
 
@@ -227,6 +227,6 @@ def locked_tables(captured):
 def test_a_claim_locks_in_the_one_order(owned):
     first = claim(token=1)
     with CaptureQueriesContext(connection) as captured:
-        claim(token=2, outcomes=[Outcome(first[0], Kind.NACK, 1000, "no")])
+        claim(token=2, settlements=[Settlement(first[0], Action.NACK, 1000, "no")])
     order = ["queue_consumer_groups", "queue_partition_leases", "queue_offsets", "queue_delivery_state"]
     assert locked_tables(captured) == order

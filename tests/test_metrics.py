@@ -26,12 +26,11 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.inspection.bounds import SCRAPES, Bounds
 from django_mysqlqueue.management.commands.queuestatus import read_status
-from django_mysqlqueue.metrics.process import ProcessMetrics, serve
+from django_mysqlqueue.metrics.process import OUTCOMES, ProcessMetrics, serve
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.handling.observers import OUTCOMES
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
@@ -392,7 +391,7 @@ def test_deliveries_by_outcome(db):
         "failed": 2,
         "snoozed": 1,
         "dead_lettered": 2,
-        "given_back": 0,
+        "released": 0,
         "lost": 1,
     }
     assert found.value("processing_seconds_count", topic="t", group="g") == 9

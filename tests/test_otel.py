@@ -262,7 +262,7 @@ def test_process(traced, atomic):
         "messaging.client.id": sub.name,
         "messaging.message.id": "one",
         "messaging.mysqlqueue.attempt": 1,
-        "messaging.mysqlqueue.outcome": "ack",
+        "messaging.mysqlqueue.outcome": "acked",
     }
     assert "private" not in process.to_json(), "keys are often people"
     assert process.status.status_code is StatusCode.UNSET
@@ -288,18 +288,15 @@ def test_errors(traced):
     sub.settle()
     spans = traced.spans("process t")
     assert [span.attributes["messaging.mysqlqueue.outcome"] for span in spans] == [
-        "nack",
-        "nack",
-        "nack",
-        "reject",
-        "snooze",
-        "ack",
+        *["dead_lettered"] * 4,
+        "snoozed",
+        "acked",
     ]
     assert [span.attributes.get("error.type") for span in spans] == [
         "ValueError",
         "SystemExit",
-        "nack",
-        "reject",
+        "dead_lettered",
+        "dead_lettered",
         None,
         None,
     ]

@@ -345,7 +345,7 @@ def test_sigstop_inside_an_atomic_handler(start, tmp_path):
     assert time.monotonic() - began < 25
     assert [number for _, _, number in effects("atomic")] == list(range(10))
     frozen.send(signal.SIGCONT)
-    wait_for(lambda: "delivery.stale" in frozen.output or "delivery.failed" in frozen.output, frozen)
+    wait_for(lambda: "delivery.lost" in frozen.output or "delivery.failed" in frozen.output, frozen)
     publish("p.plain", {"n": 10}, key="k")
     wait_for(lambda: ("k", 1, 10) in effects("atomic"), frozen)
     frozen.send(signal.SIGTERM)

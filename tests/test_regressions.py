@@ -25,6 +25,7 @@ from django_mysqlqueue.runtime.handling import call, executor
 from django_mysqlqueue.runtime.handling.lanes import Batch
 from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.service import claiming, heartbeats, retention, settling, watermarks
+from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.sql.connection import close_connections
@@ -246,7 +247,7 @@ def test_a_handler_thread_outlives_whatever_happens(db, monkeypatch):
 
     monkeypatch.setattr(executor, "handle", explode)
     (outcome,) = executor.Executor(sub.inbox, USING, threads=0, timeouts=None)._safely(Batch([], [held]))
-    assert outcome.kind.value == "nack"
+    assert outcome.action is Action.NACK
     assert outcome.delivery is held.claimed
 
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups, heartbeats, leasing, releasing, settling
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
 from tests.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
@@ -77,7 +77,7 @@ def test_what_others_hold_and_what_waits_stays(db):
         while sub.take() is not None:
             pass
     failed = other.inbox.held(REF)[0]
-    settling.flush(USING, REF, [Outcome(failed, Kind.NACK, 600_000, "no")], max_attempts=5, shared=True)
+    settling.flush(USING, REF, [Settlement(failed, Action.NACK, 600_000, "no")], max_attempts=5, shared=True)
     before = set(DeliveryState.objects.exclude(delivered_by=lost.name).values_list())
     held = len(lost.inbox.held(REF))
     assert held < 6

@@ -9,7 +9,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.service import claiming, groups, retention, settling, watermarks
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Sub, handler, in_thread, lag, problems_found, sequence
@@ -205,7 +205,7 @@ def test_a_crash_in_a_flush_redelivers_nothing_that_was_acked(db, clock):
     publish_many("t", (Message(number, key="k") for number in range(20)))
     sub = Sub(handler())
     sub.step()
-    acks = [Outcome(held.claimed, Kind.ACK) for held in iter(lambda: started(sub), None)]
+    acks = [Settlement(held.claimed, Action.ACK) for held in iter(lambda: started(sub), None)]
     points = list(crash_points(lambda: settling.flush(USING, REF, acks, max_attempts=5, shared=False)))
     assert len(points) >= 3
     assert not DeliveryState.objects.exists()
@@ -229,7 +229,7 @@ def test_a_crash_while_dead_lettering_leaves_it_live_or_dead(db, clock, mode):
     sub = Sub(handler(mode=mode))
     sub.step()
     held = sub.take()
-    outcome = [Outcome(held.claimed, Kind.REJECT, 0, "no")]
+    outcome = [Settlement(held.claimed, Action.REJECT, 0, "no")]
 
     def live_and_dead():
         sequence()
@@ -367,7 +367,7 @@ def test_watermarks_of_many_partitions_with_more_rows_than_one_join_reads(db):
     claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert len(claim.deliveries) == len(keys) * each
     firsts = {one.key: one for one in reversed(claim.deliveries)}
-    settling.flush(USING, REF, [Outcome(one, Kind.ACK) for one in firsts.values()], max_attempts=5, shared=True)
+    settling.flush(USING, REF, [Settlement(one, Action.ACK) for one in firsts.values()], max_attempts=5, shared=True)
     for key, first in firsts.items():
         assert ConsumerOffset.objects.get(partition_key=key).offset_acked < first.offset + len(keys), key
     assert DeliveryState.objects.filter(acked=False).count() == len(keys) * (each - 1)

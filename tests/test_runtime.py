@@ -27,7 +27,7 @@ from django_mysqlqueue.runtime.polling.context import Progress
 from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service import heartbeats, scheduling, settling
-from django_mysqlqueue.service.deliveries import Kind
+from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import session as transactions
 from django_mysqlqueue.sql.connection import drop_connection
@@ -471,7 +471,7 @@ def test_a_stale_delivery_that_a_handler_notices_is_no_attempt_of_the_new_holder
     sub.step()
     sub.work()
     sub.flush()
-    assert "delivery.stale" in caplog.text
+    assert "delivery.lost" in caplog.text
     row = DeliveryState.objects.get()
     assert (row.delivery_token, row.retry_count) == (12345, 0)
 
@@ -668,7 +668,7 @@ def test_trouble_with_connections_costs_no_delivery_its_outcome(db, monkeypatch,
     held = sub.take()
     monkeypatch.setattr(sessions, where, lambda: 1 / 0)
     (outcome,) = Executor(sub.inbox, USING, threads=0, timeouts=None)._safely(sub._batches[id(held)])
-    assert outcome.kind is Kind.ACK
+    assert outcome.action is Action.ACK
 
 
 def test_a_handler_may_run_handlers(db, monkeypatch):

@@ -55,7 +55,7 @@ from django_mysqlqueue.service import (
 )
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Place
 from django_mysqlqueue.service.subsets import Subset
@@ -495,7 +495,7 @@ def _lose_and_take_over(group: str) -> None:
     heir = Sub(handler(group=group, mode=mode), name="heir")
     heir.settle(rounds=100)  # suspects come one by one
     # A late word, and a redelivery that is settled already.
-    late = settling.flush(USING, ref, [Outcome(first, Kind.ACK)], max_attempts=5, shared=mode == "shared")
+    late = settling.flush(USING, ref, [Settlement(first, Action.ACK)], max_attempts=5, shared=mode == "shared")
     assert late.stale or first.offset <= ConsumerOffset.objects.get(pk=(*ref, first.key)).offset_acked
     if mode == "ordered":
         claimant = Claimant(ref, heir.name, 5, None)
@@ -683,7 +683,7 @@ def test_a_flush_walks_no_rows_that_purge_has_left(db):
         claim = claiming.claim(
             USING, claiming.ClaimRequest(claimant, [Want("k0", look_at=1)], token=claiming.new_token())
         )
-        outcomes = [Outcome(one, Kind.ACK) for one in claim.deliveries]
+        outcomes = [Settlement(one, Action.ACK) for one in claim.deliveries]
         assert outcomes
         before = quiet_pages()
         settling.flush(USING, ref, outcomes, max_attempts=5, shared=True)

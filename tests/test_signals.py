@@ -18,7 +18,7 @@ from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.runtime.handling.observers import OUTCOMES, Settled
+from django_mysqlqueue.runtime.handling.observers import Settled
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service import settling
@@ -89,16 +89,16 @@ def ear(bare):
 @MODES
 @pytest.mark.parametrize("atomic", [False, True])
 @pytest.mark.parametrize(
-    ("act", "said", "became"),
+    ("act", "outcome"),
     [
-        (lambda one: None, "ack", "acked"),
-        (lambda one: one.ack(), "ack", "acked"),
-        (lambda one: one.nack(delay=60, reason="not today"), "nack", "failed"),
-        (lambda one: one.snooze(60), "snooze", "snoozed"),
-        (lambda one: one.reject("never"), "reject", "dead_lettered"),
+        (lambda one: None, "acked"),
+        (lambda one: one.ack(), "acked"),
+        (lambda one: one.nack(delay=60, reason="not today"), "failed"),
+        (lambda one: one.snooze(60), "snoozed"),
+        (lambda one: one.reject("never"), "dead_lettered"),
     ],
 )
-def test_what_a_handler_says(db, ear, mode, atomic, act, said, became):
+def test_what_a_handler_says(db, ear, mode, atomic, act, outcome):
     def work(one):
         seen.append(one)
         act(one)
@@ -108,16 +108,15 @@ def test_what_a_handler_says(db, ear, mode, atomic, act, said, became):
     sub = Sub(handler(function=work, mode=mode, atomic=atomic))
     sub.step()
     sub.work()
-    assert ear.brief() == [("started", "payload"), ("handled", "payload", said)], "settled before it is written"
+    assert ear.brief() == [("started", "payload"), ("handled", "payload", outcome)], "settled before it is written"
     sub.flush()
-    assert ear.brief() == [("started", "payload"), ("handled", "payload", said), ("settled", "payload", became)]
-    assert became in OUTCOMES
+    assert ear.brief() == [("started", "payload"), ("handled", "payload", outcome), ("settled", "payload", outcome)]
     assert all(one["delivery"] is seen[0] for _, one in ear.heard)
     handled, settled = ear.of("handled")[0], ear.of("settled")[0]
     assert set(handled) == {"delivery", "outcome", "exception", "seconds"}
     assert set(settled) == {"delivery", "outcome", "error", "seconds", "latency"}
     assert handled["exception"] is None
-    assert settled["error"] == {"nack": "not today", "reject": "never"}.get(said, "")
+    assert settled["error"] == {"failed": "not today", "dead_lettered": "never"}.get(outcome, "")
 
 
 def test_what_a_handler_raises_and_the_last_attempt(db, ear):
@@ -131,7 +130,7 @@ def test_what_a_handler_raises_and_the_last_attempt(db, ear):
     assert [one["outcome"] for one in ear.of("settled")] == ["failed", "dead_lettered"]
     assert [one["delivery"].attempt for one in ear.of("settled")] == [1, 2]
     assert [str(one["exception"]) for one in ear.of("handled")] == ["attempt 1", "attempt 2"]
-    assert [one["outcome"] for one in ear.of("handled")] == ["nack", "nack"]
+    assert [one["outcome"] for one in ear.of("handled")] == ["failed", "dead_lettered"]
     assert ear.of("settled")[1]["error"].strip().endswith("ValueError: attempt 2")
     assert "Traceback" in ear.of("settled")[1]["error"]
 
@@ -148,6 +147,9 @@ def test_seconds_and_latency(db, ear, clock):
     assert 100 <= ear.of("settled")[0]["latency"] < 120
 
 
+ENDS = ("acked", "failed", "dead_lettered")
+
+
 @MODES
 def test_each_of_a_batch(db, ear, mode):
     def work(deliveries):
@@ -159,8 +161,7 @@ def test_each_of_a_batch(db, ear, mode):
     sub.settle()
     assert ear.brief() == [
         *(("started", n) for n in range(3)),
-        *(("handled", n, said) for n, said in enumerate(("ack", "nack", "reject"))),
-        *(("settled", n, became) for n, became in enumerate(("acked", "failed", "dead_lettered"))),
+        *((told, n, outcome) for told in ("handled", "settled") for n, outcome in enumerate(ENDS)),
     ]
 
 
@@ -173,10 +174,10 @@ def test_what_is_lost(db, ear, mode):
     DeliveryState.objects.update(delivery_token=12345)  # handed out again
     sub.run(held)
     sub.flush()
-    assert ear.brief() == [("started", "payload"), ("handled", "payload", "ack"), ("settled", "payload", "lost")]
+    assert ear.brief() == [("started", "payload"), ("handled", "payload", "acked"), ("settled", "payload", "lost")]
 
 
-def test_neighbours_of_a_stale_delivery_are_given_back(db, ear):
+def test_neighbours_of_a_stale_delivery_are_released(db, ear):
     def work(deliveries):
         with transaction.atomic():
             for one in deliveries:
@@ -189,8 +190,8 @@ def test_neighbours_of_a_stale_delivery_are_given_back(db, ear):
     DeliveryState.objects.filter(message_offset=held.claimed.offset + 1).update(delivery_token=12345)
     sub.run(held)
     sub.flush()
-    assert [one["outcome"] for one in ear.of("settled")] == ["given_back", "lost", "given_back"]
-    assert [one["outcome"] for one in ear.of("handled")] == ["give_back", "nack", "give_back"]
+    assert [one["outcome"] for one in ear.of("settled")] == ["released", "lost", "released"]
+    assert [one["outcome"] for one in ear.of("handled")] == ["released", "failed", "released"]
 
 
 def test_nothing_is_said_of_what_never_started(db, ear):
@@ -269,14 +270,14 @@ def test_nothing_is_kept_where_nobody_listens(db, bare):
     sub = Sub(handler(function=lambda one: one.nack(delay=60) if one.payload == 1 else None))
     sub.step()
     sub.work()
-    outcomes = sub.inbox.take_outcomes(GroupRef("g", "t"))
+    outcomes = sub.inbox.take_settlements(GroupRef("g", "t"))
     assert len(outcomes) == 2
     assert all(outcome.held is None for outcome in outcomes)
     bare.listen("settled", delivery_settled)
     publish("t", 3)
     sub.step()
     sub.work()
-    assert isinstance(sub.inbox.take_outcomes(GroupRef("g", "t"))[0].held, Held)
+    assert isinstance(sub.inbox.take_settlements(GroupRef("g", "t"))[0].held, Held)
 
 
 def test_listening_costs_no_statement(db, ear):

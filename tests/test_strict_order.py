@@ -180,7 +180,7 @@ def test_a_reject_in_a_dlq_holds_back_what_is_behind(db):
         seen.append((delivery.payload, delivery.attempt))
         if delivery.payload == 0 and delivery.attempt == 1:
             delivery.reject("not yet")
-            assert delivery.outcome == "nack"
+            assert delivery.outcome == "failed"
 
     Sub(handler("t_dlq", "mender", handle, on_failure="block")).settle()
     assert seen == [(0, 1), (0, 2), (1, 1), (2, 1)]

@@ -11,12 +11,15 @@ from prometheus_client.registry import Collector
 
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.handling.observers import OUTCOMES, Settled
+from django_mysqlqueue.runtime.handling.observers import Settled
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
 
 LABELS = ("topic", "group")
+OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.DELETED)
+"""What may become of a message that is there: deleted ones have a counter of their own."""
 BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
 """Seconds; those of the latencies that the queue keeps itself."""
 
@@ -66,7 +69,7 @@ class ProcessMetrics:
             self._deliveries.labels(*labels, end.outcome).inc()
             if end.messages:
                 self._processing.labels(*labels).observe(end.seconds / end.messages)
-            if end.outcome == "acked":
+            if end.outcome is Outcome.ACKED:
                 self._end_to_end.labels(*labels).observe(end.latency)
 
 

@@ -17,7 +17,7 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, settling, watermarks
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
@@ -84,7 +84,7 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
     def give_up(session: Session) -> int:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
         found = _find(session, ref, offsets)
-        rejects = [Outcome(_claimed(ref, one, by), Kind.REJECT, 0, _error(one, by, reason)) for one in found]
+        rejects = [Settlement(_claimed(ref, one, by), Action.REJECT, 0, _error(one, by, reason)) for one in found]
         # Not waited for: whoever holds a partition's offsets row will move its watermark.
         locked = watermarks.lock(session, ref, {one.key for one in found}, skip_locked=True)
         flushed = settling.apply(session, ref, rejects, locked, max_attempts=None)

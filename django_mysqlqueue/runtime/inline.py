@@ -18,18 +18,20 @@ from django.db.transaction import TransactionManagementError
 
 from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.runtime.handling.call import handle
 from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.handling.handler import Handler, mode_text
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
+from django_mysqlqueue.runtime.handling.observers import expected
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.poller import Poller
 from django_mysqlqueue.runtime.process.subscriber import incarnation, register
 from django_mysqlqueue.service import heartbeats, polling, sequencing
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
 from django_mysqlqueue.sql.session import Session
@@ -49,8 +51,9 @@ class Delivered:
     id: str
     attempt: int
     payload: Any
-    outcome: str
-    """``"ack"``, ``"nack"``, ``"snooze"`` or ``"reject"``."""
+    outcome: Outcome
+    """``"acked"``, ``"failed"``, ``"snoozed"`` or ``"dead_lettered"`` (the last attempt failed, or the message was
+    rejected); rarely ``"released"`` or ``"lost"``, as in ``delivery_settled``."""
     error: str
     """The traceback or the reason of a failure; otherwise empty."""
 
@@ -143,25 +146,24 @@ class InlineSubscriber:
         batch: Batch | None = None
         while (batch := self._inbox.take(batch, wait=False)) is not None:
             count += len(batch.items)
-            outcomes = self._handle(batch.items)
+            settlements = self._handle(batch.items)
             if ignore_backoff:
-                outcomes = [one._replace(delay_ms=0) if one.kind is Kind.NACK else one for one in outcomes]
-            self._inbox.finish(batch, outcomes)
-            self._note(batch.items, outcomes)
+                settlements = [one._replace(delay_ms=0) if one.action is Action.NACK else one for one in settlements]
+            self._inbox.finish(batch, settlements)
+            self._note(batch.items, settlements)
             if stop_at_error and self._errors:
                 break
             self._flush()  # also so that the next suspect may start
         return count
 
-    def _handle(self, items: list[Held]) -> list[Outcome]:
+    def _handle(self, items: list[Held]) -> list[Settlement]:
         """What a database error of the handler breaks must not be the test's transaction, on any database."""
         with without_marks():
             return contextvars.copy_context().run(handle, items, self._using, self._errors)
 
-    def _note(self, items: list[Held], outcomes: list[Outcome]) -> None:
-        for held, outcome in zip(items, outcomes, strict=True):
+    def _note(self, items: list[Held], settlements: list[Settlement]) -> None:
+        for held, settlement in zip(items, settlements, strict=True):
             delivery = Delivery(held.handler, held.claimed, held.body, self._using)
-            kind = outcome.said or outcome.kind
             try:
                 payload = delivery.payload
             except InvalidMessage:
@@ -174,8 +176,8 @@ class InlineSubscriber:
                     id=delivery.id,
                     attempt=delivery.attempt,
                     payload=payload,
-                    outcome=kind.value,
-                    error=outcome.error,
+                    outcome=expected(delivery, settlement),
+                    error=settlement.error,
                 )
             )
         if len(self._delivered) >= self._most:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from secrets import randbits
 
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, delivery_events, groups, leasing, settling, watermarks
 from django_mysqlqueue.service.dead_letters import Letter
-from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
+from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -95,7 +97,7 @@ class ClaimRequest:
     """What to take from which partitions; leased ones in ordered mode."""
     token: int
     """Names these deliveries; from ``new_token``, never used before."""
-    outcomes: Sequence[Outcome] = ()
+    settlements: Sequence[Settlement] = ()
     """Of earlier deliveries of the group: written first, as by ``settling.flush``."""
     also: Collection[str] = ()
     """Partitions whose watermarks have further to go."""
@@ -119,7 +121,7 @@ def new_token() -> int:
 
 
 def claim(using: str, request: ClaimRequest) -> Claim:
-    """Writes the group's pending outcomes and takes new deliveries, in one transaction.
+    """Writes the group's pending settlements and takes new deliveries, in one transaction.
 
     Raises:
         CommitOutcomeUnknown: the deliveries may be this process's or not; see ``undo``.
@@ -135,10 +137,10 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     if not shared:
         owners = leasing.lock(session, ref, sorted(keys))
         lost = {key for key in keys if owners.get(key) != claimant.subscriber}
-    touched = keys | set(request.also) | {outcome.delivery.key for outcome in request.outcomes}
+    touched = keys | set(request.also) | {settlement.delivery.key for settlement in request.settlements}
     offsets = watermarks.lock(session, ref, touched, skip_locked=shared)
     flushed = settling.apply(
-        session, ref, request.outcomes, offsets, max_attempts=claimant.max_attempts, also=request.also
+        session, ref, request.settlements, offsets, max_attempts=claimant.max_attempts, also=request.also
     )
     result = Claim(flushed, lost=lost, dropped=fence is None, paused=fence is not None and fence.paused)
     if fence is not None and fence.mode != claimant.mode:
@@ -273,7 +275,7 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
     sizes = _sizes(session, [offset for _, offset in rows])
     taken: list[Claimed] = []
     letters: list[Letter] = []
-    lost: list[delivery_events.Event] = []
+    lost: list[Event] = []
     for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
         if not claimant.shared and key in locked:
             continue
@@ -285,19 +287,16 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
         suspect = bool(delivered_by)
         size = sizes.get(offset, 0)
         claimed = taking.claimed(key, offset, size, retries=retries, suspect=suspect)
-        if suspect and dead_letters.is_used_up(ref.topic, retries, claimant.max_attempts):
+        # The delivery that its holder was lost with.
+        last = claimed._replace(attempt=retries, delivered_at=delivered_at, by=delivered_by) if suspect else None
+        if last is not None and dead_letters.is_final(ref.topic, retries, claimant.max_attempts):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
-            text_of_all = f"{error}\n{text}" if error else text
-            letters.append(Letter(key, offset, retries, text_of_all, delivered_at, by=delivered_by))
-            result.dead.append((claimed._replace(attempt=retries), text))
+            letters.append(Letter.of(last, f"{error}\n{text}" if error else text))
+            result.dead.append((last, text))
         elif len(taken) < most and taking.budget.takes(size):
             taken.append(claimed)
-            if suspect:
-                lost.append(
-                    delivery_events.Event(
-                        ref, key, offset, retries, delivery_events.Outcome.LOST, delivered_at, 0, delivered_by
-                    )
-                )
+            if last is not None:
+                lost.append(Event.of(last, Outcome.LOST))
     if lost and delivery_events.level(ref) != "none":
         delivery_events.record(session, lost)
     if letters:
@@ -463,7 +462,7 @@ def undo(using: str, ref: GroupRef, token: int) -> None:
             (*ref, False, token),
         )
         unstarted = [
-            Outcome(Claimed(ref, key, offset, token, retries + 1, suspect=retries > 0, size=0), Kind.GIVE_BACK)
+            Settlement(Claimed(ref, key, offset, token, retries + 1, suspect=retries > 0, size=0), Action.RELEASE)
             for key, offset, retries in rows
         ]
         settling.apply(session, ref, unstarted, {}, max_attempts=None)

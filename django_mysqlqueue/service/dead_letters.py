@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue import limits, naming
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events
+from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
@@ -35,10 +37,20 @@ class Letter(NamedTuple):
     by: str = ""
     """The subscriber of the last attempt."""
 
+    @classmethod
+    def of(cls, delivery: Claimed, error: str, handled_ms: int = 0) -> Letter:
+        """The dead letter of a delivery whose attempt was the last."""
+        attempt, delivered_at = delivery.attempt, delivery.delivered_at
+        return cls(delivery.key, delivery.offset, attempt, error, delivered_at, handled_ms, delivery.by)
 
-def is_used_up(topic: str, failed: int, max_attempts: int | None) -> bool:
-    """Whether so many failed attempts make a dead letter of a message; in a DLQ topic never: it has no DLQ."""
-    return max_attempts is not None and failed >= max_attempts and not naming.is_dlq(topic)
+
+def is_final(topic: str, attempt: int, max_attempts: int | None, *, rejected: bool = False) -> bool:
+    """Whether a failed attempt makes a dead letter of its message: the last attempt, or one that rejected it.
+
+    In a DLQ topic none does, since it has no DLQ of its own.
+    """
+    is_last = max_attempts is not None and attempt >= max_attempts
+    return (rejected or is_last) and not naming.is_dlq(topic)
 
 
 def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> None:
@@ -92,7 +104,7 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> N
                     letter.key,
                     letter.offset,
                     letter.attempts,
-                    delivery_events.Outcome.DEAD_LETTERED,
+                    Outcome.DEAD_LETTERED,
                     letter.delivered_at,
                     letter.handled_ms,
                     letter.by,

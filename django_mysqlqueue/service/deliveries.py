@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service.refs import GroupRef
 
 
@@ -31,32 +32,43 @@ class Claimed(NamedTuple):
     """The subscriber that claimed it."""
 
 
-class Kind(Enum):
-    """What became of a delivery."""
+class Action(Enum):
+    """What a flush does with a delivery: a handler's verb, or what its process found without calling the handler."""
 
     ACK = "ack"
-    SETTLED = "settled"
-    """Already written by the handler's own transaction; the watermark may pass it."""
     NACK = "nack"
     SNOOZE = "snooze"
     REJECT = "reject"
-    GIVE_BACK = "give_back"
-    """Claimed and never started."""
+    RELEASE = "release"
+    """Make it due again, uncounted: it was claimed and never started, or did not fail itself."""
     DELETED = "deleted"
-    """Its message was deleted from the log after the claim: settled without having run."""
+    """Its message was deleted from the log after the claim: settle it without having run."""
     STALE = "stale"
-    """Found to be another's before it started: nothing is written, only forgotten here."""
+    """Found to be another's before it started: write nothing, only forget it here."""
 
 
-class Outcome(NamedTuple):
+OUTCOMES = {
+    Action.ACK: Outcome.ACKED,
+    Action.NACK: Outcome.FAILED,
+    Action.SNOOZE: Outcome.SNOOZED,
+    Action.REJECT: Outcome.DEAD_LETTERED,
+    Action.RELEASE: Outcome.RELEASED,
+    Action.DELETED: Outcome.DELETED,
+    Action.STALE: Outcome.LOST,
+}
+"""The outcome of each action, but for two cases that the flush decides: a nack of the last attempt dead-letters, and
+whatever is done with a delivery that is another's by then, it is lost."""
+
+
+class Settlement(NamedTuple):
     """A delivery's end in this process, to be written by the next flush."""
 
     delivery: Claimed
-    kind: Kind
+    action: Action
     delay_ms: int = 0
     error: str = ""
-    said: Kind | None = None
-    """Where ``kind`` is SETTLED: what the handler's own transaction has written."""
+    is_written: bool = False
+    """The handler's own transaction has written it (an ack or a reject); the flush only moves the watermark past it."""
     handled_ms: int = 0
     """How long the handler's call took; one call of a batch handler is counted for each of its messages."""
     held: object = None
@@ -67,10 +79,10 @@ class Outcome(NamedTuple):
 class Flushed:
     """What a flush found."""
 
-    stale: list[Outcome] = field(default_factory=list)
-    """Outcomes whose delivery was no longer this process's: nothing was changed for them."""
-    locked: list[Outcome] = field(default_factory=list)
-    """Outcomes whose row another transaction has locked: to be written by a later flush."""
+    stale: list[Settlement] = field(default_factory=list)
+    """Settlements whose delivery was no longer this process's: nothing was changed for them."""
+    locked: list[Settlement] = field(default_factory=list)
+    """Settlements whose row another transaction has locked: to be written by a later flush."""
     dead: list[tuple[Claimed, str]] = field(default_factory=list)
     """Deliveries that went to the DLQ, and the error."""
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)

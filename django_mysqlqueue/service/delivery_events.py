@@ -17,10 +17,11 @@ from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.sql.session import Session, flat, run
 
 if TYPE_CHECKING:
+    from django_mysqlqueue.outcomes import Outcome
+    from django_mysqlqueue.service.deliveries import Claimed
     from django_mysqlqueue.service.refs import GroupRef
 
 EVENTS = DeliveryEvent._meta.db_table
-Outcome = DeliveryEvent.Outcome
 CHUNK = 1000
 
 
@@ -32,11 +33,27 @@ class Event(NamedTuple):
     offset: int
     attempt: int
     outcome: str
+    """An ``Outcome``, or what an operator did (``DeliveryEvent.Outcome``)."""
     delivered_at: int
     handled_ms: int
     by: str
     error: str = ""
     related_id: str = ""
+
+    @classmethod
+    def of(cls, delivery: Claimed, outcome: Outcome, error: str = "", handled_ms: int = 0) -> Event:
+        """The end of a delivery."""
+        return cls(
+            delivery.ref,
+            delivery.key,
+            delivery.offset,
+            delivery.attempt,
+            outcome,
+            delivery.delivered_at,
+            handled_ms,
+            delivery.by,
+            error,
+        )
 
 
 def level(ref: GroupRef) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, delivery_events, watermarks
-from django_mysqlqueue.service.dead_letters import Letter
-from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
+from django_mysqlqueue.service.dead_letters import Letter, is_final
+from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
+from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW, Advanced, Offsets
@@ -22,8 +23,10 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 
 STATE = DeliveryState._meta.db_table
-ACKS = (Kind.ACK, Kind.DELETED)
+ACKS = (Action.ACK, Action.DELETED)
 """What settles a message, so that the watermark may pass it."""
+FAILED = (Action.NACK, Action.REJECT)
+LEFT_ALONE = (*ACKS, Action.STALE)
 ONE_ROW = (
     "consumer_group = %s AND topic = %s AND partition_key = %s AND message_offset = %s "
     "AND delivery_token = %s AND acked = %s"
@@ -74,14 +77,8 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
             (*flat(chunk), *ref),
         )
     if rejected:
-        dead_letters.dead_letter(session, ref, [_letter(delivery, error) for delivery, error in rejected])
+        dead_letters.dead_letter(session, ref, [Letter.of(delivery, error) for delivery, error in rejected])
     return set()
-
-
-def _letter(delivery: Claimed, error: str, handled_ms: int = 0) -> Letter:
-    return Letter(
-        delivery.key, delivery.offset, delivery.attempt, error, delivery.delivered_at, handled_ms, delivery.by
-    )
 
 
 def record_start(using: str, delivery: Claimed) -> bool:
@@ -181,23 +178,23 @@ def extend_all(
 def flush(
     using: str,
     ref: GroupRef,
-    outcomes: Sequence[Outcome],
+    settlements: Sequence[Settlement],
     *,
     max_attempts: int | None,
     shared: bool,
     also: Collection[str] = (),
 ) -> Flushed:
-    """Writes the outcomes of a group and moves its watermarks, in one transaction.
+    """Writes the settlements of a group and moves its watermarks, in one transaction.
 
     ``also`` names partitions whose watermarks have further to go. In shared
-    mode a locked offsets row is passed over: its outcomes are written, its
+    mode a locked offsets row is passed over: its settlements are written, its
     watermark waits for the next flush.
     """
 
     def write(session: Session) -> Flushed:
-        keys = {outcome.delivery.key for outcome in outcomes} | set(also)
+        keys = {settlement.delivery.key for settlement in settlements} | set(also)
         offsets = watermarks.lock(session, ref, keys, skip_locked=shared)
-        flushed = apply(session, ref, outcomes, offsets, max_attempts=max_attempts, also=also)
+        flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return flushed
 
@@ -207,7 +204,7 @@ def flush(
 def apply(
     session: Session,
     ref: GroupRef,
-    outcomes: Sequence[Outcome],
+    settlements: Sequence[Settlement],
     offsets: Mapping[str, Offsets],
     *,
     max_attempts: int | None,
@@ -219,26 +216,26 @@ def apply(
     """
     flushed = Flushed()
     acks: dict[str, dict[int, int]] = {}
-    by_row: dict[tuple[str, int], Outcome] = {}
-    for outcome in outcomes:
-        if outcome.kind in ACKS:
-            delivery = outcome.delivery
+    by_row: dict[tuple[str, int], Settlement] = {}
+    for settlement in settlements:
+        if settlement.action in ACKS and not settlement.is_written:
+            delivery = settlement.delivery
             acks.setdefault(delivery.key, {})[delivery.offset] = delivery.token
-            by_row[delivery.key, delivery.offset] = outcome
-    touched = {outcome.delivery.key for outcome in outcomes} | set(also)
+            by_row[delivery.key, delivery.offset] = settlement
+    touched = {settlement.delivery.key for settlement in settlements} | set(also)
     locked = {key: offsets[key] for key in sorted(touched) if key in offsets}
     # First what may wait for rows of delivery state, while none is locked here; the rest skips locked rows.
     advanced = watermarks.advance(session, ref, locked, acks)
     beyond = advanced.beyond + [
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
     ]
-    failures = [outcome for outcome in outcomes if outcome.kind not in (*ACKS, Kind.SETTLED, Kind.STALE)]
+    failures = [one for one in settlements if one.action not in LEFT_ALONE and not one.is_written]
     if failures:
         _apply_failures(session, ref, failures, max_attempts, flushed)
     _mark_acked(session, ref, sorted(beyond), offsets, by_row, flushed)
     if flushed.dead:
         _pass_dead(session, ref, locked, advanced, {delivery.key for delivery, _ in flushed.dead})
-    _record_acks(session, ref, outcomes, flushed)
+    _record_acks(session, ref, settlements, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
     # One without a row (the group was dropped, the partition collected) has no watermark to move.
@@ -260,25 +257,24 @@ def _pass_dead(
     advanced.unfinished |= further.unfinished
 
 
-def _record_acks(session: Session, ref: GroupRef, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settlement], flushed: Flushed) -> None:
     """One row for each ack that this flush has written, or the handler's own transaction before it.
 
     Of messages that were deleted always, since nothing else says what became of them.
     """
-    recorded = {Kind.DELETED: delivery_events.Outcome.DELETED}
+    recorded: tuple[Action, ...] = (Action.DELETED,)
     if delivery_events.level(ref) == "all":
-        recorded[Kind.ACK] = delivery_events.Outcome.ACKED
-    elif not any(outcome.kind is Kind.DELETED for outcome in outcomes):
+        recorded = ACKS
+    elif not any(settlement.action is Action.DELETED for settlement in settlements):
         return
-    not_written = {id(outcome) for outcome in (*flushed.stale, *flushed.locked)}
+    not_written = {id(settlement) for settlement in (*flushed.stale, *flushed.locked)}
     _record(
         session,
         ref,
         [
-            _event(outcome, recorded[kind])
-            for outcome in outcomes
-            if (kind := (outcome.said or outcome.kind) if outcome.kind is Kind.SETTLED else outcome.kind) in recorded
-            and id(outcome) not in not_written
+            Event.of(settlement.delivery, OUTCOMES[settlement.action], settlement.error, settlement.handled_ms)
+            for settlement in settlements
+            if settlement.action in recorded and id(settlement) not in not_written
         ],
     )
 
@@ -288,7 +284,7 @@ def _mark_acked(
     ref: GroupRef,
     rows: Sequence[tuple[str, int, int]],
     offsets: Mapping[str, Offsets],
-    by_row: Mapping[tuple[str, int], Outcome],
+    by_row: Mapping[tuple[str, int], Settlement],
     flushed: Flushed,
 ) -> None:
     """Marks acks that the watermark cannot pass yet; tells the stale ones apart."""
@@ -328,37 +324,37 @@ def _read_rows(
 
 
 def _apply_failures(
-    session: Session, ref: GroupRef, failures: Sequence[Outcome], max_attempts: int | None, flushed: Flushed
+    session: Session, ref: GroupRef, failures: Sequence[Settlement], max_attempts: int | None, flushed: Flushed
 ) -> None:
-    ordered = sorted(failures, key=lambda outcome: (outcome.delivery.key, outcome.delivery.offset))
-    places = [(outcome.delivery.key, outcome.delivery.offset) for outcome in ordered]
+    ordered = sorted(failures, key=lambda settlement: (settlement.delivery.key, settlement.delivery.offset))
+    places = [(settlement.delivery.key, settlement.delivery.offset) for settlement in ordered]
     held = _lock_rows(session, ref, places, session.dialect.skip_locked)
     there = _read_rows(session, ref, [place for place in places if place not in held])
     letters: list[Letter] = []
-    events: list[delivery_events.Event] = []
+    events: list[Event] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
-    for outcome in ordered:
-        delivery = outcome.delivery
-        key, offset = delivery.key, delivery.offset
+    for settlement in ordered:
+        delivery, action = settlement.delivery, settlement.action
+        key, offset, attempt = delivery.key, delivery.offset, delivery.attempt
+        failed = action in FAILED
         if there.get((key, offset)) == (delivery.token, False):
-            flushed.locked.append(outcome)
+            flushed.locked.append(settlement)
         elif held.get((key, offset)) != delivery.token:
-            flushed.stale.append(outcome)
-        elif _is_final(outcome, max_attempts, ref):
-            letters.append(_letter(delivery, outcome.error, outcome.handled_ms))
-            flushed.dead.append((delivery, outcome.error))
+            flushed.stale.append(settlement)
+        elif failed and is_final(ref.topic, attempt, max_attempts, rejected=action is Action.REJECT):
+            letters.append(Letter.of(delivery, settlement.error, settlement.handled_ms))
+            flushed.dead.append((delivery, settlement.error))
         else:
             # Nack stores the attempt that failed; the others store what was there before it.
-            failed = outcome.kind in (Kind.NACK, Kind.REJECT)
-            count = delivery.attempt if failed else delivery.attempt - 1
-            error = outcome.error if failed else None
+            count = attempt if failed else attempt - 1
+            error = settlement.error if failed else None
             # A suspect that never started stays one.
-            keep = outcome.kind is Kind.GIVE_BACK and delivery.suspect
-            waits.append((key, offset, outcome.delay_ms, count, error and cut_error(error), int(keep)))
+            keep = action is Action.RELEASE and delivery.suspect
+            waits.append((key, offset, settlement.delay_ms, count, error and cut_error(error), int(keep)))
             if failed:
-                events.append(_event(outcome, delivery_events.Outcome.FAILED))
-            elif outcome.kind is Kind.SNOOZE:
-                events.append(_event(outcome, delivery_events.Outcome.SNOOZED))
+                events.append(Event.of(delivery, Outcome.FAILED, settlement.error, settlement.handled_ms))
+            elif settlement.action is Action.SNOOZE:
+                events.append(Event.of(delivery, Outcome.SNOOZED, settlement.error, settlement.handled_ms))
     if letters:
         dead_letters.dead_letter(session, ref, letters)
     _record(session, ref, events)
@@ -369,39 +365,13 @@ def _apply_failures(
             flushed.waiting[key, offset] = now + delay if delay else 0
 
 
-def _event(outcome: Outcome, what: delivery_events.Outcome) -> delivery_events.Event:
-    delivery = outcome.delivery
-    return delivery_events.Event(
-        delivery.ref,
-        delivery.key,
-        delivery.offset,
-        delivery.attempt,
-        what,
-        delivery.delivered_at,
-        outcome.handled_ms,
-        delivery.by,
-        outcome.error,
-    )
-
-
-def _record(session: Session, ref: GroupRef, events: Sequence[delivery_events.Event]) -> None:
+def _record(session: Session, ref: GroupRef, events: Sequence[Event]) -> None:
     """Records what the group's setting asks for; dead letters record themselves."""
     level = delivery_events.level(ref) if events else "none"
     if level == "failures":
-        events = [
-            event
-            for event in events
-            if event.outcome in (delivery_events.Outcome.FAILED, delivery_events.Outcome.DELETED)
-        ]
+        events = [event for event in events if event.outcome in (Outcome.FAILED, Outcome.DELETED)]
     if level != "none":
         delivery_events.record(session, events)
-
-
-def _is_final(outcome: Outcome, max_attempts: int | None, ref: GroupRef) -> bool:
-    if outcome.kind is Kind.REJECT:
-        # A DLQ handler's own failures do not dead-letter again: they back off for ever.
-        return not naming.is_dlq(ref.topic)
-    return outcome.kind is Kind.NACK and dead_letters.is_used_up(ref.topic, outcome.delivery.attempt, max_attempts)
 
 
 def _lock_rows(

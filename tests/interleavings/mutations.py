@@ -24,7 +24,6 @@ from django.db.backends.utils import CursorWrapper
 from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.operations import dropping, seeking
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, retention, settling, watermarks
-from django_mysqlqueue.service.deliveries import Kind
 from django_mysqlqueue.sql.session import Session
 
 Breaking = Callable[[], AbstractContextManager[object]]
@@ -177,7 +176,7 @@ def _apply_with_the_rows_tokens(real: Callable[..., Any]) -> Callable[..., Any]:
 def _apply_failures_first(real: Callable[..., Any]) -> Callable[..., Any]:
     def apply(session: Session, ref: Any, outcomes: Any, *args: Any, **kwargs: Any) -> Any:
         failures = sorted(
-            (one.delivery.key, one.delivery.offset) for one in outcomes if one.kind not in (Kind.ACK, Kind.DELETED)
+            (one.delivery.key, one.delivery.offset) for one in outcomes if one.action not in settling.ACKS
         )
         settling._lock_rows(session, ref, failures, session.dialect.skip_locked)
         return real(session, ref, outcomes, *args, **kwargs)

@@ -41,7 +41,7 @@ from django_mysqlqueue.service import (
 )
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
@@ -78,8 +78,8 @@ class Actor:
         self.tokens[self.token] = f"{self.name}{sum(one.startswith(self.name) for one in self.tokens.values()) + 1}"
         return self.token
 
-    def outcomes(self, *ends: tuple[Any, ...]) -> list[Outcome]:
-        return [Outcome(self.start.held[name], kind, *more) for name, kind, *more in ends]
+    def outcomes(self, *ends: tuple[Any, ...]) -> list[Settlement]:
+        return [Settlement(self.start.held[name], kind, *more) for name, kind, *more in ends]
 
     def claimant(self, who: str, mode: str = "", *, strict: bool = False) -> Claimant:
         return Claimant(G, who, 5, LEASE_MS if (mode or self.start.mode) == "shared" else None, strict=strict)
@@ -345,11 +345,11 @@ def claim(a: Actor) -> object:
 
 @operation("claim and flush", settles="a1")
 def _(a: Actor) -> object:
-    ends = a.outcomes(("a1", Kind.ACK), ("a3", Kind.NACK, LEASE_MS, "no"))
+    ends = a.outcomes(("a1", Action.ACK), ("a3", Action.NACK, LEASE_MS, "no"))
     return claiming.claim(
         ALIAS,
         claiming.ClaimRequest(
-            a.claimant(WHO), [Want(key, look_at=10) for key in "ab"], token=a.new_token(), outcomes=ends
+            a.claimant(WHO), [Want(key, look_at=10) for key in "ab"], token=a.new_token(), settlements=ends
         ),
     )
 
@@ -389,10 +389,10 @@ def _(a: Actor) -> object:
 
 @operation("claim and flush, shared", settles="a1")
 def _(a: Actor) -> object:
-    ends = a.outcomes(("a1", Kind.ACK), ("a3", Kind.NACK, LEASE_MS, "no"))
+    ends = a.outcomes(("a1", Action.ACK), ("a3", Action.NACK, LEASE_MS, "no"))
     wants = [Want(key, look_at=10) for key in "ab"]
     return claiming.claim(
-        ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token(), outcomes=ends, max_due=10)
+        ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token(), settlements=ends, max_due=10)
     )
 
 
@@ -418,42 +418,45 @@ def _flush(a: Actor, *ends: tuple[Any, ...]) -> object:
 
 @operation("flush acks", settles="a1 a3")
 def _(a: Actor) -> object:
-    return _flush(a, ("a1", Kind.ACK), ("a3", Kind.ACK))
+    return _flush(a, ("a1", Action.ACK), ("a3", Action.ACK))
 
 
 @operation("flush failures", settles="a1")
 def _(a: Actor) -> object:
-    return _flush(a, ("a1", Kind.REJECT, 0, "no"), ("a3", Kind.NACK, LEASE_MS, "no"))
+    return _flush(a, ("a1", Action.REJECT, 0, "no"), ("a3", Action.NACK, LEASE_MS, "no"))
 
 
 @operation("flush a last failure", settles="a3")
 def _(a: Actor) -> object:
     a3 = a.start.held["a3"]
-    ends = [*a.outcomes(("a1", Kind.SNOOZE, LEASE_MS)), Outcome(a3._replace(attempt=5), Kind.NACK, LEASE_MS, "no")]
+    ends = [
+        *a.outcomes(("a1", Action.SNOOZE, LEASE_MS)),
+        Settlement(a3._replace(attempt=5), Action.NACK, LEASE_MS, "no"),
+    ]
     return settling.flush(ALIAS, G, ends, max_attempts=5, shared=a.start.mode == "shared", also="abc")
 
 
 @operation("flush a deleted message", settles="a1")
 def _(a: Actor) -> object:
-    return _flush(a, ("a1", Kind.DELETED), ("a3", Kind.SNOOZE, LEASE_MS))
+    return _flush(a, ("a1", Action.DELETED), ("a3", Action.SNOOZE, LEASE_MS))
 
 
 @operation("flush acks of dead letters")
 def _(a: Actor) -> object:
-    ends = [Outcome(one, Kind.ACK) for one in a.start.held.values()]
+    ends = [Settlement(one, Action.ACK) for one in a.start.held.values()]
     return settling.flush(ALIAS, D, ends, max_attempts=5, shared=False, also="ab")
 
 
 @operation("reject dead letters")
 def _(a: Actor) -> object:
     """There is nowhere else for them to go: they wait for another attempt."""
-    ends = [Outcome(one, Kind.REJECT, LEASE_MS, "no") for one in a.start.held.values()]
+    ends = [Settlement(one, Action.REJECT, LEASE_MS, "no") for one in a.start.held.values()]
     return settling.flush(ALIAS, D, ends, max_attempts=5, shared=False, also="ab")
 
 
 @operation("flush an ack behind a failure", settles="a3")
 def _(a: Actor) -> object:
-    return _flush(a, ("a1", Kind.GIVE_BACK), ("a3", Kind.ACK))
+    return _flush(a, ("a1", Action.RELEASE), ("a3", Action.ACK))
 
 
 def _unsettled(a: Actor) -> list[Claimed]:
@@ -465,13 +468,13 @@ def _unsettled(a: Actor) -> list[Claimed]:
 
 @operation("ack everything", settles="*")
 def _(a: Actor) -> object:
-    ends = [Outcome(one, Kind.ACK) for one in _unsettled(a)]
+    ends = [Settlement(one, Action.ACK) for one in _unsettled(a)]
     return settling.flush(ALIAS, G, ends, max_attempts=5, shared=False)
 
 
 @operation("fail everything")
 def _(a: Actor) -> object:
-    ends = [Outcome(one, Kind.NACK, LEASE_MS, "no") for one in _unsettled(a)]
+    ends = [Settlement(one, Action.NACK, LEASE_MS, "no") for one in _unsettled(a)]
     return settling.flush(ALIAS, G, ends, max_attempts=5, shared=False)
 
 

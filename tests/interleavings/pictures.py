@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_mysqlqueue.service.claiming import Claim
-from django_mysqlqueue.service.deliveries import Claimed, Flushed, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Acquired
 from django_mysqlqueue.service.refs import GroupRef
 from tests.crashes import TOPIC
@@ -21,6 +21,9 @@ RECENT_MS = LEASE_MS
 """A heartbeat is older, unless somebody is alive."""
 SOON_MS = 10_000
 """What is due later than this waits for its time."""
+RECORDED = {Action.RELEASE: "give_back"}
+"""What the recorded outcomes call an action, where that is not its value. (Their digests can only be computed again by
+running all schedules.)"""
 NEVER = 2**60
 FIRST_OFFSET = 1_000_000
 """Of the log where schedules are run: a larger number is an offset, and no count."""
@@ -128,8 +131,8 @@ def result(value: Any, names: Names) -> Any:
     """What an operation has returned, in the same words."""
     if isinstance(value, Claimed):
         return f"{names.at(value.offset)}#{value.attempt}{' suspect' if value.suspect else ''}"
-    if isinstance(value, Outcome):
-        return f"{value.kind.value} {names.at(value.delivery.offset)}"
+    if isinstance(value, Settlement):
+        return f"{RECORDED.get(value.action, value.action.value)} {names.at(value.delivery.offset)}"
     if isinstance(value, Claim | Flushed | Acquired):
         found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {name: result(one, names) for name, one in found.items() if one and name != "watermarks"}

@@ -20,7 +20,7 @@ from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.seeking import Place
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import run
 from tests.crash_worlds import OTHER, WHO, G, messages
@@ -58,7 +58,7 @@ def _claim(ref: GroupRef, mode: str, who: str, **look_at: int) -> dict[str, Clai
     return {names[delivery.offset].message_id: delivery for delivery in found}
 
 
-def _end(ref: GroupRef, mode: str, outcomes: list[Outcome], **options: object) -> None:
+def _end(ref: GroupRef, mode: str, outcomes: list[Settlement], **options: object) -> None:
     settling.flush(USING, ref, outcomes, max_attempts=5, shared=mode == "shared")
 
 
@@ -75,17 +75,17 @@ def busy(mode: str = "ordered") -> Start:
     publish_many(TOPIC, messages("a1", "a2", "a3", "a4", "b1", "b2", "c1", "d1", "e1", "e2"))
     sequence()
     theirs = _claim(OTHER, "ordered", "bystander", a=2, c=1)
-    _end(OTHER, "ordered", [Outcome(theirs["a2"], Kind.ACK), Outcome(theirs["c1"], Kind.ACK)])
+    _end(OTHER, "ordered", [Settlement(theirs["a2"], Action.ACK), Settlement(theirs["c1"], Action.ACK)])
     start.held = _claim(G, mode, WHO, a=3, b=1, c=1, d=1)
     held = start.held
     _end(
         G,
         mode,
         [
-            Outcome(held["a2"], Kind.ACK),
-            Outcome(held.pop("b1"), Kind.NACK, LEASE_MS, "no"),
-            Outcome(held.pop("c1"), Kind.ACK),
-            Outcome(held.pop("d1"), Kind.REJECT, 0, "no"),
+            Settlement(held["a2"], Action.ACK),
+            Settlement(held.pop("b1"), Action.NACK, LEASE_MS, "no"),
+            Settlement(held.pop("c1"), Action.ACK),
+            Settlement(held.pop("d1"), Action.REJECT, 0, "no"),
         ],
     )
     sequence()
@@ -144,7 +144,7 @@ def all_settled() -> Start:
     sequence()
     for ref, who in ((OTHER, "bystander"), (G, WHO)):
         held = _claim(ref, "ordered", who, a=2, b=1)
-        _end(ref, "ordered", [Outcome(one, Kind.ACK) for one in held.values()])
+        _end(ref, "ordered", [Settlement(one, Action.ACK) for one in held.values()])
     return start
 
 
@@ -156,7 +156,7 @@ def behind() -> Start:
     publish_many(TOPIC, messages("a1", "a3", "b1"))
     sequence()
     theirs = _claim(OTHER, "ordered", "bystander", a=2, b=1)
-    _end(OTHER, "ordered", [Outcome(one, Kind.ACK) for one in theirs.values()])
+    _end(OTHER, "ordered", [Settlement(one, Action.ACK) for one in theirs.values()])
     start.held = _claim(G, "ordered", WHO, a=2, b=1)
     return start
 
@@ -191,7 +191,7 @@ def buried() -> Start:
     """Three messages of a group are in the DLQ."""
     start = fresh()
     held = _claim(G, "ordered", WHO, a=2, b=1)
-    _end(G, "ordered", [Outcome(one, Kind.REJECT, 0, "no") for one in held.values()])
+    _end(G, "ordered", [Settlement(one, Action.REJECT, 0, "no") for one in held.values()])
     sequence()
     heartbeats.forget(USING, WHO, [G])
     return start

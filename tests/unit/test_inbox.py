@@ -16,7 +16,7 @@ from django_mysqlqueue.runtime.handling import inbox as inbox_module
 from django_mysqlqueue.runtime.handling import lanes
 from django_mysqlqueue.runtime.handling.inbox import FLUSH_DELAY, SLICE, Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.payloads import Body
 from tests.harness import handler
 
@@ -65,12 +65,13 @@ class Queue:
             taken.append(found)
         return taken
 
-    def finish(self, held, kind=Kind.ACK):
-        self.inbox.finish(Batch([], [held]), [Outcome(held.claimed, kind)])
+    def finish(self, held, kind=Action.ACK):
+        self.inbox.finish(Batch([], [held]), [Settlement(held.claimed, kind)])
 
     def outcomes(self, group):
         return [
-            (outcome.delivery.offset, outcome.kind) for outcome in self.inbox.take_outcomes(self.handlers[group].ref)
+            (outcome.delivery.offset, outcome.action)
+            for outcome in self.inbox.take_settlements(self.handlers[group].ref)
         ]
 
     def ref(self, group):
@@ -217,7 +218,7 @@ def test_one_suspect_at_a_time_beside_normal_ones(queue):
     assert [held for _, held in one.take_all()] == [first, normal]
     one.finish(first)
     assert one.take() is None, "the first one's outcome is not written yet"
-    one.inbox.written(one.inbox.take_outcomes(one.ref("g")))
+    one.inbox.written(one.inbox.take_settlements(one.ref("g")))
     assert one.take()[1] is second
 
 
@@ -227,7 +228,7 @@ def test_suspects_count_over_all_groups(queue):
     (second,) = one.put("b", "x", suspect=True)
     assert [held for _, held in one.take_all()] == [first]
     one.finish(first)
-    one.inbox.written(one.inbox.take_outcomes(one.ref("a")))
+    one.inbox.written(one.inbox.take_settlements(one.ref("a")))
     assert [held for _, held in one.take_all()] == [second]
 
 
@@ -239,7 +240,7 @@ def test_other_outcomes_do_not_release_the_suspect(queue):
     one.put("g", "b", suspect=True)
     assert one.take()[1] is first
     one.finish(normal)
-    one.inbox.written(one.inbox.take_outcomes(one.ref("g")))
+    one.inbox.written(one.inbox.take_settlements(one.ref("g")))
     assert one.take() is None
 
 
@@ -265,26 +266,26 @@ def test_a_suspects_outcome_is_to_be_written_at_once(queue):
 # -- block and give back ------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Kind.NACK, Kind.SNOOZE])
+@pytest.mark.parametrize("kind", [Action.NACK, Action.SNOOZE])
 def test_block_gives_back_what_is_behind(queue, kind):
     one = queue(g=BLOCK)
     head, *behind = one.put("g", "a", "a", "a")
     (other,) = one.put("g", "b")
     lane, held = one.take()
     one.finish(held, kind)
-    assert one.outcomes("g") == [(head.claimed.offset, kind), *((b.claimed.offset, Kind.GIVE_BACK) for b in behind)]
+    assert one.outcomes("g") == [(head.claimed.offset, kind), *((b.claimed.offset, Action.RELEASE) for b in behind)]
     assert one.inbox.is_blocked(one.ref("g"), "a")
     assert not one.inbox.is_blocked(one.ref("g"), "b")
     assert one.take(lane)[1] is other
     (later,) = one.put("g", "a")
-    assert one.outcomes("g") == [(later.claimed.offset, Kind.GIVE_BACK)]
+    assert one.outcomes("g") == [(later.claimed.offset, Action.RELEASE)]
     assert one.waiting("g") == (0, 0)
     one.inbox.unblock(one.ref("g"), "a")
     (again,) = one.put("g", "a")
     assert one.take()[1] is again
 
 
-@pytest.mark.parametrize("kind", [Kind.ACK, Kind.REJECT, Kind.SETTLED])
+@pytest.mark.parametrize("kind", [Action.ACK, Action.REJECT])
 def test_block_goes_on_after_the_head_is_settled(queue, kind):
     one = queue(g=BLOCK)
     _, second = one.put("g", "a", "a")
@@ -293,7 +294,7 @@ def test_block_goes_on_after_the_head_is_settled(queue, kind):
     assert one.take(lane)[1] is second
 
 
-@pytest.mark.parametrize("kind", [Kind.ACK, Kind.NACK, Kind.SNOOZE, Kind.REJECT])
+@pytest.mark.parametrize("kind", [Action.ACK, Action.NACK, Action.SNOOZE, Action.REJECT])
 def test_skip_goes_on_after_anything(queue, kind):
     one = queue(g=ORDERED)
     _, second = one.put("g", "a", "a")
@@ -308,13 +309,13 @@ def test_a_head_that_never_started_holds_back_what_is_behind(queue, group):
     one = queue(g=group)
     head, behind = one.put("g", "a", "a")
     lane, held = one.take()
-    one.finish(held, Kind.GIVE_BACK)
-    assert one.outcomes("g") == [(head.claimed.offset, Kind.GIVE_BACK), (behind.claimed.offset, Kind.GIVE_BACK)]
+    one.finish(held, Action.RELEASE)
+    assert one.outcomes("g") == [(head.claimed.offset, Action.RELEASE), (behind.claimed.offset, Action.RELEASE)]
     assert one.take(lane) is None
     assert one.inbox.is_blocked(one.ref("g"), "a")
 
 
-@pytest.mark.parametrize("kind", [Kind.NACK, Kind.GIVE_BACK])
+@pytest.mark.parametrize("kind", [Action.NACK, Action.RELEASE])
 def test_shared_deliveries_are_never_held_back(queue, kind):
     one = queue(g={"mode": "shared", "on_failure": "block"})
     _, second = one.put("g", "a", "a")
@@ -323,26 +324,26 @@ def test_shared_deliveries_are_never_held_back(queue, kind):
     assert one.take(lane)[1] is second
 
 
-@pytest.mark.parametrize(("kind", "blocked"), [(Kind.GIVE_BACK, True), (Kind.ACK, False)])
+@pytest.mark.parametrize(("kind", "blocked"), [(Action.RELEASE, True), (Action.ACK, False)])
 def test_a_delivery_that_never_came_in(queue, kind, blocked):
     """Its body could not be read (given back) or is gone (acked)."""
     one = queue(g=ORDERED)
     missing = one.held("g", "a")
-    one.inbox.settle(Outcome(missing.claimed, kind), ordered=not missing.handler.shared)
+    one.inbox.settle(Settlement(missing.claimed, kind), ordered=not missing.handler.shared)
     (behind,) = one.put("g", "a")
     assert one.inbox.is_blocked(one.ref("g"), "a") is blocked
     expected = [(missing.claimed.offset, kind)]
-    assert one.outcomes("g") == ([*expected, (behind.claimed.offset, Kind.GIVE_BACK)] if blocked else expected)
+    assert one.outcomes("g") == ([*expected, (behind.claimed.offset, Action.RELEASE)] if blocked else expected)
     assert (one.take() is None) is blocked
 
 
-def test_give_back_takes_what_waits_and_leaves_what_runs(queue):
+def test_release_takes_what_waits_and_leaves_what_runs(queue):
     one = queue(g=ORDERED)
     first, second = one.put("g", "a", "a")
     (other,) = one.put("g", "b")
     lane, _ = one.take()
-    one.inbox.give_back(one.ref("g"), "a")
-    assert one.outcomes("g") == [(second.claimed.offset, Kind.GIVE_BACK)]
+    one.inbox.release(one.ref("g"), "a")
+    assert one.outcomes("g") == [(second.claimed.offset, Action.RELEASE)]
     assert one.inbox.held(one.ref("g")) == [other.claimed, first.claimed]
     one.finish(first)
     assert one.take(lane)[1] is other
@@ -362,7 +363,7 @@ def test_drop_forgets_what_waits_without_an_outcome(queue):
     assert one.waiting("g") == (1, 1)
     assert one.inbox.running() == 1
     one.finish(first)
-    assert one.outcomes("g") == [(first.claimed.offset, Kind.ACK)]
+    assert one.outcomes("g") == [(first.claimed.offset, Action.ACK)]
     assert one.inbox.drop(one.ref("g"), "a") == []
     assert one.inbox.drop(one.ref("g"), "never seen") == []
     assert [held for _, held in one.take_all()] == [other]
@@ -389,7 +390,7 @@ def test_a_lane_in_use_is_not_forgotten(queue, state):
     one.inbox.forget_lane(one.ref("g"), "a")
     if state == "waiting":
         assert one.take()[1] is held
-    one.finish(held, Kind.NACK)
+    one.finish(held, Action.NACK)
     assert one.inbox.is_blocked(one.ref("g"), "a")
 
 
@@ -417,7 +418,7 @@ def test_is_idle(queue):
     assert not one.inbox.is_idle(ref)
     one.finish(held)
     assert not one.inbox.is_idle(ref)
-    one.inbox.take_outcomes(ref)
+    one.inbox.take_settlements(ref)
     assert one.inbox.is_idle(ref)
 
 
@@ -467,11 +468,11 @@ def test_outcomes_of_a_failed_flush_come_first_again(queue):
     first, second = (one.put("g", key)[0] for key in "ab")
     one.take_all()
     one.finish(first)
-    lost = one.inbox.take_outcomes(one.ref("g"))
+    lost = one.inbox.take_settlements(one.ref("g"))
     one.finish(second)
-    one.inbox.put_back_outcomes(one.ref("g"), lost)
-    assert one.outcomes("g") == [(first.claimed.offset, Kind.ACK), (second.claimed.offset, Kind.ACK)]
-    one.inbox.put_back_outcomes(one.ref("g"), lost)
+    one.inbox.put_back_settlements(one.ref("g"), lost)
+    assert one.outcomes("g") == [(first.claimed.offset, Action.ACK), (second.claimed.offset, Action.ACK)]
+    one.inbox.put_back_settlements(one.ref("g"), lost)
     one.now += FLUSH_DELAY
     assert one.inbox.flush_due(one.ref("g"), enough=100)
 
@@ -485,14 +486,14 @@ def test_close_gives_back_what_waits_and_lets_what_runs_end(queue):
     (shared,) = one.put("s", "a")
     lane, _ = one.take()
     one.inbox.close()
-    assert one.outcomes("o") == [(waiting.claimed.offset, Kind.GIVE_BACK)]
-    assert one.outcomes("s") == [(shared.claimed.offset, Kind.GIVE_BACK)]
+    assert one.outcomes("o") == [(waiting.claimed.offset, Action.RELEASE)]
+    assert one.outcomes("s") == [(shared.claimed.offset, Action.RELEASE)]
     assert one.inbox.take(None) is None
     one.finish(running)
     assert one.inbox.take(Batch([lane], [])) is None
-    assert one.outcomes("o") == [(running.claimed.offset, Kind.ACK)]
+    assert one.outcomes("o") == [(running.claimed.offset, Action.ACK)]
     (late,) = one.put("o", "b")
-    assert one.outcomes("o") == [(late.claimed.offset, Kind.GIVE_BACK)]
+    assert one.outcomes("o") == [(late.claimed.offset, Action.RELEASE)]
     assert one.inbox.is_idle(one.ref("o"))
 
 
@@ -549,7 +550,7 @@ def test_an_outcome_ends_the_pollers_sleep(enough):
     batch = inbox.take(None)
     began = time.monotonic()
     thread = in_background(lambda: inbox.wait(60, enough=enough))
-    inbox.finish(batch, [Outcome(batch.items[0].claimed, Kind.ACK)])
+    inbox.finish(batch, [Settlement(batch.items[0].claimed, Action.ACK)])
     thread.join(10)
     assert not thread.is_alive()
     assert time.monotonic() - began < 5
@@ -571,7 +572,7 @@ BATCH = {"batch": True, "batch_size": 3}
 GROUPS = {"o": ORDERED, "b": BLOCK, "s": SHARED, "ob": {**ORDERED, **BATCH}, "sb": {**SHARED, **BATCH}}
 LEASED = ["o", "b", "ob"]
 KEYS = ["x", "y", "z"]
-ENDS = [Kind.ACK, Kind.NACK, Kind.SNOOZE, Kind.REJECT, Kind.SETTLED, Kind.GIVE_BACK, Kind.STALE]
+ENDS = [Action.ACK, Action.NACK, Action.SNOOZE, Action.REJECT, Action.RELEASE, Action.STALE]
 
 
 class InboxMachine(RuleBasedStateMachine):
@@ -604,10 +605,10 @@ class InboxMachine(RuleBasedStateMachine):
     def settle(self, held, kind):
         self.ended.append((held.claimed, kind))
 
-    def give_back(self, group, key):
+    def release(self, group, key):
         for held in self.in_lane(group, key):
             self.waiting.remove(held)
-            self.settle(held, Kind.GIVE_BACK)
+            self.settle(held, Action.RELEASE)
 
     @rule(
         group=st.sampled_from(list(GROUPS)),
@@ -631,7 +632,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.inbox.put(items)
         for held in items:
             if self.closed or blocked[held.claimed.key]:
-                self.settle(held, Kind.GIVE_BACK)
+                self.settle(held, Action.RELEASE)
             else:
                 self.waiting.append(held)
 
@@ -701,15 +702,15 @@ class InboxMachine(RuleBasedStateMachine):
         if at is None or not at[1]:
             return
         batch, _ = at
-        outcomes = [Outcome(held.claimed, kind) for held, kind in zip(batch.items, kinds, strict=False)]
+        outcomes = [Settlement(held.claimed, kind) for held, kind in zip(batch.items, kinds, strict=False)]
         self.inbox.finish(batch, outcomes)
         self.threads[thread] = (batch, False)
         for held, outcome in zip(batch.items, outcomes, strict=True):
             self.running.remove(held)
-            self.settle(held, outcome.kind)
-            strict = held.handler.on_failure == "block" and outcome.kind in (Kind.NACK, Kind.SNOOZE)
-            if not held.handler.shared and (strict or outcome.kind is Kind.GIVE_BACK):
-                self.give_back(held.claimed.ref.group, held.claimed.key)
+            self.settle(held, outcome.action)
+            strict = held.handler.on_failure == "block" and outcome.action in (Action.NACK, Action.SNOOZE)
+            if not held.handler.shared and (strict or outcome.action is Action.RELEASE):
+                self.release(held.claimed.ref.group, held.claimed.key)
                 assert self.inbox.is_blocked(held.claimed.ref, held.claimed.key)
 
     @rule(group=st.sampled_from(LEASED), key=st.sampled_from(KEYS))
@@ -721,9 +722,9 @@ class InboxMachine(RuleBasedStateMachine):
             self.waiting.remove(held)
 
     @rule(group=st.sampled_from(LEASED), key=st.sampled_from(KEYS))
-    def give_back_lane(self, group, key):
-        self.inbox.give_back(self.handlers[group].ref, key)
-        self.give_back(group, key)
+    def release_lane(self, group, key):
+        self.inbox.release(self.handlers[group].ref, key)
+        self.release(group, key)
 
     @rule(group=st.sampled_from(LEASED), key=st.sampled_from(KEYS), forget=st.booleans())
     def unblock(self, group, key, forget):
@@ -736,11 +737,11 @@ class InboxMachine(RuleBasedStateMachine):
     @rule(group=st.sampled_from(list(GROUPS)), fails=st.booleans())
     def flush(self, group, fails):
         ref = self.handlers[group].ref
-        outcomes = self.inbox.take_outcomes(ref)
+        outcomes = self.inbox.take_settlements(ref)
         expected = [end for end in self.ended if end[0].ref == ref]
-        assert sorted(((one.delivery, one.kind) for one in outcomes), key=str) == sorted(expected, key=str)
+        assert sorted(((one.delivery, one.action) for one in outcomes), key=str) == sorted(expected, key=str)
         if fails:
-            self.inbox.put_back_outcomes(ref, outcomes)
+            self.inbox.put_back_settlements(ref, outcomes)
             return
         self.inbox.written(outcomes)
         self.ended = [end for end in self.ended if end[0].ref != ref]
@@ -764,7 +765,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.closed = True
         for group in GROUPS:
             for key in KEYS:
-                self.give_back(group, key)
+                self.release(group, key)
 
     @invariant()
     def counters_are_right(self):
@@ -813,8 +814,8 @@ def test_batches_lose_nothing_and_no_partition_has_two_threads(queue, seed):  # 
     def finish(number):
         batch, runs = threads[number] or (None, False)
         if runs:
-            one.inbox.finish(batch, [Outcome(held.claimed, Kind.ACK) for held in batch.items])
-            one.inbox.written(one.inbox.take_outcomes(one.ref("g")))
+            one.inbox.finish(batch, [Settlement(held.claimed, Action.ACK) for held in batch.items])
+            one.inbox.written(one.inbox.take_settlements(one.ref("g")))
             threads[number] = (batch, False)
 
     for _ in range(80):

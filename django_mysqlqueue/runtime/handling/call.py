@@ -23,11 +23,12 @@ from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
 from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
 
-UNSETTLED = (Kind.NACK, Kind.SNOOZE)
+UNSETTLED = (Action.NACK, Action.SNOOZE)
+SETTLING = (Action.ACK, Action.REJECT)
 INSISTS = 8
 """How often in a row a thread tries to open what a handler has used of databases other than the queue's, with rests
 between, 6 s in all. Then it calls the handler, which may do without."""
@@ -59,7 +60,7 @@ class _Stale(Exception):
         self.deliveries = deliveries
 
 
-def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None = None) -> list[Outcome]:
+def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None = None) -> list[Settlement]:
     """Calls the handler of some deliveries; returns what became of each, in their order.
 
     ``errors`` gets what the handler raises.
@@ -81,7 +82,7 @@ def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None
 
 def _attempt(
     items: Sequence[Held], deliveries: list[Delivery], using: str, errors: list[BaseException] | None
-) -> list[Outcome]:
+) -> list[Settlement]:
     handler = items[0].handler
     try:
         _connect(handler)
@@ -95,16 +96,16 @@ def _attempt(
             event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__, failures=failures)
         # Here and not by a delay of the message, which others of its partition would overtake.
         time.sleep(rest)
-        return [Outcome(held.claimed, Kind.GIVE_BACK) for held in items]
+        return [Settlement(held.claimed, Action.RELEASE) for held in items]
     except StaleDelivery as error:
-        event(logging.WARNING, "delivery.stale", **_fields(items), error=error)
+        event(logging.WARNING, "delivery.lost", **_fields(items), error=error)
         if error.delivery is None or len(deliveries) == 1:
             return [delivery._failed(str(error)) for delivery in deliveries]
         # Its neighbours did not fail: they come again, uncounted.
         return [
             delivery._failed(str(error))
             if delivery._claimed is error.delivery
-            else Outcome(delivery._claimed, Kind.GIVE_BACK)
+            else Settlement(delivery._claimed, Action.RELEASE)
             for delivery in deliveries
         ]
     except BaseException as error:  # noqa: BLE001
@@ -118,16 +119,16 @@ def _attempt(
         return [delivery._failed(text) for delivery in deliveries]
 
 
-def _put_on_record(claimed: Claimed, using: str) -> Outcome | None:
+def _put_on_record(claimed: Claimed, using: str) -> Settlement | None:
     """Stores the start of a suspect; None: it may run."""
     try:
         if settling.record_start(using, claimed):
             return None
     except (Error, QueueError) as error:
         event(logging.WARNING, "delivery.not_started", **delivery_fields(claimed), error=error)
-        return Outcome(claimed, Kind.GIVE_BACK)
-    event(logging.WARNING, "delivery.stale", **delivery_fields(claimed))
-    return Outcome(claimed, Kind.STALE)
+        return Settlement(claimed, Action.RELEASE)
+    event(logging.WARNING, "delivery.lost", **delivery_fields(claimed))
+    return Settlement(claimed, Action.STALE)
 
 
 def _fields(items: Sequence[Held]) -> dict[str, Any]:
@@ -169,31 +170,32 @@ def _call(handler: Handler, deliveries: list[Delivery]) -> None:
         raise TypeError(f"{handler.where} returned a generator, whose body never runs")
 
 
-def _verdicts(handler: Handler, deliveries: list[Delivery]) -> list[Outcome]:
+def _verdicts(handler: Handler, deliveries: list[Delivery]) -> list[Settlement]:
     """What the handler has said of each; silence is an ack."""
-    outcomes = [delivery._verdict or Outcome(delivery._claimed, Kind.ACK) for delivery in deliveries]
+    settlements = [delivery._verdict or Settlement(delivery._claimed, Action.ACK) for delivery in deliveries]
     if handler.batch and handler.on_failure == "block" and not handler.shared:
-        _check_order(handler, outcomes)
-    return outcomes
+        _check_order(handler, settlements)
+    return settlements
 
 
-def _check_order(handler: Handler, outcomes: list[Outcome]) -> None:
+def _check_order(handler: Handler, settlements: list[Settlement]) -> None:
     """Under strict order nothing is settled behind what is put off."""
-    put_off: dict[str, Outcome] = {}
-    for outcome in outcomes:
-        key = outcome.delivery.key
-        if outcome.kind in UNSETTLED:
-            put_off.setdefault(key, outcome)
+    put_off: dict[str, Settlement] = {}
+    for settlement in settlements:
+        key = settlement.delivery.key
+        if settlement.action in UNSETTLED:
+            put_off.setdefault(key, settlement)
         elif key in put_off:
             first = put_off[key]
             raise SubscriberError(
                 f"{handler.where}: on_failure='block', but the message at offset {first.delivery.offset} was put off "
-                f"({first.kind.value}) and the one behind it at {outcome.delivery.offset} was settled "
-                f"({outcome.kind.value}). Raise to put off the whole batch, or put off all of the partition behind it."
+                f"({OUTCOMES[first.action]}) and the one behind it at {settlement.delivery.offset} was settled "
+                f"({OUTCOMES[settlement.action]}). Raise to put off the whole batch, or put off all of the partition "
+                "behind it."
             )
 
 
-def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> list[Outcome]:
+def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> list[Settlement]:
     """The handler's writes and the ends of its deliveries commit together or not at all.
 
     The transaction commits exactly when it settles something (ack, reject).
@@ -204,31 +206,32 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
         with contextlib.ExitStack() as transaction_of_the_handler:
             _begin(transaction_of_the_handler, using)
             _call(handler, deliveries)
-            outcomes = _verdicts(handler, deliveries)
-            acked = [outcome.delivery for outcome in outcomes if outcome.kind is Kind.ACK]
-            rejected = [(outcome.delivery, outcome.error) for outcome in outcomes if outcome.kind is Kind.REJECT]
+            settlements = _verdicts(handler, deliveries)
+            acked = [settlement.delivery for settlement in settlements if settlement.action is Action.ACK]
+            rejected = [
+                (settlement.delivery, settlement.error)
+                for settlement in settlements
+                if settlement.action is Action.REJECT
+            ]
             if not acked and not rejected:
                 raise _Unsettled
             stale = settling.settle_here(using, acked, rejected)
             if stale:
                 raise _Stale(stale)
     except _Unsettled:
-        return outcomes
+        return settlements
     except _Stale as error:
         # The flush finds the stale ones out once more, and says so.
         text = "The delivery has been handed out again or settled: the handler's writes were rolled back."
         return [
-            Outcome(delivery._claimed, Kind.NACK, 0, text)
+            Settlement(delivery._claimed, Action.NACK, 0, text)
             if delivery._claimed in error.deliveries
-            else Outcome(delivery._claimed, Kind.GIVE_BACK)
+            else Settlement(delivery._claimed, Action.RELEASE)
             for delivery in deliveries
         ]
-    settled = {*acked, *(delivery for delivery, _ in rejected)}
     return [
-        Outcome(outcome.delivery, Kind.SETTLED, 0, outcome.error, outcome.kind)
-        if outcome.delivery in settled
-        else outcome
-        for outcome in outcomes
+        settlement._replace(delay_ms=0, is_written=True) if settlement.action in SETTLING else settlement
+        for settlement in settlements
     ]
 
 

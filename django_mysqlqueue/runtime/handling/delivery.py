@@ -10,9 +10,10 @@ from django.db import connections
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import LONGEST_DELAY
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.service import dead_letters, settling
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
 from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.sql.connection import in_transaction
@@ -41,7 +42,7 @@ class Delivery:
         self._claimed = claimed
         self._stored = body
         self._using = using
-        self._verdict: Outcome | None = None
+        self._verdict: Settlement | None = None
         self.id = body.original_id or body.message_id
         self.topic = claimed.ref.topic
         self.group = claimed.ref.group
@@ -89,7 +90,7 @@ class Delivery:
         It says nothing of an attempt that is not counted: if the process is lost,
         the message may be redelivered with the same ``attempt``.
         """
-        return dead_letters.is_used_up(self.topic, self.attempt, self._handler.max_attempts)
+        return dead_letters.is_final(self.topic, self.attempt, self._handler.max_attempts)
 
     @property
     def key(self) -> str | None:
@@ -107,9 +108,12 @@ class Delivery:
         return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
 
     @property
-    def outcome(self) -> str | None:
-        """``"ack"``, ``"nack"``, ``"snooze"`` or ``"reject"``, as the handler has said last, or None so far."""
-        return None if self._verdict is None else self._verdict.kind.value
+    def outcome(self) -> Outcome | None:
+        """The outcome that the method called last asks for, or None if none has been called.
+
+        ``ack``: ``"acked"``; ``nack``: ``"failed"``; ``snooze``: ``"snoozed"``; ``reject``: ``"dead_lettered"``.
+        """
+        return None if self._verdict is None else OUTCOMES[self._verdict.action]
 
     def ack(self) -> None:
         """Done. Inside an open ``atomic()`` on the queue's database the ack is part of that transaction.
@@ -122,17 +126,17 @@ class Delivery:
         connection = connections[self._using]
         if not self._handler.atomic and connection.in_atomic_block and in_transaction(connection):
             settling.ack_here(self._using, self._claimed)
-        self._verdict = Outcome(self._claimed, Kind.ACK)
+        self._verdict = Settlement(self._claimed, Action.ACK)
 
     def nack(self, delay: float | datetime.timedelta | None = None, reason: str = "") -> None:
         """Failed: again after ``delay`` (seconds or a timedelta; None: the backoff). Counts as an attempt."""
         wait = self._backoff_ms() if delay is None else duration_ms("delay", delay, longest=LONGEST_DELAY)
-        self._verdict = Outcome(self._claimed, Kind.NACK, wait, str(reason))
+        self._verdict = Settlement(self._claimed, Action.NACK, wait, str(reason))
 
     def snooze(self, delay: float | datetime.timedelta) -> None:
         """Not now: again after ``delay`` (seconds or a timedelta). Does not count as an attempt."""
         wait = duration_ms("delay", delay, longest=LONGEST_DELAY)
-        self._verdict = Outcome(self._claimed, Kind.SNOOZE, wait)
+        self._verdict = Settlement(self._claimed, Action.SNOOZE, wait)
 
     def reject(self, reason: str) -> None:
         """Failed for good: to the DLQ at once. (A message of a DLQ topic is nacked instead.)"""
@@ -153,10 +157,9 @@ class Delivery:
     def _backoff_ms(self) -> int:
         return round(self._handler.backoff.delay(self.attempt) * 1000)
 
-    def _failed(self, error: str) -> Outcome:
-        return Outcome(self._claimed, Kind.NACK, self._backoff_ms(), error)
+    def _failed(self, error: str) -> Settlement:
+        return Settlement(self._claimed, Action.NACK, self._backoff_ms(), error)
 
-    def _rejected(self, error: str) -> Outcome:
-        # There is no DLQ of a DLQ.
-        kind = Kind.NACK if naming.is_dlq(self.topic) else Kind.REJECT
-        return Outcome(self._claimed, kind, self._backoff_ms(), error)
+    def _rejected(self, error: str) -> Settlement:
+        final = dead_letters.is_final(self.topic, self.attempt, None, rejected=True)
+        return Settlement(self._claimed, Action.REJECT if final else Action.NACK, self._backoff_ms(), error)

@@ -17,7 +17,7 @@ from django_mysqlqueue.runtime.handling.event_loop import Loop
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch
 from django_mysqlqueue.runtime.log import delivery_fields, event
-from django_mysqlqueue.service.deliveries import Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.sql.connection import close_connections
 
 
@@ -76,29 +76,29 @@ class Executor:
         finally:
             close_connections()
 
-    def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Outcome]:
-        """Whatever happens, every delivery gets an outcome and the thread goes on."""
+    def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Settlement]:
+        """Whatever happens, every delivery gets a settlement and the thread goes on."""
         self._guarded(batch, sessions.renew)
         self._guarded(batch, partial(sessions.refresh, idle=idle))
         errors: list[BaseException] = []
         try:
             # A language or a tenant that one message sets must not be there for the next.
-            outcomes = contextvars.copy_context().run(handle, batch.items, self._using, errors)
+            settlements = contextvars.copy_context().run(handle, batch.items, self._using, errors)
         except BaseException:  # noqa: BLE001
             event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             close_connections()
             return [
-                Outcome(held.claimed, Kind.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
+                Settlement(held.claimed, Action.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
                 for held in batch.items
             ]
         if self._was_cancelled(errors):
             # What a dying loop has cancelled did not fail: it comes again, to another process.
-            outcomes = [_unless_settled(outcome) for outcome in outcomes]
+            settlements = [_unless_settled(settlement) for settlement in settlements]
         self._guarded(batch, sessions.tidy)
-        return outcomes
+        return settlements
 
     def _guarded(self, batch: Batch, action: Callable[[], object]) -> None:
-        """Sees to the thread's connections; a failure costs no delivery its outcome."""
+        """Sees to the thread's connections; a failure costs no delivery its settlement."""
         try:
             action()
         except Exception:  # noqa: BLE001
@@ -106,5 +106,5 @@ class Executor:
             close_connections()
 
 
-def _unless_settled(outcome: Outcome) -> Outcome:
-    return Outcome(outcome.delivery, Kind.GIVE_BACK) if outcome.kind is Kind.NACK else outcome
+def _unless_settled(settlement: Settlement) -> Settlement:
+    return Settlement(settlement.delivery, Action.RELEASE) if settlement.action is Action.NACK else settlement

@@ -16,13 +16,13 @@ from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held, Lane
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.service import delivery_events
-from django_mysqlqueue.service.deliveries import Claimed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 
 SLICE = 0.02
 """Seconds that a thread stays with one lane before other groups and partitions have their turn."""
 FLUSH_DELAY = 0.02
-"""Seconds that an outcome waits for others, so that they are written together."""
+"""Seconds that a settlement waits for others, so that they are written together."""
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class _Group:
     waiting: int = 0
     running: int = 0
     waiting_bytes: int = 0
-    outcomes: list[Outcome] = field(default_factory=list)
-    first_outcome_at: float = 0.0
+    settlements: list[Settlement] = field(default_factory=list)
+    first_settlement_at: float = 0.0
     acked: list[float] = field(default_factory=list)
     """See ``take_acked``."""
     deleted: int = 0
@@ -69,7 +69,7 @@ class Inbox:
         self._limit = limit
         self._started = 0
         self.watch = Watch()
-        """Who hears of the ends of deliveries: while somebody does, outcomes keep what was handled."""
+        """Who hears of the ends of deliveries: while somebody does, settlements keep what was handled."""
 
     # -- the poller's side ----------------------------------------------------
 
@@ -83,7 +83,7 @@ class Inbox:
                 if lane is None:
                     lane = group.lanes[key] = Lane(held.claimed.ref, key)
                 if lane.blocked or self._closed:
-                    self._settle(group, Outcome(held.claimed, Kind.GIVE_BACK))
+                    self._settle(group, Settlement(held.claimed, Action.RELEASE))
                     continue
                 lane.waiting.append(held)
                 group.waiting += 1
@@ -91,22 +91,22 @@ class Inbox:
                 if not lane.busy or not lane.exclusive:
                     self._make_ready(group, lane)
 
-    def settle(self, outcome: Outcome, *, ordered: bool) -> None:
-        """Adds an outcome of a delivery that never came in here: its message was deleted, or could not be read."""
-        delivery = outcome.delivery
+    def settle(self, settlement: Settlement, *, ordered: bool) -> None:
+        """Adds a settlement of a delivery that never came in here: its message was deleted, or could not be read."""
+        delivery = settlement.delivery
         with self._lock:
             group = self._groups[delivery.ref]
-            group.deleted += outcome.kind is Kind.DELETED
-            if ordered and outcome.kind is Kind.GIVE_BACK:
+            group.deleted += settlement.action is Action.DELETED
+            if ordered and settlement.action is Action.RELEASE:
                 # Nothing behind it may start before it has come again.
                 group.lanes.setdefault(delivery.key, Lane(delivery.ref, delivery.key)).blocked = True
-            self._settle(group, outcome)
+            self._settle(group, settlement)
 
-    def take_outcomes(self, ref: GroupRef) -> list[Outcome]:
+    def take_settlements(self, ref: GroupRef) -> list[Settlement]:
         with self._lock:
             group = self._groups[ref]
-            outcomes, group.outcomes = group.outcomes, []
-            return outcomes
+            settlements, group.settlements = group.settlements, []
+            return settlements
 
     def take_acked(self, ref: GroupRef) -> list[float]:
         """Of each message that was acked since the last call: its time of publication (epoch milliseconds) less the
@@ -116,26 +116,26 @@ class Inbox:
             acked, group.acked = group.acked, []
             return acked
 
-    def put_back_outcomes(self, ref: GroupRef, outcomes: list[Outcome]) -> None:
+    def put_back_settlements(self, ref: GroupRef, settlements: list[Settlement]) -> None:
         """After a flush that failed: they are written by the next one."""
         with self._lock:
             group = self._groups[ref]
-            if not group.outcomes:
-                group.first_outcome_at = time.monotonic()
-            group.outcomes = outcomes + group.outcomes
+            if not group.settlements:
+                group.first_settlement_at = time.monotonic()
+            group.settlements = settlements + group.settlements
 
-    def written(self, outcomes: Iterable[Outcome]) -> None:
-        """These outcomes are committed. Only now may the next suspect start.
+    def written(self, settlements: Iterable[Settlement]) -> None:
+        """These settlements are committed. Only now may the next suspect start.
 
         Otherwise one that kills its process would take with it the unwritten
         acks of suspects before it, time after time, until they had used up their attempts.
         """
         with self._lock:
-            for outcome in outcomes:
-                self._release_suspect(outcome.delivery)
+            for settlement in settlements:
+                self._release_suspect(settlement.delivery)
 
     def flush_due(self, ref: GroupRef, *, enough: int) -> bool:
-        """Whether the group's outcomes have waited long enough, are many, or nothing else is to come."""
+        """Whether the group's settlements have waited long enough, are many, or nothing else is to come."""
         with self._lock:
             return self._flush_due(self._groups[ref], enough)
 
@@ -161,7 +161,7 @@ class Inbox:
     def is_idle(self, ref: GroupRef) -> bool:
         with self._lock:
             group = self._groups[ref]
-            return not (group.waiting or group.running or group.outcomes)
+            return not (group.waiting or group.running or group.settlements)
 
     def drop(self, ref: GroupRef, key: str) -> list[Claimed]:
         """Forgets what waits in a partition whose lease was lost; what runs there ends by itself."""
@@ -189,12 +189,12 @@ class Inbox:
             self._groups[ref].good_until = until
             self._work.notify_all()
 
-    def give_back(self, ref: GroupRef, key: str) -> None:
-        """Turns what waits in a partition into outcomes, uncounted."""
+    def release(self, ref: GroupRef, key: str) -> None:
+        """Turns what waits in a partition into settlements, uncounted."""
         with self._lock:
             group = self._groups[ref]
             for held in self._empty(group, key):
-                self._settle(group, Outcome(held.claimed, Kind.GIVE_BACK))
+                self._settle(group, Settlement(held.claimed, Action.RELEASE))
 
     def is_blocked(self, ref: GroupRef, key: str) -> bool:
         with self._lock:
@@ -243,7 +243,7 @@ class Inbox:
             for group in self._groups.values():
                 for key in list(group.lanes):
                     for held in self._empty(group, key):
-                        self._settle(group, Outcome(held.claimed, Kind.GIVE_BACK))
+                        self._settle(group, Settlement(held.claimed, Action.RELEASE))
             self._work.notify_all()
             self._poller.notify_all()
 
@@ -254,7 +254,7 @@ class Inbox:
             self._poller.notify_all()
 
     def wait(self, timeout: float, *, enough: int) -> bool:
-        """The poller's sleep: until outcomes are to be flushed, ``wake``, or the time is up.
+        """The poller's sleep: until settlements are to be flushed, ``wake``, or the time is up.
 
         Returns whether it was woken by ``wake``.
         """
@@ -266,7 +266,9 @@ class Inbox:
                 if self._woken or self._hungry or due or now >= deadline:
                     woken, self._woken, self._hungry = self._woken, False, False
                     return woken
-                pending = [group.first_outcome_at + FLUSH_DELAY for group in self._groups.values() if group.outcomes]
+                pending = [
+                    group.first_settlement_at + FLUSH_DELAY for group in self._groups.values() if group.settlements
+                ]
                 self._poller.wait(max(0.0, min([deadline, *pending]) - now))
 
     # -- the handler threads' side --------------------------------------------
@@ -303,40 +305,40 @@ class Inbox:
             for lane in batch.lanes:
                 self._leave(lane)
 
-    def finish(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def finish(self, batch: Batch, settlements: Sequence[Settlement]) -> None:
         """The handler has returned, or the deliveries turned out not to be this process's any more.
 
-        ``outcomes``: one for each of the batch's items, in their order.
+        ``settlements``: one for each of the batch's items, in their order.
         """
         with self._lock:
             group = self._groups[batch.items[0].claimed.ref]
             watched = self.watch.is_wanted()
-            for held, outcome in zip(batch.items, outcomes, strict=True):
+            for held, settlement in zip(batch.items, settlements, strict=True):
                 group.running -= 1
                 del self._running[id(held)]
-                if outcome.kind is Kind.ACK or outcome.said is Kind.ACK:
+                if settlement.action is Action.ACK:
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
-                if outcome.kind is not Kind.ACK or group.records_acks:
+                if settlement.action is not Action.ACK or group.records_acks:
                     # Only for what may be recorded: each message would feel it.
                     handled_ms = round((time.monotonic() - held.started_at) * 1000)
-                    outcome = outcome._replace(handled_ms=handled_ms)
+                    settlement = settlement._replace(handled_ms=handled_ms)
                 if watched:
                     held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)
-                    outcome = outcome._replace(held=held)
-                self._settle(group, outcome)
-                if not held.handler.shared and self._holds_back(held.handler, outcome.kind):
+                    settlement = settlement._replace(held=held)
+                self._settle(group, settlement)
+                if not held.handler.shared and self._holds_back(held.handler, settlement.action):
                     group.lanes[held.claimed.key].blocked = True
                     for behind in self._empty(group, held.claimed.key):
-                        self._settle(group, Outcome(behind.claimed, Kind.GIVE_BACK))
+                        self._settle(group, Settlement(behind.claimed, Action.RELEASE))
 
     # -- under the lock -------------------------------------------------------
 
     @staticmethod
-    def _holds_back(handler: Handler, kind: Kind) -> bool:
+    def _holds_back(handler: Handler, action: Action) -> bool:
         """Whether what was claimed behind a delivery must not start before it has come again."""
-        if kind is Kind.GIVE_BACK:
+        if action is Action.RELEASE:
             return True  # it never started, so nothing behind it may
-        return handler.on_failure == "block" and kind in (Kind.NACK, Kind.SNOOZE)
+        return handler.on_failure == "block" and action in (Action.NACK, Action.SNOOZE)
 
     def _release_suspect(self, claimed: Claimed) -> None:
         if claimed is self._suspect:
@@ -459,17 +461,17 @@ class Inbox:
         group.waiting_bytes -= sum(held.claimed.size for held in taken)
         return taken
 
-    def _settle(self, group: _Group, outcome: Outcome) -> None:
-        if not group.outcomes:
-            group.first_outcome_at = time.monotonic()
+    def _settle(self, group: _Group, settlement: Settlement) -> None:
+        if not group.settlements:
+            group.first_settlement_at = time.monotonic()
             self._poller.notify_all()
-        group.outcomes.append(outcome)
+        group.settlements.append(settlement)
 
     def _flush_due(self, group: _Group, enough: int) -> bool:
-        if not group.outcomes:
+        if not group.settlements:
             return False
-        if len(group.outcomes) >= enough or not (group.waiting or group.running):
+        if len(group.settlements) >= enough or not (group.waiting or group.running):
             return True
-        if self._suspect is not None and any(outcome.delivery is self._suspect for outcome in group.outcomes):
+        if self._suspect is not None and any(settlement.delivery is self._suspect for settlement in group.settlements):
             return True
-        return time.monotonic() >= group.first_outcome_at + FLUSH_DELAY
+        return time.monotonic() >= group.first_settlement_at + FLUSH_DELAY

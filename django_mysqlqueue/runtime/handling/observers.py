@@ -16,30 +16,19 @@ from typing import Any, NamedTuple, Protocol
 from django.dispatch import Signal
 
 from django_mysqlqueue import signals
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import error_line, event
-from django_mysqlqueue.service.deliveries import Flushed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import OUTCOMES, Flushed, Settlement
 from django_mysqlqueue.service.payloads import Body
-
-OUTCOMES = ("acked", "failed", "snoozed", "dead_lettered", "given_back", "lost")
-"""What may become of a delivery that a handler was called with."""
-_NAMES = {
-    Kind.ACK: "acked",
-    Kind.NACK: "failed",
-    Kind.SNOOZE: "snoozed",
-    Kind.REJECT: "dead_lettered",
-    Kind.GIVE_BACK: "given_back",
-    Kind.STALE: "lost",
-}
 
 
 class Settled(NamedTuple):
     """A delivery's end, committed. Times in seconds."""
 
     delivery: Delivery
-    outcome: str
-    """One of ``OUTCOMES``."""
+    outcome: Outcome
     error: str
     seconds: float
     """How long the handler's call took."""
@@ -55,8 +44,8 @@ class Settled(NamedTuple):
 class Call(Protocol):
     """A handler's call that is traced."""
 
-    def ended(self, outcomes: Sequence[Outcome], error: BaseException | None) -> None:
-        """What became of each delivery, and what the handler raised."""
+    def ended(self, outcomes: Sequence[Outcome], reasons: Sequence[str], error: BaseException | None) -> None:
+        """The outcome of each delivery, the reason of each that failed (else empty), and what the handler raised."""
 
 
 trace: Callable[[Sequence[Delivery]], AbstractContextManager[Call]] | None = None
@@ -70,26 +59,32 @@ def is_call_watched() -> bool:
 
 def watched(
     deliveries: Sequence[Delivery],
-    attempt: Callable[[list[BaseException]], list[Outcome]],
+    attempt: Callable[[list[BaseException]], list[Settlement]],
     errors: list[BaseException] | None,
-) -> list[Outcome]:
+) -> list[Settlement]:
     """Runs ``attempt``, which adds what the handler raises to its argument, and tells of its start and its end."""
     raised: list[BaseException] = []
     with contextlib.nullcontext() if trace is None else trace(deliveries) as call:
         for delivery in deliveries:
             tell(signals.delivery_started, delivery=delivery)
         began = time.monotonic()
-        outcomes = attempt(raised)
+        settlements = attempt(raised)
         seconds = time.monotonic() - began
         error = raised[0] if raised else None
+        outcomes = [expected(*pair) for pair in zip(deliveries, settlements, strict=True)]
         if call is not None:
-            call.ended(outcomes, error)
+            call.ended(outcomes, [settlement.error for settlement in settlements], error)
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
-            said = (outcome.said or outcome.kind).value
-            tell(signals.delivery_handled, delivery=delivery, outcome=said, exception=error, seconds=seconds)
+            tell(signals.delivery_handled, delivery=delivery, outcome=outcome, exception=error, seconds=seconds)
     if errors is not None:
         errors += raised
-    return outcomes
+    return settlements
+
+
+def expected(delivery: Delivery, settlement: Settlement) -> Outcome:
+    """The outcome that the flush will write, unless the delivery is another's by then."""
+    outcome = OUTCOMES[settlement.action]
+    return Outcome.DEAD_LETTERED if outcome is Outcome.FAILED and delivery.is_last_attempt else outcome
 
 
 # -- its end --------------------------------------------------------------------
@@ -113,26 +108,26 @@ class Watch:
             self.send(ends)
 
 
-def flushed_ends(outcomes: Iterable[Outcome], flushed: Flushed, now: int) -> list[Settled]:
+def flushed_ends(settlements: Iterable[Settlement], flushed: Flushed, now: int) -> list[Settled]:
     """What a flush that has committed says of deliveries that were handled while somebody watched.
 
     ``now`` is the database's, in epoch milliseconds.
     """
-    stale = {id(outcome) for outcome in flushed.stale}
+    stale = {id(settlement) for settlement in flushed.stale}
     dead = {id(delivery) for delivery, _ in flushed.dead}
     ends: list[Settled] = []
-    for outcome in outcomes:
-        held = outcome.held
+    for settlement in settlements:
+        held = settlement.held
         if not isinstance(held, Held) or held.delivery is None:
             continue  # nobody watched, or it was not started
-        if id(outcome) in stale:
-            name = "lost"
-        elif id(outcome.delivery) in dead:
-            name = "dead_lettered"
+        if id(settlement) in stale:
+            outcome = Outcome.LOST
+        elif id(settlement.delivery) in dead:
+            outcome = Outcome.DEAD_LETTERED
         else:
-            name = _NAMES[outcome.said or outcome.kind]
+            outcome = OUTCOMES[settlement.action]
         waited = latency(held.body, now)
-        ends.append(Settled(held.delivery, name, outcome.error, held.seconds, waited, held.messages))
+        ends.append(Settled(held.delivery, outcome, settlement.error, held.seconds, waited, held.messages))
     return ends
 
 

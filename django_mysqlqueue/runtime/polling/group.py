@@ -12,6 +12,7 @@ from django.db import Error
 
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.lanes import Held
@@ -20,16 +21,16 @@ from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_lin
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.service import claiming, payloads, rollups, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import Claimed, Flushed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.sql.session import Retry
 
 SHUTDOWN_FLUSHES = 10
 """Flushes of a group at shutdown; watermarks that have further to go are the next owner's."""
-FAILED = (Kind.NACK, Kind.REJECT)
+FAILED = (Action.NACK, Action.REJECT)
 MAX_DEPTHS = 10_000
 """Partitions of which it is remembered how deep they are."""
 MAX_FLUSHED = 1000
-"""Partitions whose watermarks one flush moves on, beside those that it has outcomes of."""
+"""Partitions whose watermarks one flush moves on, beside those that it has settlements of."""
 MAX_PARTITIONS = 100
 """Partitions that one claim looks at."""
 WAITING_BYTES = 64 * 1_048_576
@@ -77,7 +78,7 @@ class PolledGroup(ABC):
         """Partitions whose watermark has further to go."""
         self._skipped: set[str] = set()
         """Partitions whose offsets row another process had locked: tried again with the next poll."""
-        self._locked: list[Outcome] = []
+        self._locked: list[Settlement] = []
         """Outcomes whose row another transaction had locked: written after the next poll."""
         self.stopped = False
         """The group is paused or dropped, or of the other mode: nothing is claimed."""
@@ -127,7 +128,7 @@ class PolledGroup(ABC):
     def _max_due(self, room: int) -> int: ...
 
     @abstractmethod
-    def _written(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None: ...
+    def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None: ...
 
     @abstractmethod
     def _claimed(self, claim: Claim) -> bool:
@@ -164,26 +165,26 @@ class PolledGroup(ABC):
         room = self.room()
         may_claim = self._may_claim(room)
         if may_claim or self.inbox.flush_due(self.ref, enough=self.context.enough):
-            outcomes = self.inbox.take_outcomes(self.ref)
+            settlements = self.inbox.take_settlements(self.ref)
         else:
-            outcomes = []
+            settlements = []
         wants = self._wants(room) if may_claim else []
         max_due = self._max_due(room)
-        if not (wants or max_due or outcomes or self.unfinished):
+        if not (wants or max_due or settlements or self.unfinished):
             return False
         also = self._take_unfinished()
         hungry = self.inbox.waiting(self.ref)[0] == 0
         try:
             if wants or max_due:
-                claim = self._claim(wants, outcomes, also, max_due, room)
+                claim = self._claim(wants, settlements, also, max_due, room)
             else:
                 claim = None
-                flushed = self._flush(outcomes, also)
+                flushed = self._flush(settlements, also)
         except (Error, CommitOutcomeUnknown, Retry):
-            self.inbox.put_back_outcomes(self.ref, outcomes)
+            self.inbox.put_back_settlements(self.ref, settlements)
             self.unfinished |= also
             raise
-        self._after_flush(outcomes, claim.flushed if claim is not None else flushed)
+        self._after_flush(settlements, claim.flushed if claim is not None else flushed)
         return claim is not None and self._after_claim(wants, claim, hungry=hungry)
 
     def failed(self) -> int:
@@ -211,20 +212,20 @@ class PolledGroup(ABC):
         self.tally = rollups.Tally()
 
     def flush_now(self) -> None:
-        """At shutdown: writes every outcome there is, and moves watermarks some way."""
+        """At shutdown: writes every settlement there is, and moves watermarks some way."""
         self._undo_unknown()
         self._write_locked()
         for _ in range(SHUTDOWN_FLUSHES):
-            outcomes = self.inbox.take_outcomes(self.ref)
-            if not (outcomes or self.unfinished):
+            settlements = self.inbox.take_settlements(self.ref)
+            if not (settlements or self.unfinished):
                 return
             also = self._take_unfinished()
             try:
-                flushed = self._flush(outcomes, also)
+                flushed = self._flush(settlements, also)
             except (Error, CommitOutcomeUnknown, Retry):
-                self.inbox.put_back_outcomes(self.ref, outcomes)
+                self.inbox.put_back_settlements(self.ref, settlements)
                 raise
-            self._after_flush(outcomes, flushed)
+            self._after_flush(settlements, flushed)
 
     def _take_unfinished(self) -> set[str]:
         """Partitions whose watermarks the next flush moves on; no more than a short transaction can take."""
@@ -292,40 +293,40 @@ class PolledGroup(ABC):
 
     # -- writing --------------------------------------------------------------
 
-    def _flush(self, outcomes: Sequence[Outcome], also: Collection[str]) -> Flushed:
+    def _flush(self, settlements: Sequence[Settlement], also: Collection[str]) -> Flushed:
         return settling.flush(
             self.using,
             self.ref,
-            outcomes,
+            settlements,
             max_attempts=self.handler.max_attempts,
             shared=self.handler.shared,
             also=also,
         )
 
-    def _after_flush(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+    def _after_flush(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         if flushed.locked:
             self._locked += flushed.locked
-            outcomes = [outcome for outcome in outcomes if outcome not in flushed.locked]
-        self.inbox.written(outcomes)
+            settlements = [settlement for settlement in settlements if settlement not in flushed.locked]
+        self.inbox.written(settlements)
         self.unfinished |= flushed.unfinished
         self._skipped |= flushed.skipped
-        for outcome in flushed.stale:
-            delivery = outcome.delivery
-            event(logging.WARNING, "delivery.stale", **delivery_fields(delivery), outcome=outcome.kind.value)
+        for settlement in flushed.stale:
+            delivery = settlement.delivery
+            event(logging.WARNING, "delivery.lost", **delivery_fields(delivery), outcome=OUTCOMES[settlement.action])
         self._log_dead(flushed.dead)
-        self._count_failures(outcomes, flushed)
+        self._count_failures(settlements, flushed)
         if self.context.watch.is_wanted():
-            self.context.watch.tell(flushed_ends(outcomes, flushed, self.context.clock.now()))
-        self._written(outcomes, flushed)
+            self.context.watch.tell(flushed_ends(settlements, flushed, self.context.clock.now()))
+        self._written(settlements, flushed)
 
-    def _count_failures(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+    def _count_failures(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         """What the charts show of this flush; acks are counted when the rollups are written."""
         tally = self.tally
-        stale = {id(outcome) for outcome in flushed.stale}
-        for outcome in outcomes:
-            if outcome.kind is not Kind.ACK and id(outcome) not in stale:
-                tally.failed += outcome.kind in FAILED or outcome.said is Kind.REJECT
-                tally.dead_lettered += outcome.said is Kind.REJECT
+        stale = {id(settlement) for settlement in flushed.stale}
+        for settlement in settlements:
+            if settlement.action is not Action.ACK and id(settlement) not in stale:
+                tally.failed += settlement.action in FAILED
+                tally.dead_lettered += settlement.is_written
         tally.dead_lettered += len(flushed.dead)
 
     def _log_dead(self, dead: Iterable[tuple[Claimed, str]]) -> None:
@@ -341,7 +342,7 @@ class PolledGroup(ABC):
     # -- claiming -------------------------------------------------------------
 
     def _claim(
-        self, wants: Sequence[Want], outcomes: Sequence[Outcome], also: Collection[str], max_due: int, room: int
+        self, wants: Sequence[Want], settlements: Sequence[Settlement], also: Collection[str], max_due: int, room: int
     ) -> Claim:
         token = claiming.new_token()
         try:
@@ -351,7 +352,7 @@ class PolledGroup(ABC):
                     self.claimant,
                     wants,
                     token,
-                    outcomes,
+                    settlements,
                     also,
                     max_due=max_due,
                     due_window=self._due_window(max_due),
@@ -392,7 +393,7 @@ class PolledGroup(ABC):
             [
                 Settled(
                     Delivery(self.handler, claimed, body, self.using),
-                    "dead_lettered",
+                    Outcome.DEAD_LETTERED,
                     error,
                     0.0,
                     latency(body, now),
@@ -430,7 +431,7 @@ class PolledGroup(ABC):
 
     def _write_locked(self) -> None:
         if self._locked:
-            self.inbox.put_back_outcomes(self.ref, self._locked)
+            self.inbox.put_back_settlements(self.ref, self._locked)
             self._locked = []
 
     def recheck_paused(self) -> None:
@@ -462,7 +463,7 @@ class PolledGroup(ABC):
             deleted = payloads.deleted(self.using, missing) if missing else set()
         except Error:
             for delivery in deliveries:
-                self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
+                self.inbox.settle(Settlement(delivery, Action.RELEASE), ordered=not self.handler.shared)
             raise
         if not missing:
             self._unanswered.clear()
@@ -474,9 +475,9 @@ class PolledGroup(ABC):
                 self.inbox.put([Held(delivery, found[delivery.offset], self.handler)])
             elif delivery.offset in deleted:
                 event(logging.WARNING, "delivery.deleted", **delivery_fields(delivery))
-                self.inbox.settle(Outcome(delivery, Kind.DELETED), ordered=not self.handler.shared)
+                self.inbox.settle(Settlement(delivery, Action.DELETED), ordered=not self.handler.shared)
             else:
-                self.inbox.settle(Outcome(delivery, Kind.GIVE_BACK), ordered=not self.handler.shared)
+                self.inbox.settle(Settlement(delivery, Action.RELEASE), ordered=not self.handler.shared)
         if len(deleted) < len(missing):
             self._rest_without_payloads(len(missing) - len(deleted), len(deliveries))
 

@@ -15,7 +15,7 @@ from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claiming import Claim, Want
-from django_mysqlqueue.service.deliveries import Flushed, Kind, Outcome
+from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Lease
 from django_mysqlqueue.sql.session import Session
 
@@ -165,7 +165,7 @@ class OrderedGroup(PolledGroup):
             del self.waiting[key]
         self._drop_drained()
         if steal:
-            self._give_back_excess()
+            self._release_excess()
         self._acquire(steal=steal)
 
     def _cap(self) -> int | None:
@@ -175,7 +175,7 @@ class OrderedGroup(PolledGroup):
         total = self._shared_out + len(self.owned()) + len(self.waiting) - len(self._theirs & self.waiting.keys())
         return leasing.fair_shares(total, self._live, self.ref).get(self.context.subscriber)
 
-    def _give_back_excess(self) -> None:
+    def _release_excess(self) -> None:
         cap = self._cap()
         if cap is None or len(self._live) < 2:
             return
@@ -185,7 +185,7 @@ class OrderedGroup(PolledGroup):
             partition.leaving = True
             self._leaving.add(key)
             self.todo.pop(key, None)
-            self.inbox.give_back(self.ref, key)
+            self.inbox.release(self.ref, key)
 
     def _acquire(self, *, steal: bool) -> None:
         """Takes unowned partitions with work up to the share, and overdue ones whatever the share."""
@@ -407,26 +407,26 @@ class OrderedGroup(PolledGroup):
     def _max_due(self, room: int) -> int:
         return 0
 
-    def _written(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
-        for outcome in outcomes:
-            delivery = outcome.delivery
+    def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
+        for settlement in settlements:
+            delivery = settlement.delivery
             partition = self.partitions.get(delivery.key)
             if partition is None:
                 continue
             if partition.in_hand.get(delivery.offset) == delivery.token:
                 del partition.in_hand[delivery.offset]
             due = flushed.waiting.get((delivery.key, delivery.offset))
-            if outcome.kind is Kind.STALE and partition.owned:
+            if settlement.action is Action.STALE and partition.owned:
                 self._reload.add(delivery.key)
             if due is not None and partition.owned:
                 self._wait_for(partition, delivery.offset, due)
             if partition.owned:
                 self._look_at(partition)
             self._forget_if_done(partition)
-        for outcome in flushed.stale:
-            known = self.partitions.get(outcome.delivery.key)
+        for settlement in flushed.stale:
+            known = self.partitions.get(settlement.delivery.key)
             if known is not None and known.owned:
-                self._reload.add(outcome.delivery.key)
+                self._reload.add(settlement.delivery.key)
         # Not those of partitions lost meanwhile: their watermarks are the new owner's.
         owned = {key for key in self.unfinished if key in self.partitions and self.partitions[key].owned}
         self.unfinished = owned

@@ -11,7 +11,7 @@ from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.claiming import Claim, Want
-from django_mysqlqueue.service.deliveries import Flushed, Outcome
+from django_mysqlqueue.service.deliveries import Flushed, Settlement
 
 MAX_WINDOW = 10_000
 """Due rows that one claim looks at, at most."""
@@ -102,7 +102,7 @@ class SharedGroup(PolledGroup):
         expected, self._expects_clock_step = self._expects_clock_step, False
         return expected
 
-    def _written(self, outcomes: Sequence[Outcome], flushed: Flushed) -> None:
+    def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         for due in flushed.waiting.values():
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 

@@ -7,7 +7,7 @@ from tests.user_project.shop.models import Mail
 def test_it_delivers(mysqlqueue):
     publish("reminders", 7)
     assert [message.payload for message in mysqlqueue.published("reminders")] == [7]
-    assert [one.outcome for one in mysqlqueue.deliver_all()] == ["ack"]
+    assert [one.outcome for one in mysqlqueue.deliver_all()] == ["acked"]
     assert Mail.objects.get().text == "reminder 7"
 
 

@@ -65,7 +65,7 @@ class Delivered(TestCase):
         self.assertEqual(len([text for text in texts() if text.startswith("Thank you")]), 3)
         self.assertIn("archived [0, 1, 2]", texts())
         self.assertEqual({one.group for one in delivered}, {"billing", "mail", "archive"})
-        self.assertEqual({one.outcome for one in delivered}, {"ack"})
+        self.assertEqual({one.outcome for one in delivered}, {"acked"})
         self.assertEqual(len(delivered), 9)
         self.assertEqual(deliver_all(), [])
         self.assertFalse(DeliveryState.objects.exists())
@@ -87,7 +87,7 @@ class Delivered(TestCase):
         publish("orders", {"order": 1, "bounces": True})
         delivered = deliver_all(raise_exceptions=False)
         failed = [(one.attempt, one.outcome) for one in delivered if one.group == "mail"]
-        self.assertEqual(failed, [(1, "nack"), (2, "nack"), (3, "nack")])
+        self.assertEqual(failed, [(1, "failed"), (2, "failed"), (3, "dead_lettered")])
         self.assertTrue(all("no such address" in one.error for one in delivered if one.group == "mail"))
         (dead,) = published("orders_dlq")
         self.assertEqual((dead.payload, dead.failed_group), ({"order": 1, "bounces": True}, "mail"))
@@ -97,14 +97,14 @@ class Delivered(TestCase):
 
     def test_backoffs_are_not_waited_for(self):
         publish("actions", "late")
-        self.assertEqual([(one.attempt, one.outcome) for one in deliver_all()], [(1, "nack"), (2, "ack")])
+        self.assertEqual([(one.attempt, one.outcome) for one in deliver_all()], [(1, "failed"), (2, "acked")])
 
     def test_snoozed_ones_wait_for_advance(self):
         publish("actions", "snooze")
-        self.assertEqual([one.outcome for one in deliver_all()], ["snooze"])
+        self.assertEqual([one.outcome for one in deliver_all()], ["snoozed"])
         self.assertEqual(deliver_all(), [])
         self.assertEqual(deliver_all(advance=1800), [])
-        self.assertEqual([one.outcome for one in deliver_all(advance=1801)], ["ack"])
+        self.assertEqual([one.outcome for one in deliver_all(advance=1801)], ["acked"])
 
     def test_scheduled_ones_wait_for_advance(self):
         publish("reminders", "second", delay=7200)
@@ -118,7 +118,7 @@ class Delivered(TestCase):
     def test_rejected(self):
         publish("actions", "reject")
         publish("atomic", "reject")
-        self.assertEqual([(one.outcome, one.error) for one in deliver_all()], [("reject", "not for us")] * 2)
+        self.assertEqual([(one.outcome, one.error) for one in deliver_all()], [("dead_lettered", "not for us")] * 2)
         self.assertEqual(published("actions_dlq")[0].last_error, "not for us")
         self.assertEqual(texts(), ["atomic 1"])
 
@@ -143,10 +143,10 @@ class Delivered(TestCase):
 
     def test_acks_follow_the_same_rules_as_without_the_tests_transaction(self):
         publish("actions", "ack inside")
-        self.assertEqual([one.outcome for one in deliver_all()], ["ack"])
+        self.assertEqual([one.outcome for one in deliver_all()], ["acked"])
         publish("actions", "ack then raise")
         delivered = deliver_all(raise_exceptions=False)
-        self.assertEqual([one.outcome for one in delivered], ["nack"] * 4)
+        self.assertEqual([one.outcome for one in delivered], [*["failed"] * 3, "dead_lettered"])
         self.assertEqual(texts(), ["inside"])
 
     def test_groups(self):
@@ -192,16 +192,16 @@ class HandlersAlone(TestCase):
     def test_its_outcome(self):
         made = delivery("reject")
         act(made)
-        self.assertEqual(made.outcome, "reject")
+        self.assertEqual(made.outcome, "dead_lettered")
         made = delivery("late")
         act(made)
-        self.assertEqual(made.outcome, "nack")
+        self.assertEqual(made.outcome, "failed")
         with self.assertRaises(InvalidMessage):
             delivery(object())
 
     def test_what_a_handler_swallows_stays_as_in_production(self):
         publish("actions", "swallow")
-        self.assertEqual([one.outcome for one in deliver_all()], ["ack"])
+        self.assertEqual([one.outcome for one in deliver_all()], ["acked"])
         self.assertEqual(texts(), ["kept"])
 
     def test_a_handler_that_goes_on_after_an_error_is_told_what_to_do(self):
@@ -216,7 +216,7 @@ class HandlersAlone(TestCase):
         with self.assertLogs("django_mysqlqueue"):
             delivered = deliver_all(raise_exceptions=False)
         self.assertIn("TransactionTestCase", delivered[-1].error)
-        self.assertEqual(delivered[-1].outcome, "nack")
+        self.assertEqual(delivered[-1].outcome, "dead_lettered")
 
     def test_the_example_of_the_documentation(self):
         """``docs/howto/test.md``: the savepoint keeps the test's transaction in order."""
@@ -225,7 +225,7 @@ class HandlersAlone(TestCase):
         with mock.patch.object(registry, "_declared", []):
             exec(example.replace("orders.models", "tests.user_project.shop.models"), {"__name__": "example"})  # noqa: S102
             publish_many("orders", ({"order": order} for order in (1, 1, 2)))
-            self.assertEqual([one.outcome for one in deliver_all()], ["ack"] * 3)
+            self.assertEqual([one.outcome for one in deliver_all()], ["acked"] * 3)
         self.assertEqual(list(Invoice.objects.order_by("order").values_list("order", flat=True)), [1, 2])
 
     def test_nothing_leaks_from_one_message_to_the_next(self):
@@ -321,7 +321,7 @@ class Committing(TransactionTestCase):
     def test_a_handler_goes_on_after_an_error_that_it_has_caught(self):
         Invoice.objects.create(order=1)
         publish("actions", "catch")
-        self.assertEqual([one.outcome for one in deliver_all()], ["ack"])
+        self.assertEqual([one.outcome for one in deliver_all()], ["acked"])
         self.assertEqual(texts(), ["went on"])
 
     @override_settings(MYSQLQUEUE={"EAGER": True})
