@@ -399,6 +399,20 @@ def test_deliveries_by_outcome(db):
     assert {name for _, labels in found for name, _ in labels} == {"topic", "group", "outcome", "le"}
 
 
+def test_a_message_that_is_dead_lettered_without_a_call_has_no_processing_time(db):
+    publish("t", "deadly")
+    process = Process(handler(max_attempts=1, mode="shared"))
+    process.sub.step()
+    assert process.sub.take() is not None
+    # Its subscriber was lost in its only attempt.
+    DeliveryState.objects.update(delivered_by="lost", retry_count=1, invisible_until=0)
+    process = Process(handler(max_attempts=1, mode="shared"), name="next")
+    process.sub.step()
+    found = process.samples()
+    assert found.value("deliveries_total", topic="t", group="g", outcome="dead_lettered") == 1
+    assert found.value("processing_seconds_count", topic="t", group="g") == 0
+
+
 def test_latency_is_from_the_place_in_the_log_to_the_ack(db, clock):
     process = Process(handler(function=lambda delivery: time.sleep(0.02)))
     publish("t", 1)

@@ -397,7 +397,7 @@ class PolledGroup(ABC):
                     error,
                     0.0,
                     latency(body, now),
-                    1,
+                    0,
                 )
                 for claimed, error in dead
                 if (body := found.get(claimed.offset)) is not None
