@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import threading
@@ -139,10 +140,9 @@ class Sub:
     def use(self, alias: str) -> None:
         """Goes on on another alias of the same database."""
         self.using = alias
-        before = self.context
-        self.context = self.poller.context = dataclasses.replace(before, using=alias)
-        for name in ("prefetch", "stealing"):  # what they remember is the process's, whatever the alias
-            object.__setattr__(self.context, name, getattr(before, name))
+        # Not replace(): the copy shares what the groups have joined (``prefetch``).
+        self.context = self.poller.context = copy.copy(self.context)
+        object.__setattr__(self.context, "using", alias)
         for group in self.poller.groups:
             group.context, group.using = self.context, alias
 
