@@ -82,15 +82,14 @@ def test_extend_sees_through_an_old_snapshot(db):
     assert said == ["stale"]
 
 
-def test_a_step_of_gc_forgets_a_bounded_number_of_offsets_rows(db, settings, monkeypatch):
+def test_a_step_of_gc_forgets_a_bounded_number_of_offsets_rows(db, settings):
     """All rows of all groups went in one step, that is in one turn of the poller: 2.1 s for 100,000."""
     settings.MYSQLQUEUE = {"RETENTION": 0}
     publish_many("t", (Message(n, key=f"k{n}") for n in range(100)))
     Sub(handler(), lease_renewal_interval=0.0).settle()
-    monkeypatch.setattr(retention, "CHUNK_ROWS", 10)
     place = retention.Place()
     while place is not None:
-        done = retention.collect_step(USING, place)
+        done = retention.collect_step(USING, place, limits=retention.Limits(rows=10))
         assert done.offsets_rows <= 10
         place = done.place
 

@@ -26,7 +26,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.operations.limits import Limits
-from django_mysqlqueue.service import groups, heartbeats, retention, sequencing
+from django_mysqlqueue.service import groups, heartbeats, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from tests.harness import USING, Sub, handler, lag, sequence
@@ -374,10 +374,7 @@ def collectable(db, settings):
     sequence()
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 500])
-def test_dry_run_counts_and_deletes_nothing(collectable, monkeypatch, chunk):
-    monkeypatch.setattr(retention, "CHUNK_ROWS", chunk)
-    monkeypatch.setattr(retention, "PARTITIONS", 1)
+def test_dry_run_counts_and_deletes_nothing(collectable):
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     models = (*GROUP_STATE, QueueMessage)
     before = [list(model.objects.order_by("pk").values()) for model in models]

@@ -100,15 +100,14 @@ def test_a_topic_whose_last_group_was_dropped_has_no_group(clock, settings):
     assert retention.collect(USING).messages == 1
 
 
-def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, monkeypatch, caplog):
+def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, caplog):
     settings.MYSQLQUEUE = {
         "RETENTION": 0,
         "ORPHAN_RETENTION": 60,
         "DLQ_RETENTION": 0,
         "TOPICS": {"archived": {"GROUPLESS": True}, "own": {"RETENTION": 5}},
     }
-    monkeypatch.setattr(retention, "CHUNK_ROWS", 2)
-    monkeypatch.setattr(retention, "PARTITIONS", 1)
+    limits = retention.Limits(rows=2, partitions=1)
     first = Session(USING).now()
     for topic in ("archived", "own", "read"):
         send(3, topic)
@@ -121,9 +120,9 @@ def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, mon
     last = Session(USING).now()
     send(1)
     told: list[Orphans] = []
-    dry = retention.collect(USING, dry_run=True)
+    dry = retention.collect(USING, dry_run=True, limits=limits)
     assert (dry.messages, in_log()) == (3 + 3 + 3 + 2 + 5, 6)
-    done = retention.collect(USING, tell=told.append)
+    done = retention.collect(USING, tell=told.append, limits=limits)
     assert (done.messages, in_log()) == (dry.messages, 1)
     assert done.orphans == dry.orphans
     assert [(one.topic, one.messages) for one in done.orphans] == [(TYPO, 5), ("own", 3)]

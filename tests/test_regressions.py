@@ -153,14 +153,13 @@ def test_a_drop_that_died_leaves_a_paused_group_and_is_run_again(db, monkeypatch
     assert got.payloads == [0, 1, 2, 3]
 
 
-def test_a_step_of_gc_is_bounded(db, settings, monkeypatch):
+def test_a_step_of_gc_is_bounded(db, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
-    monkeypatch.setattr(retention, "CHUNK_ROWS", 100)
     publish_many("t", (Message(number, key=f"k{number % 3}") for number in range(1000)))
     Sub(handler(), batch_size=500, prefetch=1000).settle()
     place, steps = Place(), 0
     while place is not None:
-        done = retention.collect_step(USING, place)
+        done = retention.collect_step(USING, place, limits=retention.Limits(rows=100))
         assert done.messages <= 100
         place, steps = done.place, steps + 1
     assert steps >= 10

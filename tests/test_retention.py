@@ -84,16 +84,15 @@ def test_a_busy_partition_is_collected_too(db, no_retention):
     assert QueueMessage.objects.order_by("offset").first().payload == b"4"
 
 
-def test_gc_by_chunks_takes_everything_in_the_end(db, no_retention, monkeypatch):
-    monkeypatch.setattr(retention, "CHUNK_ROWS", 7)
-    monkeypatch.setattr(retention, "PARTITIONS", 3)
+@pytest.mark.parametrize("limits", [retention.Limits(1, 1), retention.Limits(7, 3), retention.Limits(500, 1)], ids=str)
+def test_gc_by_chunks_takes_everything_in_the_end(db, no_retention, limits):
     publish_many("t", (Message(number, key=f"k{number % 10}") for number in range(200)))
     publish_many("u", (Message(number, key=f"k{number % 10}") for number in range(50)))
     sub = Sub(handler(), handler(topic="u"))
     sub.settle()
-    assert retention.collect(USING, dry_run=True).messages == 250
+    assert retention.collect(USING, dry_run=True, limits=limits).messages == 250
     assert QueueMessage.objects.count() == 250
-    collected = retention.collect(USING)
+    collected = retention.collect(USING, limits=limits)
     assert (collected.messages, collected.offsets_rows) == (250, 20)
     assert not QueueMessage.objects.exists()
     assert not ConsumerOffset.objects.exists()

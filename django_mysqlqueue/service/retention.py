@@ -17,10 +17,21 @@ LOG = QueueMessage._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
 COLLECTED = CollectedTopic._meta.db_table
-CHUNK_ROWS = 2000
-"""Rows that one transaction deletes at most, of all its partitions together."""
-PARTITIONS = 100
 NO_FLOOR = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one step of GC does."""
+
+    rows: int = 2000
+    """Rows that its transaction deletes, of all its partitions together."""
+    partitions: int = 100
+    """Partitions that it reads; well below the terms that SQLite takes in a UNION."""
+
+
+STEP = Limits()
+"""For a poller that does the housekeeping in turn: whatever one step takes, claims wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +69,25 @@ class Collected:
     """Those of the messages whose topic had no group, by topic."""
 
 
-def collect(using: str, *, dry_run: bool = False, tell: Callable[[Orphans], object] | None = None) -> Collected:
+def collect(
+    using: str,
+    *,
+    dry_run: bool = False,
+    tell: Callable[[Orphans], object] | None = None,
+    limits: Limits = STEP,
+) -> Collected:
     """A full round over every topic and partition.
 
     Args:
         dry_run: only count.
         tell: called after each step that has taken orphans, with those of the step.
+        limits: of each step.
     """
     messages = rows = 0
     orphans: dict[str, Orphans] = {}
     place: Place | None = Place()
     while place is not None:
-        step = collect_step(using, place, dry_run=dry_run)
+        step = collect_step(using, place, dry_run=dry_run, limits=limits)
         messages, rows, place = messages + step.messages, rows + step.offsets_rows, step.place
         for one in step.orphans:
             if tell is not None:
@@ -84,30 +102,30 @@ def collect(using: str, *, dry_run: bool = False, tell: Callable[[Orphans], obje
     return Collected(messages, rows, None, tuple(orphans.values()))
 
 
-def collect_step(using: str, place: Place, *, dry_run: bool = False) -> Collected:
+def collect_step(using: str, place: Place, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
     """Deletes one chunk, of busy partitions too, and says where to go on.
 
     One short transaction: whoever does the housekeeping has other things to do.
     """
     session = Session(using)
     if place.group is not None:
-        return _forget_step(session, place, place.group)
+        return _forget_step(session, place, place.group, limits.rows)
     if place.rest:
         assert place.topic is not None  # noqa: S101  # it has been at these
         topic, above, last = place.topic, dict(place.rest), place.key
     else:
-        found = _next_partitions(session, place)
+        found = _next_partitions(session, place, limits.partitions)
         if found is None:
             group = None if dry_run else _next_group(session, None)
             return Collected(0, 0, None if group is None else Place(group=group))
         topic, keys = found
         above, last = dict.fromkeys(keys, 0), keys[-1]
-    return run(using, lambda session: _collect_chunk(session, topic, above, last, dry_run=dry_run))
+    return run(using, lambda session: _collect_chunk(session, topic, above, last, limits.rows, dry_run=dry_run))
 
 
-def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | None:
+def _next_partitions(session: Session, place: Place, most: int) -> tuple[str, list[str]] | None:
     if place.topic is not None:
-        keys = partitions.in_log(session, place.topic, after=place.key, limit=PARTITIONS)
+        keys = partitions.in_log(session, place.topic, after=place.key, limit=most)
         if keys:
             return place.topic, keys
     after = ">=" if place.topic is None else ">"
@@ -115,7 +133,7 @@ def _next_partitions(session: Session, place: Place) -> tuple[str, list[str]] | 
     if row is None or row[0] is None:
         return None
     topic = str(row[0])
-    keys = partitions.in_log(session, topic, after=None, limit=PARTITIONS)
+    keys = partitions.in_log(session, topic, after=None, limit=most)
     return (topic, keys) if keys else None
 
 
@@ -154,7 +172,7 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
     """
     held = 0
     after: str | None = None
-    while held < most and (keys := partitions.in_log(session, ref.topic, after=after, limit=PARTITIONS)):
+    while held < most and (keys := partitions.in_log(session, ref.topic, after=after, limit=STEP.partitions)):
         after = keys[-1]
         present = floors(session, ref.topic, keys) or {}
         without = floors(session, ref.topic, keys, leaving_out=ref.group)
@@ -164,15 +182,17 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
     return min(held, most)
 
 
-def _collect_chunk(session: Session, topic: str, above: dict[str, int], last: str, *, dry_run: bool) -> Collected:
-    """Deletes messages of each partition above the given offsets, ``CHUNK_ROWS`` of all together at most.
+def _collect_chunk(
+    session: Session, topic: str, above: dict[str, int], last: str, rows: int, *, dry_run: bool
+) -> Collected:
+    """Deletes messages of each partition above the given offsets, ``rows`` of all together at most.
 
     Whether the topic has a group is read here, in the transaction of the deletes.
 
     Args:
         last: the last partition of those that have been looked at so far.
     """
-    limit = max(1, CHUNK_ROWS // len(above))
+    limit = max(1, rows // len(above))
     lowest = floors(session, topic, sorted(above))
     settings = get_settings()
     retention = settings.retention_of(topic, has_groups=lowest is not None)
@@ -180,7 +200,6 @@ def _collect_chunk(session: Session, topic: str, above: dict[str, int], last: st
         return Collected(0, 0, Place(topic, last))
     youngest = session.now() - int(retention * 1000)
     ceiling = archiving.archived_offset(session) if settings.archive_required else NO_FLOOR
-    # At most PARTITIONS terms, well below what SQLite takes in a UNION.
     one = (
         "SELECT * FROM (SELECT partition_key, `offset`, published_at "
         f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
@@ -236,8 +255,8 @@ def _next_group(session: Session, after: GroupRef | None) -> GroupRef | None:
     return next((ref for ref in refs if after is None or ref > after), None)
 
 
-def _forget_step(session: Session, place: Place, ref: GroupRef) -> Collected:
-    """Deletes offsets rows of partitions of which the log holds nothing any more: those among the next ones."""
+def _forget_step(session: Session, place: Place, ref: GroupRef, most: int) -> Collected:
+    """Deletes offsets rows of partitions of which the log holds nothing any more: those among the next ``most``."""
     after = None if place.topic is None else place.key
     above = "" if after is None else "AND s.partition_key > %s "
     rows = session.rows(
@@ -246,11 +265,11 @@ def _forget_step(session: Session, place: Place, ref: GroupRef) -> Collected:
         "WHERE m.topic = s.topic AND m.partition_key = s.partition_key) "
         f"FROM {OFFSETS} s{session.dialect.force_index('PRIMARY')} "
         f"WHERE s.consumer_group = %s AND s.topic = %s {above}ORDER BY s.partition_key LIMIT %s",
-        (*ref, *(() if after is None else (after,)), CHUNK_ROWS),
+        (*ref, *(() if after is None else (after,)), most),
     )
     idle = [key for key, is_empty in rows if is_empty]
     forgotten = run(session.using, lambda session: _forget_chunk(session, ref, idle)) if idle else 0
-    if len(rows) == CHUNK_ROWS:
+    if len(rows) == most:
         return Collected(0, forgotten, Place(ref.topic, rows[-1][0], group=ref))
     group = _next_group(session, ref)
     return Collected(0, forgotten, None if group is None else Place(group=group))
