@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from unittest.mock import patch
 
-from django_mysqlqueue.runtime.polling import ordered
+from django_mysqlqueue.runtime.polling.context import Limits
 from tests.harness import Sub
+
+IMPATIENT = Limits(locked_pause_ms=0)
+"""For healthy subscribers: what an experiment has locked is free by now."""
 
 
 def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object] = lambda: None) -> None:
     """Steps until two rounds in a row have called no handler.
 
     Args:
-        healthy: a subscriber.
+        healthy: a subscriber, ``IMPATIENT``.
         done: what its handlers append their calls to.
         check: called after each round.
     """
@@ -22,8 +24,7 @@ def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object]
         handled = len(done)
         for work in healthy.poller.groups:
             work.rests_until = 0.0
-        with patch.object(ordered, "LOCKED_PAUSE_MS", 0):
-            healthy.step()
+        healthy.step()
         healthy.work()
         healthy.flush()
         check()

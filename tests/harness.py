@@ -20,7 +20,7 @@ from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
-from django_mysqlqueue.runtime.polling.context import Context, Progress
+from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
 from django_mysqlqueue.runtime.polling.poller import Poller
 from django_mysqlqueue.service import groups, heartbeats, sequencing
 from django_mysqlqueue.service.refs import GroupRef
@@ -101,6 +101,7 @@ class Sub:
         subset: Subset = EVERYTHING,
         threads: int = 1,
         using: str = USING,
+        limits: Limits = LIMITS,
         **settings: Any,
     ) -> None:
         self.using = using
@@ -124,6 +125,7 @@ class Sub:
             subset=subset,
             threads=threads,
             progress=self.progress,
+            limits=limits,
         )
         self.poller = Poller(self.context, self.handlers)
         self._batches: dict[int, Batch] = {}

@@ -286,7 +286,7 @@ def test_a_handler_thread_gives_every_delivery_an_outcome(db, monkeypatch):
     sub = Sub(batched(Batches(), backoff=Backoff(initial=1, jitter=0)))
     sub.step()
     batch: Batch = sub._batches[id(sub.take())]
-    monkeypatch.setattr(executor, "handle", lambda *args: 1 / 0)
+    monkeypatch.setattr(executor, "handle", lambda *args, **options: 1 / 0)
     outcomes = executor.Executor(sub.inbox, "default", threads=0, timeouts=None)._safely(batch)
     assert [(one.delivery, one.action, one.delay_ms) for one in outcomes] == [
         (held.claimed, Action.NACK, 1000) for held in batch.items

@@ -9,7 +9,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.runtime.polling import group as works
+from django_mysqlqueue.runtime.polling.context import Limits
 from django_mysqlqueue.runtime.polling.ordered import MAX_PENDING, TAKE_OVER, OrderedGroup
 from django_mysqlqueue.service import leasing, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Action, Settlement
@@ -160,7 +160,6 @@ def test_a_watermark_left_behind_the_cursor_is_found(db, mode):
 
 def test_a_flush_moves_a_bounded_number_of_watermarks(db, monkeypatch):
     """After doubt about its leases a process had all its partitions to flush, in one transaction."""
-    monkeypatch.setattr(works, "MAX_FLUSHED", 7)
     flushed = []
     real = settling.flush
 
@@ -170,7 +169,7 @@ def test_a_flush_moves_a_bounded_number_of_watermarks(db, monkeypatch):
 
     monkeypatch.setattr(settling, "flush", flush)
     publish_many("t", (Message(n, key=f"k{n}") for n in range(30)))
-    sub = Sub(handler())
+    sub = Sub(handler(), limits=Limits(flushed=7))
     sub.settle()
     flushed.clear()
     sub.poller.reset()

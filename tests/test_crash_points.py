@@ -350,7 +350,7 @@ def drain(one: Case, world: World, release: Callable[[], object] | None = None) 
     clock = Clock()
     clock.advance(3700)
     try:
-        healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
+        healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy", limits=draining.IMPATIENT)
         before, forgets = Tables.read(USING), (G,) if one.forgets else ()
 
         def check() -> None:

@@ -14,7 +14,6 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling import call as handling
 from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.sql.connection import has_unread
 from tests.app.models import Effect
@@ -28,10 +27,10 @@ SCARCE = "scarce"
 
 
 @contextlib.contextmanager
-def working(*handlers, threads=1):
+def working(*handlers, threads=1, **options):
     """A subscriber whose handler threads run; yields what lets its poller go on until something is true."""
     sub = Sub(*handlers)
-    executor = Executor(sub.inbox, USING, threads=threads, timeouts=TIMEOUTS)
+    executor = Executor(sub.inbox, USING, threads=threads, timeouts=TIMEOUTS, **options)
     executor.start()
 
     def until(is_true, seconds=30.0):
@@ -155,8 +154,7 @@ def _take(taken):
             return
 
 
-def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarce, monkeypatch):
-    monkeypatch.setattr(handling, "REST", Backoff(initial=0.05, maximum=0.05))
+def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarce):
     calls = []
 
     def function(delivery):
@@ -166,7 +164,7 @@ def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarc
             calls.append(("fallback", delivery.attempt))
 
     taken = connections.create_connection(SCARCE)
-    with working(handler(group="optional", function=function)) as until:
+    with working(handler(group="optional", function=function), rest=Backoff(initial=0.05, maximum=0.05)) as until:
         publish_many("t", [Message(0, key="k")])
         until(lambda: len(calls) == 1)
         sql(f"KILL {calls[0][1]}")

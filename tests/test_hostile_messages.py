@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-from django_mysqlqueue.runtime.polling import group as work
+from django_mysqlqueue.runtime.polling.context import Limits
 from django_mysqlqueue.service import publishing, retention, sequencing
 from django_mysqlqueue.service.messages import ERROR_LENGTH, encode
 from tests.harness import USING, Sub, handler, in_thread, lag
@@ -71,11 +71,11 @@ def test_a_pass_of_the_sequencer_of_exactly_its_bytes(db, limit, passes):
 
 
 @pytest.mark.parametrize("size", [999, 1000, 1001, 5000])
-def test_a_message_larger_than_all_that_may_wait(db, monkeypatch, size):
-    monkeypatch.setattr(work, "WAITING_BYTES", 1000)
+def test_a_message_larger_than_all_that_may_wait(db, size):
     publish_many("t", [Message(b"x" * size, key=f"k{n % 2}") for n in range(6)])
     got = []
-    Sub(handler(function=lambda delivery: got.append(len(delivery.body)))).settle()
+    sub = Sub(handler(function=lambda delivery: got.append(len(delivery.body))), limits=Limits(waiting_bytes=1000))
+    sub.settle()
     assert got == [size] * 6
 
 

@@ -241,7 +241,7 @@ def test_a_handler_thread_outlives_whatever_happens(db, monkeypatch):
     sub.step()
     held = sub.take()
 
-    def explode(*args):
+    def explode(*args, **options):
         raise SystemExit
 
     monkeypatch.setattr(executor, "handle", explode)

@@ -20,9 +20,9 @@ REF = GroupRef("g", "t")
 LEASE_MS = 30_000
 
 
-def release(sub):
+def release(sub, **options):
     shared = [ref for ref, one in sub.handlers.items() if one.shared]
-    return releasing.release_all(USING, sub.name, sub.handlers, shared=shared)
+    return releasing.release_all(USING, sub.name, sub.handlers, shared=shared, **options)
 
 
 def lost_with(count, *, mode, keys=2, **options):
@@ -116,10 +116,9 @@ def test_a_late_ack_counts_until_another_has_claimed(db):
     assert lag() == 0
 
 
-def test_a_bounded_number_of_rows_is_searched(db, monkeypatch):
-    monkeypatch.setattr(releasing, "LOOKED_AT", 2)
+def test_a_bounded_number_of_rows_is_searched(db):
     lost = lost_with(3, mode="shared")
-    assert release(lost) == Released(0, 2)
+    assert release(lost, searched=2) == Released(0, 2)
     assert DeliveryState.objects.filter(invisible_until=0).count() == 2
 
 

@@ -23,7 +23,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import dropping, group_mode, pausing
 from django_mysqlqueue.runtime import inline, sessions
 from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.runtime.polling.context import Progress
+from django_mysqlqueue.runtime.polling.context import Limits, Progress
 from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service import heartbeats, scheduling, settling
@@ -410,13 +410,10 @@ def test_a_hot_partition_does_not_starve_the_others(db):
     assert handled.count("hot") < 500
 
 
-def test_claims_are_bounded_in_bytes(db, monkeypatch):
-    from django_mysqlqueue.runtime.polling import group
-
-    monkeypatch.setattr(group, "WAITING_BYTES", 100_000)
+def test_claims_are_bounded_in_bytes(db):
     publish_many("t", (Message(b"x" * 30_000, key="k") for _ in range(20)))
     publish("t", b"y" * 200_000, key="big")  # above the bound alone: it comes all the same
-    sub = Sub(handler())
+    sub = Sub(handler(), limits=Limits(waiting_bytes=100_000))
     most = 0
     for _ in range(60):
         sub.step()

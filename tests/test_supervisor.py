@@ -24,11 +24,11 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.management.commands.runsubscriber import Command
 from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
-from django_mysqlqueue.runtime.process import lifeline, memory, supervisor
+from django_mysqlqueue.runtime.process import lifeline, memory
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.runtime.process.supervisor import Place, Supervisor
+from django_mysqlqueue.runtime.process.supervisor import Margins, Place, Supervisor
 from tests.harness import USING, handler, in_thread, lag
 from tests.test_processes import ROOT, Worker, effects, environment, publish_numbers, wait_for
 
@@ -161,8 +161,7 @@ def test_a_command_that_cannot_be_run(run):
     assert "No such file" in str(one.events("child.not_started")[0]["error"])
 
 
-def test_a_silent_child_is_killed_and_replaced(run, monkeypatch):
-    monkeypatch.setattr(supervisor, "SILENCE_MARGIN", 0.5)
+def test_a_silent_child_is_killed_and_replaced(run):
     one = run(
         """
         if line["number"] == 1:
@@ -171,6 +170,7 @@ def test_a_silent_child_is_killed_and_replaced(run, monkeypatch):
         for_ever(b"a")  # without progress, but alive
         """,
         processes=2,
+        margins=Margins(silence=0.5),
     )
     wait_for(lambda: len(one.events("child.started", number=1)) == 2)
     assert one.events("child.killed")[0]["reason"] == "no sign of life"
@@ -210,9 +210,8 @@ def test_nothing_is_started_after_a_stop(caplog):
     assert "child." not in caplog.text
 
 
-def test_a_child_that_does_not_stop_is_killed(run, monkeypatch):
-    monkeypatch.setattr(supervisor, "STOP_MARGIN", 0.5)
-    one = run("on(signal.SIGTERM, signal.SIG_IGN); for_ever()")
+def test_a_child_that_does_not_stop_is_killed(run):
+    one = run("on(signal.SIGTERM, signal.SIG_IGN); for_ever()", margins=Margins(stop=0.5))
     wait_for(lambda: all(place.child and place.child.has_signed for place in one.supervisor.places))
     one.supervisor.stop()
     assert one.wait() == 1
@@ -805,9 +804,8 @@ def test_a_heartbeat_file_that_fails_is_said_once_and_recovers(tmp_path, caplog)
     assert (folder / "alive").exists()
 
 
-def test_memory_without_proc(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_STATM", tmp_path / "none")
-    assert 5 < memory.resident_mb() < 100_000
+def test_memory_without_proc(tmp_path):
+    assert 5 < memory.resident_mb(tmp_path / "none") < 100_000
 
 
 def test_a_supervisor_needs_a_command_line_to_start_again(db):

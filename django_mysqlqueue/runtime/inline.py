@@ -37,8 +37,7 @@ from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
 from django_mysqlqueue.sql.session import Session
 
 MOST = 10_000
-"""Deliveries, beyond those of what was due at the start, after which a handler that publishes for itself for ever
-is stopped."""
+"""After so many deliveries a handler that publishes for itself for ever is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +94,17 @@ class InlineSubscriber:
         self._poller = Poller(context, self._handlers, only_scans=True)
         self._delivered: list[Delivered] = []
         self._errors: list[BaseException] = []
-        self._most = MOST
+        self._most = 0
 
-    def run(self, *, ignore_backoff: bool, stop_at_error: bool) -> tuple[list[Delivered], list[BaseException]]:
+    def run(
+        self, *, ignore_backoff: bool, stop_at_error: bool, most: int = MOST
+    ) -> tuple[list[Delivered], list[BaseException]]:
         """Runs to the end; returns the deliveries and what handlers raised.
 
         Args:
             ignore_backoff: what was nacked comes again at once, whatever its delay.
             stop_at_error: hand nothing out after the first handler that raises.
+            most: deliveries, beyond those of what is due at the start, that are not taken for endless.
 
         Raises:
             QueueError: there is no end to it.
@@ -110,7 +112,7 @@ class InlineSubscriber:
         """
         register(self._using, self._handlers)
         heartbeats.beat(self._using, self._name, list(self._handlers), {"version": "inline"})
-        self._most = MOST + len(self._handlers) * sequencing.count_due(Session(self._using))
+        self._most = most + len(self._handlers) * sequencing.count_due(Session(self._using))
         try:
             quiet = 0
             # A first pass may only have made the rows that the next one needs.
@@ -230,7 +232,7 @@ def _explaining(handler: Handler) -> Handler:
 _thread = threading.local()
 
 
-def deliver_eagerly(using: str) -> None:
+def deliver_eagerly(using: str, *, most: int = MOST) -> None:
     """After a publish has committed, with ``EAGER``: delivers what is due, in this thread.
 
     What fails waits for its backoff as always, and is tried again with a later
@@ -246,7 +248,8 @@ def deliver_eagerly(using: str) -> None:
         return
     _thread.delivering = True
     try:
-        _, errors = InlineSubscriber(using, handlers, get_settings()).run(ignore_backoff=False, stop_at_error=False)
+        subscriber = InlineSubscriber(using, handlers, get_settings())
+        _, errors = subscriber.run(ignore_backoff=False, stop_at_error=False, most=most)
     finally:
         _thread.delivering = False
     if errors:

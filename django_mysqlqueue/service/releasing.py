@@ -14,7 +14,7 @@ from django_mysqlqueue.sql.session import Session, flat, run
 LEASES = PartitionLease._meta.db_table
 STATE = DeliveryState._meta.db_table
 
-LOOKED_AT = 10_000
+SEARCHED = 10_000
 """Rows of a group that are searched for those of one subscriber: no index leads to them, and messages in backoff lie
 among them. The rest become visible when their visibility timeout is over."""
 
@@ -28,7 +28,14 @@ class Released:
     """Deliveries of shared groups. Those of ordered groups go with their leases."""
 
 
-def release_all(using: str, subscriber: str, refs: Collection[GroupRef], *, shared: Collection[GroupRef]) -> Released:
+def release_all(
+    using: str,
+    subscriber: str,
+    refs: Collection[GroupRef],
+    *,
+    shared: Collection[GroupRef],
+    searched: int = SEARCHED,
+) -> Released:
     """Deregister a subscriber and release its leases and deliveries for immediate redelivery.
 
     Only for a process that has ended, or that leaves right after this: what it
@@ -43,12 +50,13 @@ def release_all(using: str, subscriber: str, refs: Collection[GroupRef], *, shar
         subscriber: its full name, with the incarnation.
         refs: its consumer groups.
         shared: those of ``refs`` that are in shared mode.
+        searched: rows of each of those that are looked through.
     """
 
     def release(session: Session) -> Released:
         heartbeats.mark_deregistered(session, subscriber, refs)
         leases = _release_leases(session, subscriber)
-        deliveries = sum(_release_deliveries(session, subscriber, ref) for ref in sorted(shared))
+        deliveries = sum(_release_deliveries(session, subscriber, ref, searched) for ref in sorted(shared))
         return Released(leases, deliveries)
 
     return run(using, release)
@@ -66,7 +74,7 @@ def _release_leases(session: Session, subscriber: str) -> int:
     return sum(leasing.unassign(session, ref, subscriber, keys[ref], skip_locked=True) for ref in sorted(keys))
 
 
-def _release_deliveries(session: Session, subscriber: str, ref: GroupRef) -> int:
+def _release_deliveries(session: Session, subscriber: str, ref: GroupRef, searched: int) -> int:
     """Make deliveries due that are invisible; those that are not are due already."""
     due = session.dialect.force_index("queue_delivery_state_due")
     rows = session.rows(
@@ -74,7 +82,7 @@ def _release_deliveries(session: Session, subscriber: str, ref: GroupRef) -> int
         f"FROM {STATE}{due} WHERE consumer_group = %s AND topic = %s AND acked = %s "
         f"AND invisible_until > {session.dialect.now_ms} ORDER BY invisible_until LIMIT %s) w "
         "WHERE w.delivered_by = %s",
-        (*ref, False, LOOKED_AT, subscriber),
+        (*ref, False, searched, subscriber),
     )
     released = 0
     for chunk in session.chunks(sorted(rows)):

@@ -354,7 +354,7 @@ def drain(tables: Tables) -> tuple[list[tuple[str, str]], Tables]:
     try:
         handlers = [handler(ref.topic, ref.group, note, mode=row.mode) for ref, row in tables.groups.items()]
         if handlers:
-            healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy")
+            healthy = Sub(*handlers, lease_renewal_interval=0.0, name="healthy", limits=draining.IMPATIENT)
             draining.handle_all(healthy, done)
             draining.keep_house(healthy)
         return done, Tables.read(USING)

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
-from django_mysqlqueue.backoff import Backoff, Failures
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.runtime import forks, sessions
 from django_mysqlqueue.runtime.handling import observers, rejections
@@ -38,7 +38,7 @@ REST = Backoff(initial=0.1, maximum=1.0, jitter=0.0)
 
 class _PerThread(threading.local):
     def __init__(self) -> None:
-        self.failures = Failures(REST)
+        self.failures = 0
         """How often in a row this thread could not start a handler."""
 
 
@@ -60,10 +60,18 @@ class _Stale(Exception):
         self.deliveries = deliveries
 
 
-def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None = None) -> list[Settlement]:
+def handle(
+    items: Sequence[Held],
+    using: str,
+    errors: list[BaseException] | None = None,
+    *,
+    rest: Backoff = REST,
+) -> list[Settlement]:
     """Calls the handler of some deliveries; returns what became of each, in their order.
 
-    ``errors`` gets what the handler raises.
+    Args:
+        errors: gets what the handler raises.
+        rest: how long the thread rests each time it could not connect.
 
     Whatever the handler raises is a failed attempt, SystemExit included: it ends
     the attempt, not the thread.
@@ -76,12 +84,16 @@ def handle(items: Sequence[Held], using: str, errors: list[BaseException] | None
         held.delivery = Delivery(held.handler, held.claimed, held.body, using)
         deliveries.append(held.delivery)
     if not observers.is_call_watched():
-        return _attempt(items, deliveries, using, errors)
-    return observers.watched(deliveries, lambda raised: _attempt(items, deliveries, using, raised), errors)
+        return _attempt(items, deliveries, using, errors, rest)
+    return observers.watched(deliveries, lambda raised: _attempt(items, deliveries, using, raised, rest), errors)
 
 
 def _attempt(
-    items: Sequence[Held], deliveries: list[Delivery], using: str, errors: list[BaseException] | None
+    items: Sequence[Held],
+    deliveries: list[Delivery],
+    using: str,
+    errors: list[BaseException] | None,
+    rest: Backoff,
 ) -> list[Settlement]:
     handler = items[0].handler
     try:
@@ -91,11 +103,11 @@ def _attempt(
         _call(handler, deliveries)
         return _verdicts(handler, deliveries)
     except _NotStarted as error:
-        rest = _not_started.failures.add()
-        if is_worth_a_line(failures := _not_started.failures.count):
+        _not_started.failures = failures = _not_started.failures + 1
+        if is_worth_a_line(failures):
             event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__, failures=failures)
         # Here and not by a delay of the message, which others of its partition would overtake.
-        time.sleep(rest)
+        time.sleep(rest.delay(failures))
         return [Settlement(held.claimed, Action.RELEASE) for held in items]
     except StaleDelivery as error:
         event(logging.WARNING, "delivery.lost", **_fields(items), error=error)
@@ -141,13 +153,13 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
 def _connect(handler: Handler) -> None:
     """Opens what the handler is known to use: that it cannot be had is not the handler's failure."""
     try:
-        sessions.connect(handler.ref, insist=_not_started.failures.count < INSISTS)
+        sessions.connect(handler.ref, insist=_not_started.failures < INSISTS)
     except Error as error:
         raise _NotStarted from error
 
 
 def _call(handler: Handler, deliveries: list[Delivery]) -> None:
-    _not_started.failures.clear()
+    _not_started.failures = 0
     pid = os.getpid()
     outer = sessions.begin_call()
     try:

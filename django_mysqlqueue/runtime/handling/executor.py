@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling import stacks
-from django_mysqlqueue.runtime.handling.call import handle
+from django_mysqlqueue.runtime.handling.call import REST, handle
 from django_mysqlqueue.runtime.handling.event_loop import Loop
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch
@@ -22,12 +23,24 @@ from django_mysqlqueue.sql.connection import close_connections
 
 
 class Executor:
-    """A pool of handler threads that take deliveries from the inbox until it closes."""
+    """A pool of handler threads that take deliveries from the inbox until it closes.
+
+    Args:
+        rest: how long a thread rests each time it could not connect.
+    """
 
     def __init__(
-        self, inbox: Inbox, using: str, *, threads: int, timeouts: sessions.Timeouts, with_loop: bool = False
+        self,
+        inbox: Inbox,
+        using: str,
+        *,
+        threads: int,
+        timeouts: sessions.Timeouts,
+        with_loop: bool = False,
+        rest: Backoff = REST,
     ) -> None:
         self._inbox = inbox
+        self._rest = rest
         self._using = using
         self._timeouts = timeouts
         self._loop = Loop() if with_loop else None
@@ -83,7 +96,8 @@ class Executor:
         errors: list[BaseException] = []
         try:
             # A language or a tenant that one message sets must not be there for the next.
-            settlements = contextvars.copy_context().run(handle, batch.items, self._using, errors)
+            context = contextvars.copy_context()
+            settlements = context.run(handle, batch.items, self._using, errors, rest=self._rest)
         except BaseException:  # noqa: BLE001
             event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             close_connections()

@@ -122,6 +122,21 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a process takes on at a time."""
+
+    waiting_bytes: int = 64 * 1_048_576
+    """Payload bytes that it keeps waiting, shared out among its groups."""
+    flushed: int = 1000
+    """Partitions whose watermarks one flush moves on, beside those that it has settlements of."""
+    locked_pause_ms: int = 200
+    """How long a partition is left alone in which somebody has locked a row that is due."""
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """The poller's surroundings, the same for all groups of a process."""
 
@@ -140,6 +155,7 @@ class Context:
     """Handler threads."""
     takes_all: bool = False
     """It works for a moment, alone: fair shares are not for it."""
+    limits: Limits = LIMITS
     clock: Clock = field(default_factory=Clock)
     progress: Progress = field(default_factory=Progress)
     prefetch: Prefetch = field(init=False)

@@ -29,12 +29,8 @@ SHUTDOWN_FLUSHES = 10
 FAILED = (Action.NACK, Action.REJECT)
 MAX_DEPTHS = 10_000
 """Partitions of which it is remembered how deep they are."""
-MAX_FLUSHED = 1000
-"""Partitions whose watermarks one flush moves on, beside those that it has settlements of."""
 MAX_PARTITIONS = 100
 """Partitions that one claim looks at."""
-WAITING_BYTES = 64 * 1_048_576
-"""Payload bytes that a process keeps waiting, shared out among its groups."""
 REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
 """After a failed turn the other groups go first for so long."""
 
@@ -59,7 +55,7 @@ class PolledGroup(ABC):
         """Deliveries of this group that may wait in the inbox, however full the others have made it. Where they
         are handed over in batches: one for each thread and one to follow, else the first would take all that is
         there, and the other threads would wait for its partitions."""
-        self.max_bytes = WAITING_BYTES // context.groups
+        self.max_bytes = context.limits.waiting_bytes // context.groups
         self.claimant = Claimant(
             handler.ref,
             context.subscriber,
@@ -229,7 +225,7 @@ class PolledGroup(ABC):
 
     def _take_unfinished(self) -> set[str]:
         """Partitions whose watermarks the next flush moves on; no more than a short transaction can take."""
-        taken = set(islice(self.unfinished, MAX_FLUSHED))
+        taken = set(islice(self.unfinished, self.context.limits.flushed))
         self.unfinished -= taken
         return taken
 

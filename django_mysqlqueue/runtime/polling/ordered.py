@@ -32,8 +32,6 @@ OVERDUE = 100
 MAX_PENDING = 1000
 """How many messages of a partition may wait for another attempt before no new ones are taken: an outage of what
 handlers need would bring the whole backlog into memory, 170 bytes a message."""
-LOCKED_PAUSE_MS = 200
-"""How long a partition is left alone in which somebody has locked a row that is due."""
 
 
 @dataclass(slots=True)
@@ -444,7 +442,7 @@ class OrderedGroup(PolledGroup):
             # An atomic handler of a vanished owner may keep its row for a while: look again a little later.
             partition = self.partitions[key]
             self.todo.pop(key, None)
-            partition.rests_until = now + LOCKED_PAUSE_MS
+            partition.rests_until = now + self.context.limits.locked_pause_ms
             for offset in [offset for offset, due in partition.pending.items() if due <= now]:
                 self._wait_for(partition, offset, partition.rests_until)
         for delivery, _ in claim.dead:

@@ -30,14 +30,23 @@ from django_mysqlqueue.runtime.process.subscriber import RELEASE_TIMEOUT, SHUTDO
 LONG_RUN = 60.0
 """Seconds after which a child's end is no crash loop."""
 RESTARTS = Backoff(initial=1.0, maximum=30.0, jitter=0.0)
-SILENCE_MARGIN = 5.0
-"""Seconds that a sign of life, due every second, may be late on a busy machine."""
-STOP_MARGIN = SHUTDOWN_MARGIN + RELEASE_TIMEOUT + 1.0
-"""Seconds beyond SHUTDOWN_TIMEOUT until what is left is killed; children leave by themselves before."""
-LEAVE_MARGIN = 2.0
-"""Seconds that a child has to leave at once."""
 TURN = 0.2
 """Seconds between two looks at the children."""
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Seconds that children get on a busy machine before they are killed."""
+
+    silence: float = 5.0
+    """That a heartbeat of a child, due every second, may be late."""
+    stop: float = SHUTDOWN_MARGIN + RELEASE_TIMEOUT + 1.0
+    """Beyond SHUTDOWN_TIMEOUT until what is left is killed; children leave by themselves before."""
+    leave: float = 2.0
+    """That a child has to leave at once."""
+
+
+MARGINS = Margins()
 
 
 @dataclass(slots=True, eq=False)
@@ -107,10 +116,12 @@ class Supervisor:
         drain: bool = False,
         heartbeat_file: HeartbeatFile | None = None,
         snapshot: Callable[[], Snapshot] | None = None,
+        margins: Margins = MARGINS,
     ) -> None:
         self._command = list(command)
         self._shutdown_timeout = shutdown_timeout
-        self._silence_limit = longest_handler + shutdown_timeout + SILENCE_MARGIN
+        self._margins = margins
+        self._silence_limit = longest_handler + shutdown_timeout + margins.silence
         self._lease_duration = lease_duration
         self._drain = drain
         self._heartbeat_file = heartbeat_file
@@ -316,12 +327,12 @@ class Supervisor:
             now = time.monotonic()
             if self._obeyed == 1:
                 event(logging.INFO, "supervisor.stopping", pid=os.getpid())
-                self._kill_at = now + self._shutdown_timeout + STOP_MARGIN
+                self._kill_at = now + self._shutdown_timeout + self._margins.stop
                 self._send(signal.SIGTERM)
             else:
                 # Not SIGTERM again: a service manager that signals the whole control group has
                 # already sent the children one of their own, which must not count as a second.
-                self._kill_at = min(self._kill_at, now + LEAVE_MARGIN if self._obeyed == 2 else now)
+                self._kill_at = min(self._kill_at, now + self._margins.leave if self._obeyed == 2 else now)
                 self._send(signal.SIGINT)
 
     def _send(self, number: signal.Signals) -> None:

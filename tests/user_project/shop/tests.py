@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import functools
 import os
 import re
 import unittest
@@ -14,8 +15,11 @@ from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone, translation
 
 from django_mysqlqueue import InvalidMessage, QueueError, SubscriberError, apublish, publish, publish_many
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.runtime.handling import registry
+from django_mysqlqueue.runtime.inline import InlineSubscriber, deliver_eagerly
+from django_mysqlqueue.service import wakeups
 from django_mysqlqueue.testing import Published, deliver_all, delivery, published
 from tests.user_project.shop.models import Invoice, Mail
 from tests.user_project.shop.subscribers import act, confirm
@@ -157,15 +161,10 @@ class Delivered(TestCase):
             deliver_all(groups=["nobody"])
 
     def test_without_end(self):
-        from django_mysqlqueue.runtime import inline
-
         publish("actions", "again")
-        before, inline.MOST = inline.MOST, 50
-        try:
-            with self.assertRaisesMessage(QueueError, "deliveries and no end"):
-                deliver_all()
-        finally:
-            inline.MOST = before
+        subscriber = InlineSubscriber("default", registry.handlers(), get_settings())
+        with self.assertRaisesMessage(QueueError, "deliveries and no end"):
+            subscriber.run(ignore_backoff=True, stop_at_error=True, most=50)
 
     def test_on_commit_hooks_of_handlers(self):
         publish("orders", {"order": 1})
@@ -293,14 +292,12 @@ class EagerOften(TestCase):
         self.assertEqual(texts(), ["so far 0", "reminder 1"])
 
     def test_a_handler_that_publishes_for_itself(self):
-        from django_mysqlqueue.runtime import inline
-
-        before, inline.MOST = inline.MOST, 20
-        try:
-            with self.assertRaisesMessage(QueueError, "deliveries and no end"):
-                publish("actions", "again")
-        finally:
-            inline.MOST = before
+        eager = functools.partial(deliver_eagerly, most=20)
+        with (
+            mock.patch.object(wakeups, "eager", eager),
+            self.assertRaisesMessage(QueueError, "deliveries and no end"),
+        ):
+            publish("actions", "again")
 
 
 class Committing(TransactionTestCase):
