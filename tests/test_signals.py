@@ -177,6 +177,17 @@ def test_what_is_lost(db, ear, mode):
     assert ear.brief() == [("started", "payload"), ("handled", "payload", "acked"), ("settled", "payload", "lost")]
 
 
+@MODES
+def test_what_an_atomic_handler_has_committed_is_not_lost(db, ear, mode):
+    publish("t", "payload")
+    sub = Sub(handler(mode=mode, atomic=True))
+    sub.step()
+    sub.run(sub.take())
+    DeliveryState.objects.all().delete()  # as a seek does, before the flush
+    sub.flush()
+    assert [one["outcome"] for one in ear.of("settled")] == ["acked"]
+
+
 def test_neighbours_of_a_stale_delivery_are_released(db, ear):
     def work(deliveries):
         with transaction.atomic():
