@@ -20,9 +20,10 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.admin.operations import letters as operations
 from django_mysqlqueue.admin.operations import scheduled as scheduled_operations
 from django_mysqlqueue.admin.pages import letters as pages
+from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.inspection import dead_letters as letters
-from django_mysqlqueue.inspection import scheduled
+from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -41,6 +42,12 @@ def listed(client, **query):
 
 def offsets(context):
     return [row.letter.offset for row in context.get("rows", [])]
+
+
+def bound(monkeypatch, **bounds):
+    """The pages, and the operations on what they list, read no more than that."""
+    for reader in (Page, operations.LettersOperation):
+        monkeypatch.setattr(reader, "bounds", Bounds(**bounds))
 
 
 def ask(client, name, **values):
@@ -159,7 +166,7 @@ def test_errors_are_counted_by_group_and_last_line_and_lead_to_the_filter(client
 
 
 def test_more_than_a_look_goes_through_is_said(client, monkeypatch):
-    monkeypatch.setattr(letters, "LOOKED", 4)
+    bound(monkeypatch, dead_letters=4)
     dead_letters(4, keys="a")
     assert "more than" not in page(client, "deadletters")
     dead_letters(1, keys="b")
@@ -170,7 +177,7 @@ def test_more_than_a_look_goes_through_is_said(client, monkeypatch):
 
 
 def test_errors_are_searched_in_the_newest_alone_and_that_is_said(client, monkeypatch):
-    monkeypatch.setattr(letters, "ERRORS_READ", 2)
+    bound(monkeypatch, errors=2)
     red, *green = (fail_with(place, error) for place, error in enumerate(("red", "green", "green")))
     context = listed(client, error="green")
     assert (offsets(context), str(context["found"].count), context["found"].whole) == (green[::-1], "2+", False)
@@ -648,7 +655,7 @@ def test_scheduled_messages_by_time_in_pages(client, monkeypatch):
 
 
 def test_of_one_topic_a_look_goes_so_far_and_the_next_goes_on(client, monkeypatch):
-    monkeypatch.setattr(scheduled, "LOOKED", 3)
+    bound(monkeypatch, scheduled=3)
     schedule(4, topic="u", delay=60)
     ours = schedule(1)
     context = waiting(client, topic="t")

@@ -11,8 +11,10 @@ import pytest
 from django.utils import timezone
 
 from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.inspection import log_entries as logbook
 from django_mysqlqueue.inspection import message_history
+from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, pausing, redriving, seeking
 from django_mysqlqueue.operations.seeking import Place
@@ -69,8 +71,7 @@ def small_pages(monkeypatch):
     [({}, 50), ({"topic": "t"}, 50), ({"topic": "t"}, 2), ({"topic": "t", "key": "b"}, 50), ({"topic": "u"}, 2)],
 )
 def test_all_that_is_asked_for_newest_first_in_pages_there_and_back(client, monkeypatch, query, merged):
-    monkeypatch.setattr(logbook, "MERGED", merged)
-    monkeypatch.setattr(logbook, "WALKED", 4)
+    monkeypatch.setattr(Page, "bounds", Bounds(merged_partitions=merged, walked=4))
     for number in range(36):
         publish("tu"[number % 2], number, key="abc"[number % 3])
         sequence()
@@ -95,8 +96,7 @@ def test_all_that_is_asked_for_newest_first_in_pages_there_and_back(client, monk
 
 
 def test_a_walk_says_what_it_has_looked_at(client, monkeypatch):
-    monkeypatch.setattr(logbook, "MERGED", 1)
-    monkeypatch.setattr(logbook, "WALKED", 5)
+    monkeypatch.setattr(Page, "bounds", Bounds(merged_partitions=1, walked=5))
     rare = log(2, topic="rare")
     offsets = log(12)
     found, answer = listed(client, topic="rare")
@@ -187,7 +187,7 @@ def test_an_id_of_its_own_time_is_found_where_nobody_knows_the_partition(client)
 
 
 def test_the_search_for_an_id_says_where_it_stopped(client, monkeypatch):
-    monkeypatch.setattr(logbook, "PARTITIONS", 2)
+    monkeypatch.setattr(Page, "bounds", Bounds(searched_partitions=2))
     keys = "abcd"
     publish_many("t", (Message(1, key=key, id="x" + key) for key in keys))
     sequence()
@@ -440,8 +440,7 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
     )
 
 
-def test_what_is_before_it_is_counted_no_further_than_the_cap(db, monkeypatch):
-    monkeypatch.setattr(message_history, "BEFORE_CAP", 3)
+def test_what_is_before_it_is_counted_no_further_than_the_cap(db):
     sub = Sub(handler(function=fail, max_attempts=9, backoff=WAITS), batch_size=2, prefetch=2)
     offsets = log(8, "a")
     sub.step()
@@ -450,7 +449,9 @@ def test_what_is_before_it_is_counted_no_further_than_the_cap(db, monkeypatch):
     session = Session(USING)
 
     def before(offset):
-        (state,) = message_history.states(session, logbook.entries(session, [offset])[0])
+        (state,) = message_history.states(
+            session, logbook.entries(session, [offset])[0], bounds=Bounds(partition_count=3)
+        )
         return state.before
 
     found = [before(offset) for offset in offsets]
@@ -555,7 +556,7 @@ def test_a_dropped_groups_records_stay(client, settings):
 
 def test_no_more_records_than_a_page_holds(client, settings, monkeypatch):
     settings.MYSQLQUEUE = ALL
-    monkeypatch.setattr(message_history, "EVENTS_READ", 3)
+    monkeypatch.setattr(Page, "bounds", Bounds(recorded=3))
     sub = Sub(handler(function=fail, max_attempts=9))
     (offset,) = log(1, "a")
     sub.settle()

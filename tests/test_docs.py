@@ -30,7 +30,7 @@ from django_mysqlqueue.admin.operations.base import IdsField
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS
 from django_mysqlqueue.admin.pages.workers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, redacted
-from django_mysqlqueue.inspection import bounds, dead_letters, log_entries, message_history, partitions, problems
+from django_mysqlqueue.inspection import bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
@@ -299,24 +299,21 @@ def test_the_page_on_the_dashboard_has_every_problem():
     for words in listed:
         parts = [re.escape(part.strip()) for part in words.split("…")]
         assert any(re.search(".*".join(parts), re.sub(r"%\(\w+\)s", "…", one)) for one in texts), words
-    thresholds = (problems.OUTBOX_SECONDS, problems.STUCK_SECONDS, problems.STILL_SECONDS)
-    assert (*thresholds, problems.TRANSACTION_SECONDS) == (15, 60, 600, 300)  # as the tables say
+    times = bounds.STALL_TIMES
+    assert (times.outbox, times.stuck, times.still, times.transaction) == (15, 60, 600, 300)  # as the tables say
 
 
 def test_the_page_on_the_dashboard_has_the_bounds():
     text = DASHBOARD.read_text()
-    assert f"Counts stop at {bounds.PAGES.count:,}, of a partition's lag at {partitions.PARTITION_CAP:,}," in text
+    assert f"Counts stop at {bounds.PAGES.count:,}, of a partition's lag at {bounds.PAGES.partition_count:,}," in text
     assert f"more than {bounds.PAGES.partitions:,} partitions" in text
     assert f"may take {bounds.PAGES.seconds} s" in text
     assert f"the {bounds.PAGES.heads} of each group" in text
     assert f"come in pages of {PAGE_ROWS}" in text
-    assert f"more than {log_entries.MERGED} partitions is browsed {log_entries.WALKED:,} places" in text
-    assert (
-        f"the newest {message_history.EVENTS_READ} records of it and at most {message_history.GROUPS_READ} groups"
-        in text
-    )
-    assert f"the first {dead_letters.LOOKED:,} of a topic by partition key" in text
-    assert f"searches the text of {dead_letters.ERRORS_READ:,} errors" in text
+    assert f"more than {bounds.PAGES.merged_partitions} partitions is browsed {bounds.PAGES.walked:,} places" in text
+    assert f"newest {bounds.PAGES.recorded} records of it and at most {bounds.PAGES.message_groups} groups" in text
+    assert f"the first {bounds.PAGES.dead_letters:,} of a topic by partition key" in text
+    assert f"searches the text of {bounds.PAGES.errors:,} errors" in text
     assert f"at most {IdsField.most:,} dead letters" in text
     assert f"the {SHOWN_IN_FLIGHT} deliveries" in text
     assert f"no longer than {SHOWN_CHARACTERS:,} bytes" in text

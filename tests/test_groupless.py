@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import groupless, health, overview, problems, scheduled
-from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.health import Limits
 from django_mysqlqueue.inspection.problems import Problem
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
@@ -189,13 +189,14 @@ def command(name: str, *arguments: str) -> str:
 # -- who is told --------------------------------------------------------------
 
 
-def found() -> list[Problem]:
+def found(bounds: Bounds = PAGES) -> list[Problem]:
     read = overview.read(USING, lease_ms=30_000)
-    return [one for one in problems.find(USING, read, get_settings().health) if one.kind == "groupless"]
+    everything = problems.find(USING, read, get_settings().health, bounds=bounds)
+    return [one for one in everything if one.kind == "groupless"]
 
 
-def texts() -> list[str]:
-    return [one.text for one in found()]
+def texts(bounds: Bounds = PAGES) -> list[str]:
+    return [one.text for one in found(bounds)]
 
 
 def test_a_topic_that_nobody_reads_is_a_problem(clock):
@@ -238,28 +239,24 @@ def test_what_waits_in_the_outbox_counts():
     assert " has 2 messages " in texts()[0]
 
 
-def test_it_counts_no_further_than_a_bound(monkeypatch):
-    monkeypatch.setattr(scheduled, "LOOKED", 3)
+def test_it_counts_no_further_than_a_bound():
     publish_many("a", range(2))
     publish_many(TYPO, range(5))
-    assert [text.partition(" but")[0] for text in texts()] == [
+    assert [text.partition(" but")[0] for text in texts(Bounds(scheduled=3))] == [
         "Topic 'a' has 2+ messages",
         "Topic 'orders.plced' has 2+ messages",
     ]
     sequence()
-    monkeypatch.setattr(groupless, "PAGES", Bounds(count=3))
-    assert [text.partition(" but")[0] for text in texts()] == [
+    assert [text.partition(" but")[0] for text in texts(Bounds(count=3))] == [
         "Topic 'a' has 2 messages",
         "Topic 'orders.plced' has 3+ messages",
     ]
 
 
-def test_of_very_many_partitions_the_oldest_is_not_looked_for(monkeypatch):
+def test_of_very_many_partitions_the_oldest_is_not_looked_for():
     send(4)
-    monkeypatch.setattr(groupless, "PARTITIONS", 4)
-    assert texts()[0].endswith(" 7 d after it entered the log, the first in 7 d.")
-    monkeypatch.setattr(groupless, "PARTITIONS", 3)
-    assert texts()[0].endswith(" 7 d after it entered the log.")
+    assert texts(Bounds(groupless_partitions=4))[0].endswith(" 7 d after it entered the log, the first in 7 d.")
+    assert texts(Bounds(groupless_partitions=3))[0].endswith(" 7 d after it entered the log.")
 
 
 @pytest.mark.parametrize(

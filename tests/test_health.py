@@ -24,8 +24,9 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
 from django_mysqlqueue.inspection import health, overview, problems
-from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.inspection.bounds import Bounds, StallTimes
 from django_mysqlqueue.inspection.health import Limits
+from django_mysqlqueue.management.commands import queuehealth
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, redriving, seeking
 from django_mysqlqueue.service import dead_letters, groups, log, sequencing
@@ -120,7 +121,7 @@ def test_max_age_holds_for_the_outbox_too(db, clock):
     register()
     publish("t", 1)
     clock.advance(12)
-    assert kinds("--max-age", "11") == {("age", None), ("age", "g")}
+    assert kinds("--max-age", "11") == {("age", None), ("age", "g")}, "the group's oldest message is there"
     _, output = run("--max-age", "11")
     assert "PROBLEM  The oldest message in the outbox waits for 12 s; the limit is 11 s.\n" in output
     assert kinds("--max-age", "60") == set()
@@ -240,7 +241,7 @@ def test_a_mistake_is_no_health(db, arguments, text):
 def test_a_count_that_stopped_is_not_taken_for_a_small_number(db, clock, settings, monkeypatch):
     """Of very many partitions only so many are looked at."""
     settings.MYSQLQUEUE = {"TOPICS": {"other": {"GROUPLESS": True}}}
-    monkeypatch.setattr(health, "CHECKS", Bounds(partitions=4))
+    monkeypatch.setattr(queuehealth.Command, "bounds", Bounds(partitions=4))
     publish_many("t", [Message(n, key=f"k{n}") for n in range(10)])
     publish_many("other", range(log.NEWEST - 1))  # so the last one of t is the only one among the newest
     sequence()
@@ -250,7 +251,7 @@ def test_a_count_that_stopped_is_not_taken_for_a_small_number(db, clock, setting
     assert [one["kind"] for one in found["problems"]] == ["lag"]
     assert found["problems"][0]["text"] == "g/t has a lag of 6+; the limit is 50."
     clock.advance(40)
-    monkeypatch.setattr(health, "CHECKS", Bounds(partitions=1000))
+    monkeypatch.setattr(queuehealth.Command, "bounds", Bounds(partitions=1000))
     assert kinds("--max-lag", "50") == set(), "all subscribers are being restarted: that alone is no alarm"
     assert kinds("--max-lag", "3") == {("lag", "g")}
     clock.advance(40)
@@ -368,7 +369,7 @@ def test_dead_letters_that_were_dealt_with_or_are_old_are_no_alarm(db, clock):
 
 
 def test_in_a_dlq_that_is_too_long_to_count_the_rollups_tell(db, monkeypatch):
-    monkeypatch.setattr(health, "CHECKS", Bounds(count=5))
+    monkeypatch.setattr(queuehealth.Command, "bounds", Bounds(count=5))
     sub = deploy(12, bad=12)
     assert kinds("--max-failure-ratio", "1") == set(), "up to ten seconds late"
     sub.poller.write_rollups()
@@ -490,7 +491,8 @@ def test_an_outbox_that_nobody_sequences_is_told(db, clock, deliver_at):
     clock.advance(5)
     code, output = run()
     assert code == 0
-    assert "Healthy: 1 group, lag 0, 3 in the outbox (the oldest for " in output
+    assert "note     No live subscribers for g/t; 3 messages wait, the oldest for " in output
+    assert "\nHealthy: 1 group, lag 0, 3 in the outbox (the oldest for " in output
     clock.advance(15)
     assert kinds() == {("outbox", None)}
     found = json.loads(run("--format", "json")[1])
@@ -586,7 +588,7 @@ def transactions_are_timed(engine):
 @pytest.mark.usefixtures("transactions_are_timed")
 def test_an_emoji_in_a_running_statement_fails_no_look(db, engine, monkeypatch):
     """MySQL cannot show its transactions while anybody's statement holds a character beyond the BMP (error 3854)."""
-    monkeypatch.setattr(problems, "TRANSACTION_SECONDS", 1.0)
+    monkeypatch.setattr(queuehealth.Command, "stall_times", StallTimes(transaction=1.0))
     with running("SELECT SLEEP(30), '\U0001f600'"):
         time.sleep(2.1)
         if engine == "mysql":
@@ -601,7 +603,7 @@ def test_an_emoji_in_a_running_statement_fails_no_look(db, engine, monkeypatch):
 
 @pytest.mark.servers_only
 def test_a_user_who_may_not_look_at_transactions_is_told_nothing_of_them(db, monkeypatch):
-    monkeypatch.setattr(problems, "TRANSACTION_SECONDS", 0.0)
+    monkeypatch.setattr(queuehealth.Command, "stall_times", StallTimes(transaction=0.0))
     project = connections[USING]
     with project.cursor() as cursor:
         cursor.execute("CREATE USER looks@localhost")

@@ -147,7 +147,7 @@ def test_live_subscribers(db):
 
 
 def test_a_count_that_stops_says_so(db, monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.metrics.queue.SCRAPES", Bounds(count=5))
+    monkeypatch.setattr(QueueCollector, "bounds", Bounds(count=5))
     publish_many("t", [Message(n, key="k") for n in range(8)])
     sequence()
     groups.register(USING, REF, mode="ordered", start="earliest")
@@ -174,7 +174,7 @@ def test_names_of_plain_sql_are_escaped(db):
 
 
 def test_more_groups_than_are_shown(db, monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.metrics.queue.SCRAPES", Bounds(groups=2))
+    monkeypatch.setattr(QueueCollector, "bounds", Bounds(groups=2))
     for number in range(3):
         groups.register(USING, GroupRef(f"g{number}", "t"), mode="ordered", start="earliest")
     found = collected()

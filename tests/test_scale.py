@@ -108,6 +108,7 @@ SORT_ON_SQLITE = {
     "inspection.overview.read": "the groups",
     "inspection.dead_letters.count_by_group": "up to 10,000 of a topic, by group",
     "inspection.backlog.claimed": "up to 10,000, by partition",
+    "inspection.outbox.read_outbox": "up to 10,000, by topic",
     "inspection.partitions.in_flight": "up to 10,000, by how long they are held",
     "inspection.partitions.leases": "those of one owner",
     "service.groups.registered_refs": "the groups",
@@ -443,10 +444,9 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
         for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}):
             found = log_entries.page(session, limit=10, **what, **place)
             assert found.entries or "after" in place
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_entries, "MERGED", 2)  # as if there were thousands of partitions
-        for place in ({"before": listing.older}, {"after": listing.older}):
-            assert log_entries.page(session, topic="t", limit=10, **place).entries
+    few = Bounds(merged_partitions=2)  # as if there were thousands of partitions
+    for place in ({"before": listing.older}, {"after": listing.older}):
+        assert log_entries.page(session, topic="t", limit=10, bounds=few, **place).entries
     entry = log_entries.page(session, topic="t", key="k1", limit=1).entries[0]
     for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}, {"topic": "t_dlq"}):
         found = log_entries.by_id(session, entry.message_id, **what)

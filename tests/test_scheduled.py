@@ -24,7 +24,8 @@ from django_mysqlqueue import (
     reschedule,
 )
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.inspection import health, problems
+from django_mysqlqueue.inspection import health
+from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.models import Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import rescheduling
 from django_mysqlqueue.service import sequencing, wakeups
@@ -381,9 +382,8 @@ def test_subscribers_do_not_poll_for_a_message_whose_cancel_is_open(db):
 
 
 @pytest.mark.servers_only
-def test_an_open_cancel_is_not_taken_for_a_missing_sequencer(db, monkeypatch):
+def test_an_open_cancel_is_not_taken_for_a_missing_sequencer(db):
     """On an idle queue all that is due may be locked: it is no outbox that nobody sequences."""
-    monkeypatch.setattr(problems, "OUTBOX_SECONDS", 0.5)
     publish("t", 1, id="x", delay=1000)
     soon("x")
     sub = Sub(handler())
@@ -393,7 +393,7 @@ def test_an_open_cancel_is_not_taken_for_a_missing_sequencer(db, monkeypatch):
         time.sleep(1)
         sub.step()
         sub.heart.beat()
-        found = health.check(USING, health.Limits())
+        found = health.check(USING, health.Limits(), stall_times=StallTimes(outbox=0.5))
         assert not found.findings
         assert [note.kind for note in found.notes] == ["outbox_behind"]
     sub.leave()

@@ -1,6 +1,6 @@
 """Dead letters for people: which a topic has, what they failed of, where one came from and went to.
 
-A look reads no more than ``LOOKED`` dead letters of a topic, however many it has.
+No more than ``Bounds.dead_letters`` of a topic are read, however many it has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.inspection.bounds import PAGES
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import DeliveryEvent, QueueMessage
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
@@ -24,16 +24,10 @@ from django_mysqlqueue.sql.session import Session
 LOG = QueueMessage._meta.db_table
 EVENTS = DeliveryEvent._meta.db_table
 
-LOOKED = 10_000
-"""A look goes through no more dead letters than that: the first ones of the topic by partition key."""
-ERRORS_READ = 2000
-"""Errors are searched, and told apart, of no more than so many: the newest that match otherwise."""
 LINE = 300
 """So many characters of an error's end are read for a list."""
 READ_BYTES = 250_000
 """A single dead letter is read with no more of its payload than that."""
-EVENTS_READ = 100
-"""So many of the last events of a message are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,38 +122,39 @@ class Happening:
     related_id: str
 
 
-def dlq_topics(session: Session) -> list[tuple[str, Count]]:
-    """The DLQ topics that hold messages, by name; each count stops at ``LOOKED``."""
-    return [(topic, _number(session, topic)) for topic in all_topics(session) if naming.is_dlq(topic)]
+def dlq_topics(session: Session, *, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
+    """The DLQ topics that hold messages, by name; each count stops at ``bounds.dead_letters``."""
+    return [(topic, _number(session, topic, bounds)) for topic in all_topics(session) if naming.is_dlq(topic)]
 
 
-def _number(session: Session, topic: str) -> Count:
+def _number(session: Session, topic: str, bounds: Bounds) -> Count:
+    most = bounds.dead_letters
     hint = session.dialect.force_index("queue_messages_partition")
     row = session.row(
-        f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, LOOKED + 1)
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, most + 1)
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
-    return Count.up_to(LOOKED, int(row[0]))
+    return Count.up_to(most, int(row[0]))
 
 
-def look(session: Session, letters: DeadLetterFilter, *, newest: int | None = None) -> Look:
-    """Goes through the named dead letters, or the first ``LOOKED`` of the topic, for those that match.
+def look(session: Session, letters: DeadLetterFilter, *, newest: int | None = None, bounds: Bounds = PAGES) -> Look:
+    """Goes through the named dead letters, or the first ``bounds.dead_letters`` of the topic, for those that match.
 
     Args:
         newest: leaves out those of a higher offset, which have come since it was seen.
     """
-    found, whole = _matching(session, dataclasses.replace(letters, error=None))
+    found, whole = _matching(session, dataclasses.replace(letters, error=None), bounds)
     found = sorted((row for row in found if newest is None or row[0] <= newest), reverse=True)
     all_errors = True
     if letters.error is not None:
-        all_errors = len(found) <= ERRORS_READ
-        saying = _saying(session, letters, [int(row[0]) for row in found[:ERRORS_READ]])
+        all_errors = len(found) <= bounds.errors
+        saying = _saying(session, letters, [int(row[0]) for row in found[: bounds.errors]])
         found = [row for row in found if row[0] in saying]
     refs = Counter(GroupRef(group, topic) for _, group, topic in found)
     return Look(letters.topic, tuple(int(row[0]) for row in found), dict(refs.most_common()), whole, all_errors)
 
 
-def _matching(session: Session, letters: DeadLetterFilter) -> tuple[list[tuple[Any, ...]], bool]:
+def _matching(session: Session, letters: DeadLetterFilter, bounds: Bounds) -> tuple[list[tuple[Any, ...]], bool]:
     """(offset, group, first topic) of dead letters, and whether there was no bound to them."""
     condition, parameters = letters.condition()
     select = "SELECT m.`offset`, m.failed_group, m.original_topic"
@@ -177,9 +172,9 @@ def _matching(session: Session, letters: DeadLetterFilter) -> tuple[list[tuple[A
         f"{select} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
         f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join_to(LOG, 'm')} "
         f"ON m.`offset` = w.place WHERE {condition}",
-        (letters.topic, LOOKED, *parameters),
+        (letters.topic, bounds.dead_letters, *parameters),
     )
-    return found, _number(session, letters.topic).exact
+    return found, _number(session, letters.topic, bounds).exact
 
 
 def _saying(session: Session, letters: DeadLetterFilter, offsets: Sequence[int]) -> set[int]:
@@ -199,10 +194,10 @@ def _saying(session: Session, letters: DeadLetterFilter, offsets: Sequence[int])
     return found
 
 
-def kinds(session: Session, found: Look) -> list[ErrorKind]:
-    """What the newest ``ERRORS_READ`` of those found failed of, the most frequent first."""
+def kinds(session: Session, found: Look, *, bounds: Bounds = PAGES) -> list[ErrorKind]:
+    """What the newest ``bounds.errors`` of those found failed of, the most frequent first."""
     number: Counter[tuple[GroupRef, str, bool]] = Counter()
-    for chunk in session.chunks(found.offsets[:ERRORS_READ]):
+    for chunk in session.chunks(found.offsets[: bounds.errors]):
         for group, topic, end in session.rows(
             f"SELECT m.failed_group, m.original_topic, {session.dialect.ending('m.last_error', LINE)} "
             f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
@@ -272,15 +267,15 @@ def _listed(row: Sequence[Any]) -> ListedLetter:
     )
 
 
-def recorded(session: Session, offsets: Iterable[int]) -> list[Happening]:
-    """What is recorded of some messages, oldest first; of each the last ``EVENTS_READ`` at most."""
+def recorded(session: Session, offsets: Iterable[int], *, bounds: Bounds = PAGES) -> list[Happening]:
+    """What is recorded of some messages, oldest first; of each the last ``bounds.recorded`` at most."""
     hint = session.dialect.force_index("queue_delivery_events_message")
     rows: list[tuple[Any, ...]] = []
     for offset in sorted(set(offsets)):
         rows += session.rows(
             "SELECT id, settled_at, consumer_group, topic, partition_key, message_offset, outcome, attempt, "
             f"settled_by, error, related_id FROM {EVENTS}{hint} WHERE message_offset = %s ORDER BY id DESC LIMIT %s",
-            (offset, EVENTS_READ),
+            (offset, bounds.recorded),
         )
     return [
         Happening(int(when), GroupRef(group, topic), key, int(offset), outcome, int(attempt), by, error, related)
@@ -307,14 +302,14 @@ NO_DEAD_LETTERS = DeadLetterCount(Count(0), Count(0))
 
 
 def count_by_group(
-    session: Session, since: int, topics: Sequence[str], *, most: int = PAGES.count
+    session: Session, since: int, topics: Sequence[str], *, bounds: Bounds = PAGES
 ) -> dict[tuple[str, GroupRef], DeadLetterCount]:
-    """Dead letters by DLQ topic and the group that failed them; each topic's count stops at ``most``.
+    """Dead letters by DLQ topic and the group that failed them; each topic's count stops at ``bounds.count``.
 
     Args:
         since: those that failed from then on are recent (epoch milliseconds).
     """
-    hint = session.dialect.force_index("queue_messages_partition")
+    hint, most = session.dialect.force_index("queue_messages_partition"), bounds.count
     found: dict[tuple[str, GroupRef], DeadLetterCount] = {}
     for topic in topics:
         rows = session.rows(

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import scheduled
-from django_mysqlqueue.inspection.bounds import PAGES
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
-
-PARTITIONS = 1000
-"""The oldest message is looked for in topics that have no more partitions than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +25,28 @@ class GrouplessTopic:
     """In the log and in the outbox."""
     oldest_at: int | None
     """When the oldest in the log took its place there, epoch milliseconds; None: the log has none, or the topic
-    has more than ``PARTITIONS`` partitions."""
+    has too many partitions to look into."""
 
 
-def find(session: Session, in_log: Iterable[str]) -> list[GrouplessTopic]:
+def find(session: Session, in_log: Iterable[str], *, bounds: Bounds = PAGES) -> list[GrouplessTopic]:
     """Which topics have messages, no group, are not ``GROUPLESS`` and are no DLQ topics; by name.
 
     Args:
         in_log: the topics that have messages in the log. Those of the next messages of the outbox are found here:
             where no subscriber runs, nobody moves them into the log.
     """
-    waiting = dict(scheduled.topics(session, scheduled_only=False))
+    waiting = dict(scheduled.topics(session, scheduled_only=False, bounds=bounds))
     settings = get_settings()
     topics = [topic for topic in sorted({*in_log, *waiting}) if not settings.may_lack_groups(topic)]
     # Groups after topics: one that was registered before its topic's first message must not be missed.
     read = {ref.topic for ref in groups.registered_refs(session.using)} if topics else set()
-    return [_look(session, topic, waiting.get(topic, Count(0))) for topic in topics if topic not in read]
+    return [_look(session, topic, waiting.get(topic, Count(0)), bounds) for topic in topics if topic not in read]
 
 
-def _look(session: Session, topic: str, waiting: Count) -> GrouplessTopic:
+def _look(session: Session, topic: str, waiting: Count, bounds: Bounds) -> GrouplessTopic:
     hint = session.dialect.force_index("queue_messages_partition")
     row = session.row(
-        f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, PAGES.count + 1)
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, bounds.count + 1)
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
     # The whole prefix of the index is grouped by: then both servers jump from partition to partition.
@@ -57,9 +54,9 @@ def _look(session: Session, topic: str, waiting: Count) -> GrouplessTopic:
         "SELECT w.partitions, m.published_at FROM (SELECT COUNT(*) AS partitions, MIN(f.place) AS place FROM "
         f"(SELECT MIN(`offset`) AS place FROM {LOG}{hint} WHERE topic >= %s AND topic <= %s "
         f"GROUP BY topic, partition_key LIMIT %s) f) w {session.dialect.join_to(LOG, 'm')} ON m.`offset` = w.place",
-        (topic, topic, PARTITIONS + 1),
+        (topic, topic, bounds.groupless_partitions + 1),
     )
-    in_all = oldest is not None and oldest[0] <= PARTITIONS
+    in_all = oldest is not None and oldest[0] <= bounds.groupless_partitions
     return GrouplessTopic(
-        topic, Count.up_to(PAGES.count, int(row[0])) + waiting, int(oldest[1]) if oldest and in_all else None
+        topic, Count.up_to(bounds.count, int(row[0])) + waiting, int(oldest[1]) if oldest and in_all else None
     )

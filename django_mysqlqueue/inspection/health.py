@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import overview, problems
-from django_mysqlqueue.inspection.bounds import CHECKS
+from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.problems import Problem
 from django_mysqlqueue.service.counts import Count
@@ -120,7 +120,15 @@ class Report:
         return not self.findings
 
 
-def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: Collection[str] = ()) -> Report:
+def check(
+    using: str,
+    limits: Limits,
+    *,
+    groups: Collection[str] = (),
+    topics: Collection[str] = (),
+    bounds: Bounds = CHECKS,
+    stall_times: StallTimes = STALL_TIMES,
+) -> Report:
     """Looks at the groups of these names and topics (empty: all), and at what all of them need.
 
     Raises:
@@ -130,7 +138,7 @@ def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: C
     """
     lease_ms = int(get_settings().lease_duration * 1000)
     thresholds = limits.thresholds()
-    state = overview.read(using, lease_ms=lease_ms, bounds=CHECKS, window=thresholds.window)
+    state = overview.read(using, lease_ms=lease_ms, bounds=bounds, window=thresholds.window)
     refs = {group.ref for group in state.groups}
     _require("group", groups, {ref.group for ref in refs})
     _require("topic", topics, {ref.topic for ref in refs})
@@ -147,7 +155,7 @@ def check(using: str, limits: Limits, *, groups: Collection[str] = (), topics: C
     is_whole = not groups and not topics
     others = [
         one
-        for one in problems.find(using, state, thresholds)
+        for one in problems.find(using, state, thresholds, stall_times=stall_times)
         if (one.ref in wanted if one.ref is not None else one.topic is None or is_whole)
     ]
     alarming = [one for one in others if one.severity == URGENT or one.kind in LOSES_MESSAGES]

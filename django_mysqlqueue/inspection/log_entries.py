@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.log import first_since
@@ -19,12 +20,6 @@ from django_mysqlqueue.sql.session import Session, flat
 
 LOG = QueueMessage._meta.db_table
 
-WALKED = 3000
-"""Rows that one page looks through where no index helps."""
-MERGED = 50
-"""A topic of no more partitions is read exactly, from all of them at once."""
-PARTITIONS = 20_000
-"""An id is looked for in so many partitions."""
 CLOCK_MS = 2000
 """A publisher's clock may be ahead of the database's by so much, and its id's time still leads to its message."""
 LAST = 2**63 - 1
@@ -79,6 +74,7 @@ def page(
     before: int | None = None,
     after: int | None = None,
     limit: int = 50,
+    bounds: Bounds = PAGES,
 ) -> Listing:
     """The newest messages below ``before``, or the next ones above ``after``.
 
@@ -88,12 +84,12 @@ def page(
     """
     if after is None:
         start = LAST if before is None else before
-        places, looked = _places(session, topic, key, start, limit, newer=False)
+        places, looked = _places(session, bounds, topic, key, start, limit, newer=False)
         shown = places[:limit]
         older = shown[-1] if len(places) > limit else (looked[-1] if looked else None)
         newer = None if before is None else (shown[0] if shown else before - 1)
     else:
-        places, looked = _places(session, topic, key, after, limit, newer=True)
+        places, looked = _places(session, bounds, topic, key, after, limit, newer=True)
         shown = places[:limit][::-1]
         newer = shown[0] if len(places) > limit else (looked[-1] if looked else None)
         older = shown[-1] if shown else after + 1
@@ -115,7 +111,7 @@ def entries(session: Session, offsets: Sequence[int]) -> list[Entry]:
 
 
 def _places(
-    session: Session, topic: str | None, key: str | None, start: int, limit: int, *, newer: bool
+    session: Session, bounds: Bounds, topic: str | None, key: str | None, start: int, limit: int, *, newer: bool
 ) -> tuple[list[int], tuple[int, int] | None]:
     """Offsets from a place on, nearest first, one more than ``limit`` if there are more.
 
@@ -128,9 +124,10 @@ def _places(
             f"SELECT `offset` FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE {order}", (start, limit + 1)
         )
         return [int(offset) for (offset,) in rows], None
-    keys = [key] if key is not None else partitions.in_log(session, topic, after=None, limit=MERGED + 1)
-    if len(keys) > MERGED:
-        return _walk(session, topic, start, newer=newer)
+    most = bounds.merged_partitions
+    keys = [key] if key is not None else partitions.in_log(session, topic, after=None, limit=most + 1)
+    if len(keys) > most:
+        return _walk(session, topic, start, bounds.walked, newer=newer)
     if not keys:
         return [], None
     one = (
@@ -141,20 +138,22 @@ def _places(
     return sorted((int(offset) for (offset,) in rows), reverse=not newer)[: limit + 1], None
 
 
-def _walk(session: Session, topic: str, start: int, *, newer: bool) -> tuple[list[int], tuple[int, int] | None]:
-    """A topic's offsets among the next ``WALKED`` of the log."""
+def _walk(
+    session: Session, topic: str, start: int, length: int, *, newer: bool
+) -> tuple[list[int], tuple[int, int] | None]:
+    """A topic's offsets among the next ones of the log."""
     comparison, direction = (">", "") if newer else ("<", " DESC")
     walked = (
         f"(SELECT `offset` AS place, topic FROM {LOG}{session.dialect.force_index('PRIMARY')} "
         f"WHERE `offset` {comparison} %s ORDER BY `offset`{direction} LIMIT %s) w"
     )
-    bounds = session.row(f"SELECT COUNT(*), MIN(w.place), MAX(w.place) FROM {walked}", (start, WALKED))
-    rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.topic = %s", (start, WALKED, topic))
+    ends = session.row(f"SELECT COUNT(*), MIN(w.place), MAX(w.place) FROM {walked}", (start, length))
+    rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.topic = %s", (start, length, topic))
     places = sorted((int(place) for (place,) in rows), reverse=not newer)
-    assert bounds is not None  # noqa: S101  # an aggregate has one row
-    if bounds[0] < WALKED:
+    assert ends is not None  # noqa: S101  # an aggregate has one row
+    if ends[0] < length:
         return places, None
-    lowest, highest = int(bounds[1]), int(bounds[2])
+    lowest, highest = int(ends[1]), int(ends[2])
     return places, (lowest, highest) if newer else (highest, lowest)
 
 
@@ -172,7 +171,9 @@ class Found:
     """And at all between these offsets, around the time in the id."""
 
 
-def by_id(session: Session, message_id: str, *, topic: str | None = None, key: str | None = None) -> Found:
+def by_id(
+    session: Session, message_id: str, *, topic: str | None = None, key: str | None = None, bounds: Bounds = PAGES
+) -> Found:
     """Messages of an id: it is unique within a topic and partition.
 
     Without a partition it is looked for where a message without a key would
@@ -192,9 +193,9 @@ def by_id(session: Session, message_id: str, *, topic: str | None = None, key: s
     places = set(at_ids(session, guesses).values())
     looked, moment = None, _time_of(message_id)
     if moment is not None:
-        near, looked = _around(session, message_id, first_since(session, moment - CLOCK_MS))
+        near, looked = _around(session, message_id, first_since(session, moment - CLOCK_MS), bounds.walked)
         places |= near
-    left = PARTITIONS
+    left = bounds.searched_partitions
     if moment is None or not places:
         for one in chosen:
             found, number = _in_partitions(session, message_id, one, left)
@@ -244,17 +245,17 @@ def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> 
     return {int(offset) for (offset,) in rows}, int(row[0])
 
 
-def _around(session: Session, message_id: str, start: int) -> tuple[set[int], tuple[int, int] | None]:
-    """Looks for an id among ``WALKED`` messages from an offset on."""
+def _around(session: Session, message_id: str, start: int, length: int) -> tuple[set[int], tuple[int, int] | None]:
+    """Looks for an id among the messages from an offset on."""
     walked = (
         f"(SELECT `offset` AS place, id FROM {LOG}{session.dialect.force_index('PRIMARY')} "
         "WHERE `offset` >= %s ORDER BY `offset` LIMIT %s) w"
     )
-    bounds = session.row(f"SELECT MIN(w.place), MAX(w.place) FROM {walked}", (start, WALKED))
-    if bounds is None or bounds[0] is None:
+    ends = session.row(f"SELECT MIN(w.place), MAX(w.place) FROM {walked}", (start, length))
+    if ends is None or ends[0] is None:
         return set(), None
-    rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.id = %s", (start, WALKED, message_id))
-    return {int(place) for (place,) in rows}, (int(bounds[0]), int(bounds[1]))
+    rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.id = %s", (start, length, message_id))
+    return {int(place) for (place,) in rows}, (int(ends[0]), int(ends[1]))
 
 
 def _time_of(message_id: str) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.inspection import log_entries
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.log_entries import Entry
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
@@ -24,15 +25,6 @@ STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 GROUPS = ConsumerGroup._meta.db_table
 EVENTS = DeliveryEvent._meta.db_table
-
-EVENTS_READ = 200
-"""So many of the newest recorded deliveries of a message are read."""
-OPERATIONS_READ = 500
-"""Among so many of the newest records of a group's dead letters a redriven one is looked for."""
-GROUPS_READ = 50
-"""A message is looked at for so many groups of its topic."""
-BEFORE_CAP = 1000
-"""What is before a message in its partition is counted no further."""
 
 Standing = Literal["elsewhere", "skipped", "settled", "in_flight", "waits", "unclaimed", "passed"]
 
@@ -117,23 +109,24 @@ def content(session: Session, offset: int, *, most: int) -> Content | None:
     )
 
 
-def recorded(session: Session, offset: int) -> tuple[list[Recorded], bool]:
+def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[list[Recorded], bool]:
     """What is recorded of a message, oldest first, and whether there is more before that."""
+    most = bounds.recorded
     rows = session.rows(
         "SELECT e.id, e.consumer_group, e.topic, e.partition_key, e.attempt, e.outcome, e.delivered_at, e.settled_at, "
         f"e.handled_ms, e.settled_by, e.error, e.related_id FROM {EVENTS} e"
         f"{session.dialect.force_index('queue_delivery_events_message')} WHERE e.message_offset = %s "
         "ORDER BY e.id DESC LIMIT %s",
-        (offset, EVENTS_READ + 1),
+        (offset, most + 1),
     )
-    found = [Recorded(event_id, GroupRef(group, topic), *more) for event_id, group, topic, *more in rows[:EVENTS_READ]]
-    return found[::-1], len(rows) > EVENTS_READ
+    found = [Recorded(event_id, GroupRef(group, topic), *more) for event_id, group, topic, *more in rows[:most]]
+    return found[::-1], len(rows) > most
 
 
 # -- where it stands ----------------------------------------------------------
 
 
-def states(session: Session, entry: Entry) -> list[State]:
+def states(session: Session, entry: Entry, *, bounds: Bounds = PAGES) -> list[State]:
     """Where a message stands for each group of its topic, in order of their names."""
     rows = session.rows(
         "SELECT g.consumer_group, g.mode, g.paused, g.after_seek, g.start_offset, o.offset_acked, o.offset_claimed, "
@@ -143,13 +136,14 @@ def states(session: Session, entry: Entry) -> list[State]:
         "ON o.consumer_group = g.consumer_group AND o.topic = %s AND o.partition_key = %s "
         f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = g.consumer_group AND s.topic = %s "
         "AND s.partition_key = %s AND s.message_offset = %s",
-        (entry.topic, GROUPS_READ, entry.topic, entry.key, entry.topic, entry.key, entry.offset),
+        (entry.topic, bounds.message_groups, entry.topic, entry.key, entry.topic, entry.key, entry.offset),
     )
-    return [_state(session, entry, *row) for row in sorted(rows, key=lambda row: str(row[0]))]
+    return [_state(session, bounds, entry, *row) for row in sorted(rows, key=lambda row: str(row[0]))]
 
 
 def _state(
     session: Session,
+    bounds: Bounds,
     entry: Entry,
     group: str,
     mode: str,
@@ -178,23 +172,27 @@ def _state(
         standing = "passed"
     else:
         standing = "unclaimed"
-        more = {"before": _before(session, ref, entry, start if cursor is None else max(start, cursor))}
+        more = {
+            "before": _before(
+                session, ref, entry, start if cursor is None else max(start, cursor), bounds.partition_count
+            )
+        }
     return State(ref, standing, mode, bool(paused), groups.unfinished(after_seek), start, **more)
 
 
-def _before(session: Session, ref: GroupRef, entry: Entry, cursor: int) -> Count:
+def _before(session: Session, ref: GroupRef, entry: Entry, cursor: int, most: int) -> Count:
     """Unsettled messages before one in its partition, those for other groups among them."""
     ranges = {entry.key: (cursor, entry.offset - 1)}
-    unclaimed = log.count_between(session, ref.topic, ranges, BEFORE_CAP + 1)[entry.key]
+    unclaimed = log.count_between(session, ref.topic, ranges, most + 1)[entry.key]
     row = session.row(
         f"SELECT COUNT(*), SUM(CASE WHEN w.acked = %s THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
         f"{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s AND partition_key = %s "
         "AND message_offset < %s ORDER BY message_offset LIMIT %s) w",
-        (False, *ref, entry.key, entry.offset, BEFORE_CAP + 1),
+        (False, *ref, entry.key, entry.offset, most + 1),
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
     number = int(unclaimed) + int(row[1] or 0)
-    return Count(min(number, BEFORE_CAP), number <= BEFORE_CAP and row[0] <= BEFORE_CAP)
+    return Count(min(number, most), number <= most and row[0] <= most)
 
 
 # -- where it went on ---------------------------------------------------------
@@ -211,10 +209,12 @@ class Successor:
     by: str
 
 
-def successors(session: Session, ref: GroupRef, key: str, offset: int, found: Content | None) -> list[Successor]:
+def successors(
+    session: Session, ref: GroupRef, key: str, offset: int, found: Content | None, *, bounds: Bounds = PAGES
+) -> list[Successor]:
     """What became of a message's dead letters of one group, where they were redriven or edited, oldest first.
 
-    It is looked for among the ``OPERATIONS_READ`` newest records of the group's dead letters.
+    It is looked for among the ``bounds.redriven`` newest records of the group's dead letters.
 
     Args:
         ref: the group, of the message's own topic.
@@ -227,7 +227,7 @@ def successors(session: Session, ref: GroupRef, key: str, offset: int, found: Co
         f"WHERE e.consumer_group = %s AND e.topic = %s ORDER BY e.id DESC LIMIT %s) w "
         f"{session.dialect.join_to(LOG, 'm', 'queue_messages_id')} ON m.topic = %s AND m.partition_key = %s "
         "AND m.id = w.related_id WHERE w.related_id <> '' AND w.partition_key = %s",
-        (ref.group, naming.dlq_topic(ref.topic), OPERATIONS_READ, ref.topic, key, key),
+        (ref.group, naming.dlq_topic(ref.topic), bounds.redriven, ref.topic, key, key),
     )
     first_offset, first_id = offset, None
     if found is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from django_mysqlqueue.inspection.bounds import PAGES
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.session import Session
@@ -43,13 +43,14 @@ class OutboxOverview:
         return min((one.since for one in self.topics.values()), default=None)
 
 
-def read_outbox(session: Session, now: int, *, most: int = PAGES.count) -> OutboxOverview:
+def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> OutboxOverview:
     """What waits in the outbox at a moment, by two ranges of its index.
 
     Args:
         now: the database's clock, epoch milliseconds.
-        most: counts go no further.
+        bounds: where counts stop.
     """
+    most = bounds.count
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
         "SELECT w.topic, COUNT(*), MIN(CASE WHEN w.deliver_at <= 0 THEN w.created_at ELSE w.deliver_at END) FROM "

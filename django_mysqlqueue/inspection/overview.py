@@ -153,9 +153,9 @@ def read(using: str, *, lease_ms: int, bounds: Bounds = PAGES, window: float = W
     )
     topics = all_topics(session)
     dlqs = [topic for topic in topics if naming.is_dlq(topic)]
-    letters = count_by_group(session, now - int(window * 1000), dlqs, most=bounds.count)
+    letters = count_by_group(session, now - int(window * 1000), dlqs, bounds=bounds)
     subscribers = read_subscribers(session, lease_ms=lease_ms)
-    outbox = read_outbox(session, now, most=bounds.count)
+    outbox = read_outbox(session, now, bounds=bounds)
     look = Look(session, bounds, min(bounds.groups, len(rows)))
     found = []
     for row in rows[: bounds.groups]:
@@ -188,8 +188,8 @@ def one_group(
         return None
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref).get(ref, [])
     now = session.now()
-    letters = count_by_group(session, now - int(window * 1000), [naming.dlq_topic(ref.topic)], most=bounds.count)
-    outbox = read_outbox(session, now, most=bounds.count)
+    letters = count_by_group(session, now - int(window * 1000), [naming.dlq_topic(ref.topic)], bounds=bounds)
+    outbox = read_outbox(session, now, bounds=bounds)
     return _group(Look(session, bounds, 1), ref, row, outbox, letters, subscribers)
 
 

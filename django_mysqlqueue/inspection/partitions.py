@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.heads import Head, heads
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.counts import Count
@@ -16,11 +17,6 @@ LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 LEASES = PartitionLease._meta.db_table
-
-PARTITION_CAP = 1000
-"""A partition's lag is counted no further."""
-IN_FLIGHT = 10_000
-"""Deliveries that a list of those in flight is chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,7 @@ def partitions(
     prefix: str = "",
     start: int | None = None,
     limit: int = 50,
+    bounds: Bounds = PAGES,
 ) -> list[Partition]:
     """A group's partitions in order of key, from behind ``after`` on.
 
@@ -64,15 +61,18 @@ def partitions(
     if start is not None:
         keys.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
     shown = [key for key in sorted(keys, key=str.encode)[:limit] if key.startswith(prefix)]
-    return at(session, ref, shown, start=start)
+    return at(session, ref, shown, start=start, bounds=bounds)
 
 
-def at(session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | None = None) -> list[Partition]:
+def at(
+    session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | None = None, bounds: Bounds = PAGES
+) -> list[Partition]:
     """A group's place in some partitions, in the order given.
 
     Args:
         start: the group's start offset, where it is in those that it has never worked on; None: they are left out.
     """
+    most = bounds.partition_count
     places: dict[str, tuple[int, int, int]] = {} if start is None else dict.fromkeys(keys, (start, start, 0))
     owners: dict[str, str] = {}
     for chunk in session.chunks(sorted(set(keys))):
@@ -93,33 +93,31 @@ def at(session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | Non
         "SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.target_group IN ('', %s) THEN 1 ELSE 0 END) FROM ("
         f"SELECT target_group FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s) w",
-        [(key, ref.group, ref.topic, key, places[key][1], PARTITION_CAP + 1) for key in known],
+        [(key, ref.group, ref.topic, key, places[key][1], most + 1) for key in known],
+        most,
     )
     claimed = _counts(
         session,
         f"SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.acked = 0 THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
         f"{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s AND partition_key = %s ORDER BY message_offset LIMIT %s) w",
-        [(key, *ref, key, PARTITION_CAP + 1) for key in known],
+        [(key, *ref, key, most + 1) for key in known],
+        most,
     )
     first = _firsts(session, ref, {key: places[key][0] for key in known})
     return [
-        Partition(key, *places[key], owners.get(key), _lag(unclaimed[key], claimed[key]), first.get(key))
+        Partition(key, *places[key], owners.get(key), (unclaimed[key] + claimed[key]).capped(most), first.get(key))
         for key in known
     ]
 
 
-def _lag(unclaimed: Count, claimed: Count) -> Count:
-    return (unclaimed + claimed).capped(PARTITION_CAP)
-
-
-def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]]) -> dict[str, Count]:
+def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]], most: int) -> dict[str, Count]:
     """What ``select`` counts for each key: it gives the key, how many rows it looked at, and how many of them count."""
     found: dict[str, Count] = {}
     for start in range(0, len(parameters), UNION_TERMS):
         piece = parameters[start : start + UNION_TERMS]
         for key, looked, number in session.rows(" UNION ALL ".join([select] * len(piece)), flat(piece)):
-            found[key] = Count(int(number or 0), looked <= PARTITION_CAP)
+            found[key] = Count(int(number or 0), looked <= most)
     return found
 
 
@@ -158,8 +156,10 @@ class InFlight:
     """Shared mode: when another subscriber may have it; 0: while the lease is good."""
 
 
-def in_flight(session: Session, ref: GroupRef, *, subscriber: str | None = None, limit: int = 50) -> list[InFlight]:
-    """What a group's subscribers hold, longest first, out of the first ``IN_FLIGHT`` that are not settled."""
+def in_flight(
+    session: Session, ref: GroupRef, *, subscriber: str | None = None, limit: int = 50, bounds: Bounds = PAGES
+) -> list[InFlight]:
+    """What a group's subscribers hold, longest first, out of the first ``bounds.in_flight`` that are not settled."""
     of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
     rows = session.rows(
         "SELECT w.partition_key, w.message_offset, w.retry_count, w.delivered_by, w.delivered_at, w.invisible_until "
@@ -167,7 +167,7 @@ def in_flight(session: Session, ref: GroupRef, *, subscriber: str | None = None,
         f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         "WHERE consumer_group = %s AND topic = %s AND acked = %s LIMIT %s) w "
         f"WHERE w.delivered_by <> ''{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
-        (*ref, False, IN_FLIGHT, *parameters, limit),
+        (*ref, False, bounds.in_flight, *parameters, limit),
     )
     return [
         InFlight(ref, key, int(offset), int(retries) + 1, by, int(since), int(until))

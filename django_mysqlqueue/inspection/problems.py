@@ -17,6 +17,7 @@ from django.utils.translation import ngettext
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.inspection import groupless
+from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import groups, rollups
@@ -27,16 +28,8 @@ from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
 
 LEASES = PartitionLease._meta.db_table
-STUCK_SECONDS = 60.0
-"""A partition whose first message has failed and waits for so long is stuck; a group without subscribers is one too."""
-OUTBOX_SECONDS = 15.0
-"""What is due in the outbox for so long has no sequencer: a poll comes every second at the latest."""
-STILL_SECONDS = 600.0
-"""A group with work and live subscribers of which nothing has ended for so long does not get on."""
 NAMES = 100
 """So many vanished subscribers of idle groups are asked for their leases."""
-TRANSACTION_SECONDS = 300.0
-"""A transaction open for so long holds back purge."""
 
 Kind = Literal[
     "no_subscriber",
@@ -94,16 +87,25 @@ class Ended:
         return self.acked + self.failed
 
 
-def find(using: str, overview: QueueOverview, thresholds: HealthSettings) -> list[Problem]:
+def find(
+    using: str,
+    overview: QueueOverview,
+    thresholds: HealthSettings,
+    *,
+    stall_times: StallTimes = STALL_TIMES,
+    bounds: Bounds = PAGES,
+) -> list[Problem]:
     """What is wrong, worst first.
 
     Args:
         overview: read with the window of the thresholds.
         thresholds: from when on failures are a problem.
+        stall_times: from when on something that does not move is one.
+        bounds: where counts of messages without groups stop.
     """
     session = Session(using)
-    found = [*_outbox(overview), *_long_transactions(session)]
-    recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, STILL_SECONDS))
+    found = [*_outbox(overview, stall_times), *_long_transactions(session, stall_times)]
+    recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, stall_times.still))
     lately: dict[GroupRef, Ended] = {}
     moving: set[GroupRef] = set()
     for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
@@ -112,15 +114,15 @@ def find(using: str, overview: QueueOverview, thresholds: HealthSettings) -> lis
         if bucket.at >= still and (bucket.acked or bucket.failed or bucket.dead_lettered):
             moving.add(bucket.ref)
     for group in overview.groups:
-        found += _of_group(group, overview.now, moves=group.ref in moving)
+        found += _of_group(group, overview.now, stall_times, moves=group.ref in moving)
         found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
     found += _silent(session, overview)
     if overview.topics is not None:
-        found += groupless_topics(session, overview.topics, overview.now)
+        found += groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
 
 
-def _of_group(group: GroupOverview, now: int, *, moves: bool) -> Iterator[Problem]:
+def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool) -> Iterator[Problem]:
     ref = group.ref
     waits = _age(now, group.oldest_at)
     unfinished = groups.unfinished(group.after_seek)
@@ -141,12 +143,12 @@ def _of_group(group: GroupOverview, now: int, *, moves: bool) -> Iterator[Proble
         backlog = group.lag + (group.waiting.count if group.waiting is not None else Count(0))
         values = {"ref": ref, "lag": _waiting(backlog), "age": seconds(waits)}
         # They may be being restarted.
-        yield Problem(0 if waits >= STUCK_SECONDS else 2, "no_subscriber", text % values, ref)
+        yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, ref)
     elif group.live:
-        found = [*_stuck(group, now), *_unserved(group, now)]
+        found = [*_stuck(group, now, times), *_unserved(group, now, times)]
         yield from found
         if not (found or moves):
-            yield from _still(group, now)
+            yield from _still(group, now, times)
 
 
 def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, window: float) -> Iterator[Problem]:
@@ -183,12 +185,12 @@ def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, win
         yield Problem(1, "dead_letters", text % values, ref)
 
 
-def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
+def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
     """Messages that fail again and again. In a shared group no other message waits for them."""
     ordered = group.mode == "ordered"
     for head in group.heads:
         waits = _age(now, group.waiting_since(head.published_at))
-        if head.attempts and waits >= STUCK_SECONDS:
+        if head.attempts and waits >= times.stuck:
             if ordered:
                 text = _(
                     "The partition %(key)s of %(ref)s waits behind message %(offset)s, which has failed %(times)s "
@@ -198,32 +200,32 @@ def _stuck(group: GroupOverview, now: int) -> Iterator[Problem]:
                 text = _("Message %(offset)s of %(ref)s has failed %(times)s and is %(age)s old.")
             if naming.is_dlq(group.ref.topic):
                 text += " " + _("A DLQ topic has no DLQ: it is retried until it succeeds or is discarded.")
-            times = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
-            values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": times}
+            failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
+            values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": failures}
             severity = 1 if ordered else 2
             yield Problem(severity, "stuck", text % {**values, "age": seconds(waits)}, group.ref, head.key, head.offset)
 
 
-def _still(group: GroupOverview, now: int) -> Iterator[Problem]:
+def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
     """A group with living subscribers of which nothing ends: handlers that hang, or subscribers that do not get on."""
     for head in group.heads:
         waits = _age(now, group.waiting_since(head.published_at))
         # What waits for its time, after a backoff or a snooze, may do so.
-        if waits >= STILL_SECONDS and (head.delivered_by or head.invisible_until <= now):
+        if waits >= times.still and (head.delivered_by or head.invisible_until <= now):
             text = _("Nothing of %(ref)s has ended in ten minutes, with subscribers alive; %(lag)s, one for %(age)s.")
             values = {"ref": group.ref, "lag": _waiting(group.lag), "age": seconds(waits)}
             yield Problem(1, "still", text % values, group.ref, head.key, head.offset)
             return
 
 
-def _unserved(group: GroupOverview, now: int) -> Iterator[Problem]:
+def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
     subsets = {row.subset for row in group.live}
     if EVERYTHING in subsets:
         return
     for head in group.heads:
         if (
             not any(head.key in subset for subset in subsets)
-            and _age(now, group.waiting_since(head.published_at)) >= STUCK_SECONDS
+            and _age(now, group.waiting_since(head.published_at)) >= times.stuck
         ):
             text = _("No live subscriber of %(ref)s takes the partition %(key)s: all work on other subsets.")
             yield Problem(0, "unserved", text % {"ref": group.ref, "key": repr(head.key)}, group.ref, head.key)
@@ -258,14 +260,14 @@ def _with_leases(session: Session, names: Sequence[str]) -> list[str]:
     return [name for (name,) in rows]
 
 
-def _outbox(overview: QueueOverview) -> Iterator[Problem]:
+def _outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     """Messages that are due and wait to be moved into the log: no group's lag counts them."""
     waiting = overview.outbox.waiting
     waits = _age(overview.now, overview.outbox.waiting_since)
-    if not waiting or waits < OUTBOX_SECONDS:
+    if not waiting or waits < times.outbox:
         return
     values = {"lag": _waiting(waiting), "age": seconds(waits)}
-    if _age(overview.now, overview.sequenced_at) < OUTBOX_SECONDS:
+    if _age(overview.now, overview.sequenced_at) < times.outbox:
         # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
         text = _("The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved.")
         yield Problem(1, "outbox_behind", text % values)
@@ -274,14 +276,14 @@ def _outbox(overview: QueueOverview) -> Iterator[Problem]:
         yield Problem(0, "outbox", text % values)
 
 
-def groupless_topics(session: Session, in_log: Iterable[str], now: int) -> Iterator[Problem]:
+def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
     """Topics that nobody reads, a mistyped one perhaps: what is in them is deleted without having been handled.
 
     Args:
         in_log: the topics that have messages in the log.
         now: the database's clock, epoch milliseconds.
     """
-    for one in groupless.find(session, in_log):
+    for one in groupless.find(session, in_log, bounds=bounds):
         text = ngettext(
             "Topic %(topic)s has %(number)s message but no consumer group.",
             "Topic %(topic)s has %(number)s messages but no consumer group.",
@@ -303,9 +305,9 @@ def groupless_topics(session: Session, in_log: Iterable[str], now: int) -> Itera
         yield Problem(1, "groupless", f"{text} {fate}" % values, topic=one.topic)
 
 
-def _long_transactions(session: Session) -> Iterator[Problem]:
+def _long_transactions(session: Session, times: StallTimes) -> Iterator[Problem]:
     found = _oldest_transaction(session)
-    if found is not None and found[0] >= TRANSACTION_SECONDS:
+    if found is not None and found[0] >= times.transaction:
         text = _(
             "A transaction has been open for %(age)s (connection %(id)s): until it ends, nothing deleted since is "
             "cleaned up by the server, and the queue's looks become slower."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
@@ -13,8 +14,6 @@ from django_mysqlqueue.sql.session import Session
 
 OUTBOX = OutboxMessage._meta.db_table
 
-LOOKED = 2500
-"""A look for one topic's goes through no more scheduled messages than that."""
 EARLIEST = -(2**62)
 """Below every ``deliver_at``, those before 1970 that plain SQL may give included."""
 READ_BYTES = 20_001
@@ -41,10 +40,17 @@ class Content:
     metadata: dict[str, Any]
 
 
-def page(session: Session, *, topic: str | None = None, after: tuple[int, int] | None = None, limit: int) -> Timetable:
+def page(
+    session: Session,
+    *,
+    topic: str | None = None,
+    after: tuple[int, int] | None = None,
+    limit: int,
+    bounds: Bounds = PAGES,
+) -> Timetable:
     """The next scheduled messages behind ``after``, those of one topic if it is named.
 
-    Of one topic it goes through the next ``LOOKED`` messages of all topics.
+    Of one topic it reads the next ``bounds.scheduled`` messages of all topics.
     """
     start = after or (0, 0)
     if topic is None:
@@ -57,13 +63,14 @@ def page(session: Session, *, topic: str | None = None, after: tuple[int, int] |
         for at, row_id in session.rows(
             f"SELECT w.deliver_at, w.outbox_id FROM (SELECT deliver_at, outbox_id, topic {source} "
             "ORDER BY deliver_at, outbox_id LIMIT %s) w WHERE w.topic = %s",
-            (*parameters, LOOKED, topic),
+            (*parameters, bounds.scheduled, topic),
         )
     )
     if len(places) > limit:
         return Timetable(tuple(_by_id(session, places[:limit])), places[limit - 1], whole=True)
     last = session.row(
-        f"SELECT deliver_at, outbox_id {source} ORDER BY deliver_at, outbox_id LIMIT 1 OFFSET {LOOKED - 1}", parameters
+        f"SELECT deliver_at, outbox_id {source} ORDER BY deliver_at, outbox_id LIMIT 1 OFFSET {bounds.scheduled - 1}",
+        parameters,
     )
     end = None if last is None else (int(last[0]), int(last[1]))
     return Timetable(tuple(_by_id(session, places)), end, whole=end is None)
@@ -98,8 +105,8 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
     return sorted(found, key=_place)
 
 
-def topics(session: Session, *, scheduled_only: bool = True) -> list[tuple[str, Count]]:
-    """Topics of the next ``LOOKED`` scheduled messages, by name, with how many of those are theirs.
+def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
+    """Topics of the next ``bounds.scheduled`` scheduled messages, by name, with how many of those are theirs.
 
     Args:
         scheduled_only: False: of the next messages of the outbox, those published at once among them.
@@ -108,10 +115,10 @@ def topics(session: Session, *, scheduled_only: bool = True) -> list[tuple[str, 
     rows = session.rows(
         f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > %s "
         "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic",
-        (0 if scheduled_only else EARLIEST, LOOKED + 1),
+        (0 if scheduled_only else EARLIEST, bounds.scheduled + 1),
     )
-    exact = sum(int(number) for _, number in rows) <= LOOKED
-    return sorted((topic, Count(min(int(number), LOOKED), exact)) for topic, number in rows)
+    exact = sum(int(number) for _, number in rows) <= bounds.scheduled
+    return sorted((topic, Count(min(int(number), bounds.scheduled), exact)) for topic, number in rows)
 
 
 def contents(session: Session, ids: Sequence[int]) -> dict[int, Content]:

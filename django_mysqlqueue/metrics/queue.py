@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import overview
-from django_mysqlqueue.inspection.bounds import SCRAPES
+from django_mysqlqueue.inspection.bounds import SCRAPES, Bounds
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.publishing import queue_alias
@@ -31,6 +32,8 @@ class QueueCollector(Collector):
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
     """
 
+    bounds: ClassVar[Bounds] = SCRAPES
+
     def __init__(self, using: str | None = None) -> None:
         self.using = using
 
@@ -45,7 +48,7 @@ class QueueCollector(Collector):
             django.db.Error: the database cannot be read.
         """
         lease_ms = int(get_settings().lease_duration * 1000)
-        state = overview.read(queue_alias(self.using), lease_ms=lease_ms, bounds=SCRAPES)
+        state = overview.read(queue_alias(self.using), lease_ms=lease_ms, bounds=self.bounds)
         families = _Families()
         families.add_queue(state)
         for group in state.groups:

@@ -13,7 +13,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from django_mysqlqueue.inspection import problems
+from django_mysqlqueue.admin.pages import base
+from django_mysqlqueue.inspection.bounds import StallTimes
 from tests.browser.site import Site
 from tests.test_processes import SHORT, Worker, environment, wait_for
 
@@ -58,7 +59,7 @@ def site(db: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     # A subscriber is as soon silent for the pages as for the others.
     settings.MYSQLQUEUE = SHORT
     # What stands still is a problem at once: a person waits a minute for that, a test does not.
-    monkeypatch.setattr(problems, "STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(base.Page, "stall_times", StallTimes(stuck=0.5))
     site = Site()
     yield site
     site.stop()

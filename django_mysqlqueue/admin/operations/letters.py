@@ -16,6 +16,7 @@ from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, Re
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import FullLetter, Look
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service import groups, messages
@@ -60,6 +61,7 @@ class LettersOperation(AdminOperation):
 
     command: ClassVar[str]
     """Of ``manage.py``, which does it without a bound."""
+    bounds: ClassVar[Bounds] = PAGES
 
     def subject(self) -> str:
         """The DLQ topic, and the filter if there is one."""
@@ -94,7 +96,9 @@ class LettersOperation(AdminOperation):
         Raises:
             OperationRefused: nothing matches.
         """
-        found = dead_letters.look(Session(self.using), self.letters(), newest=self.values.get("upto"))
+        found = dead_letters.look(
+            Session(self.using), self.letters(), newest=self.values.get("upto"), bounds=self.bounds
+        )
         if not found.offsets:
             raise OperationRefused(_("There is no such dead letter (any more)."))
         return found

@@ -13,7 +13,6 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.words import age, last_line, moment, redacted
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import overview, partitions, problems
-from django_mysqlqueue.inspection.bounds import PAGES
 from django_mysqlqueue.inspection.outbox import read_outbox
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.partitions import Partition
@@ -50,7 +49,9 @@ class GroupPage(Page):
         if ref is None:
             raise BadQuery(_("No group is named: group and topic are needed."))
         thresholds = get_settings().health
-        group = overview.one_group(self.using, ref, lease_ms=self.lease_ms, bounds=PAGES, window=thresholds.window)
+        group = overview.one_group(
+            self.using, ref, lease_ms=self.lease_ms, bounds=self.bounds, window=thresholds.window
+        )
         if group is None:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
         session = Session(self.using)
@@ -58,18 +59,24 @@ class GroupPage(Page):
         order = "key" if self.text("order") == "key" or self.text("prefix") or self.text("after") else "oldest"
         prefix = self.text("prefix") or ""
         if order == "oldest":
-            found = partitions.at(session, ref, [head.key for head in group.heads], start=group.start_offset)
+            found = partitions.at(
+                session, ref, [head.key for head in group.heads], start=group.start_offset, bounds=self.bounds
+            )
         else:
             after = self.request.GET.get("after")
             found = partitions.partitions(
-                session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS
+                session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS, bounds=self.bounds
             )
         live = {row.name for row in group.live}
-        outbox = read_outbox(session, now)
+        outbox = read_outbox(session, now, bounds=self.bounds)
         whole = QueueOverview(now, 0, 0, outbox, (group,), Count(0), window=thresholds.window)
         return {
             "group": group,
-            "problems": [one for one in problems.find(self.using, whole, thresholds) if one.ref == ref],
+            "problems": [
+                one
+                for one in problems.find(self.using, whole, thresholds, stall_times=self.stall_times)
+                if one.ref == ref
+            ],
             "oldest": "" if group.oldest_at is None else age(max(0, now - group.oldest_at) / 1000),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],

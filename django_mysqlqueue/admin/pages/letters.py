@@ -60,7 +60,7 @@ class DeadLettersPage(Page):
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
-        topics = dead_letters.dlq_topics(session)
+        topics = dead_letters.dlq_topics(session, bounds=self.bounds)
         wanted = self.text("topic")
         if wanted is not None:
             topic = naming.dlq_topic(wanted)
@@ -77,9 +77,10 @@ class DeadLettersPage(Page):
         if until is not None:
             until += 999  # it has no more than seconds: the whole one is meant
         before = self.number("before")
-        found = dead_letters.look(session, DeadLetterFilter(topic, group=group, error=error, since=since, until=until))
+        wanted_letters = DeadLetterFilter(topic, group=group, error=error, since=since, until=until)
+        found = dead_letters.look(session, wanted_letters, bounds=self.bounds)
         rest = [offset for offset in found.offsets if before is None or offset < before]
-        kinds = dead_letters.kinds(session, found)
+        kinds = dead_letters.kinds(session, found, bounds=self.bounds)
         registered = registered_refs(self.using)
         groups = {ref.group for ref in registered if ref.topic != topic and naming.dlq_topic(ref.topic) == topic}
         return {
@@ -97,14 +98,14 @@ class DeadLettersPage(Page):
             "until": until,
             "found": found,
             "upto": found.offsets[0] if found.offsets else None,
-            "looked": f"{dead_letters.LOOKED:,}",
+            "looked": f"{self.bounds.dead_letters:,}",
             "rows": [self._row(letter) for letter in dead_letters.at(session, rest[:PAGE_ROWS])],
             "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
             "is_first": before is None,
             "kinds": [self._kind(kind, may_search=may_search) for kind in kinds[:KINDS_SHOWN]],
             "more_kinds": max(0, len(kinds) - KINDS_SHOWN),
-            "errors_read": f"{dead_letters.ERRORS_READ:,}",
-            "told_apart": len(found.offsets) > dead_letters.ERRORS_READ,
+            "errors_read": f"{self.bounds.errors:,}",
+            "told_apart": len(found.offsets) > self.bounds.errors,
             "readers": [ref for ref in registered if ref.topic == topic],
         }
 
@@ -167,7 +168,8 @@ class DeadLetterPage(Page):
             raise BadQuery(_("No dead letter is named: an offset is needed."))
         session = Session(self.using)
         letter = dead_letters.one(session, offset)
-        events = dead_letters.recorded(session, [offset] if letter is None else [offset, letter.listed.original_offset])
+        offsets = [offset] if letter is None else [offset, letter.listed.original_offset]
+        events = dead_letters.recorded(session, offsets, bounds=self.bounds)
         # What operators did with the letter, and what the group that failed did with the message.
         operators = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
         events = [

@@ -87,7 +87,7 @@ class MessagePage(Page):
             return {"offset": "", "named": False}
         session = Session(self.using)
         found = message_history.content(session, offset, most=SHOWN_CHARACTERS)
-        events, more_events = message_history.recorded(session, offset)
+        events, more_events = message_history.recorded(session, offset, bounds=self.bounds)
         if found is None and not events:
             raise BadQuery(
                 _(
@@ -110,7 +110,7 @@ class MessagePage(Page):
             "lives": list(self._lives(session, offset, found, events)),
             "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
             "more_events": more_events,
-            "shown_events": message_history.EVENTS_READ,
+            "shown_events": self.bounds.recorded,
             "first_steps": self._first_steps(found),
             **(self._said(found) if found else {}),
         }
@@ -187,7 +187,7 @@ class MessagePage(Page):
         for event in events:
             if event.outcome not in BY_OPERATORS:
                 of_group.setdefault(event.ref, []).append(event)
-        states = message_history.states(session, found.entry) if found else []
+        states = message_history.states(session, found.entry, bounds=self.bounds) if found else []
         live = self._live(session) if states else {}
         for state in states:
             mine = of_group.pop(state.ref, [])
@@ -279,7 +279,7 @@ class MessagePage(Page):
 
     def _after_letter(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
         """Where it went on, when its dead letter has gone."""
-        onwards = message_history.successors(session, event.ref, event.key, offset, found)
+        onwards = message_history.successors(session, event.ref, event.key, offset, found, bounds=self.bounds)
         for one in onwards:
             text = _("%(by)s edited and redrove it: it went on as message %(offset)s.")
             if one.outcome == Outcome.REDRIVEN:

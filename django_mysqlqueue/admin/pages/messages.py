@@ -40,7 +40,7 @@ class MessagesPage(Page):
         topic, key, message_id = self.text("topic"), self._key(), self.text("id")
         said, is_newest, upwards = "", True, False
         if message_id is not None:
-            found = log_entries.by_id(session, message_id, topic=topic, key=key)
+            found = log_entries.by_id(session, message_id, topic=topic, key=key, bounds=self.bounds)
             listing = Listing(found.entries, None, None)
             if not found.entries:
                 said = self._nowhere(found, named=key is not None)
@@ -49,7 +49,9 @@ class MessagesPage(Page):
             if before is None and after is None:
                 before = self._start(session)
             is_newest, upwards = before is None and after is None, after is not None
-            listing = log_entries.page(session, topic=topic, key=key, before=before, after=after, limit=PAGE_ROWS)
+            listing = log_entries.page(
+                session, topic=topic, key=key, before=before, after=after, limit=PAGE_ROWS, bounds=self.bounds
+            )
             if listing.looked:
                 values = {"first": listing.looked[0], "last": listing.looked[1]}
                 said = _("This topic has many partitions: only offsets %(first)s to %(last)s were looked at.") % values
@@ -104,14 +106,13 @@ class MessagesPage(Page):
             raise BadQuery(_("time=%(value)r: must be a date and a time") % {"value": text})
         return int(seconds * 1000) + 1000
 
-    @staticmethod
-    def _nowhere(found: log_entries.Found, *, named: bool) -> str:
+    def _nowhere(self, found: log_entries.Found, *, named: bool) -> str:
         said = [_("No message of this id is in the log.")]
         if not named:
             text = _("It was looked for in every partition.")
             if not found.complete:
                 text = _("It was looked for in %(number)s partitions; there are more.") % {
-                    "number": f"{log_entries.PARTITIONS:,}"
+                    "number": f"{self.bounds.searched_partitions:,}"
                 }
             said.append(text)
         if found.looked:

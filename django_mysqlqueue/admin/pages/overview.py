@@ -17,7 +17,6 @@ from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.words import age
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import overview, problems
-from django_mysqlqueue.inspection.bounds import PAGES
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.problems import Problem
 from django_mysqlqueue.service import rollups
@@ -67,7 +66,7 @@ class OverviewPage(Page):
 
     def context(self) -> dict[str, Any]:
         thresholds = get_settings().health
-        found = overview.read(self.using, lease_ms=self.lease_ms, bounds=PAGES, window=thresholds.window)
+        found = overview.read(self.using, lease_ms=self.lease_ms, bounds=self.bounds, window=thresholds.window)
         session = Session(self.using)
         span = self.text("span")
         span = span if span in SPANS else "hour"
@@ -76,7 +75,10 @@ class OverviewPage(Page):
         return {
             "overview": found,
             "cards": self._cards(found),
-            "problems": [self._linked(problem) for problem in problems.find(self.using, found, thresholds)],
+            "problems": [
+                self._linked(problem)
+                for problem in problems.find(self.using, found, thresholds, stall_times=self.stall_times)
+            ],
             "rows": [self._row(group, minutes, found.now) for group in found.groups],
             "span": span,
             "spans": [("hour", _("last hour")), ("day", _("last day"))],

@@ -40,11 +40,11 @@ class ScheduledPage(Page):
         session = Session(self.using)
         now = session.now()
         topic = self.text("topic")
-        found = scheduled.page(session, topic=topic, after=self._after(), limit=PAGE_ROWS)
+        found = scheduled.page(session, topic=topic, after=self._after(), limit=PAGE_ROWS, bounds=self.bounds)
         said: dict[int, Content] = {}
         if may_see_payloads(self.request):
             said = scheduled.contents(session, [row.outbox_id for row in found.rows])
-        topics = scheduled.topics(session)
+        topics = scheduled.topics(session, bounds=self.bounds)
         if topic is not None and topic not in dict(topics):
             topics.append((topic, Count(0)))
         return {
@@ -52,7 +52,7 @@ class ScheduledPage(Page):
             "topic": topic or "",
             "rows": [self._row(message, now, said.get(message.outbox_id)) for message in found.rows],
             "whole": found.whole,
-            "looked": f"{scheduled.LOOKED:,}",
+            "looked": f"{self.bounds.scheduled:,}",
             "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
             "order": None,
             "is_first": not self.text("after"),

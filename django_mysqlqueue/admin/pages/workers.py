@@ -49,7 +49,9 @@ class InFlightPage(Page):
         refs = registered_refs(self.using)
         found: list[InFlight] = []
         for one in refs if ref is None else [ref]:
-            found += partitions.in_flight(session, one, subscriber=self.text("subscriber"), limit=SHOWN_IN_FLIGHT)
+            found += partitions.in_flight(
+                session, one, subscriber=self.text("subscriber"), limit=SHOWN_IN_FLIGHT, bounds=self.bounds
+            )
         found.sort(key=lambda delivery: delivery.since)
         live = {
             row.name for rows in read_subscribers(session, lease_ms=self.lease_ms).values() for row in rows if row.live

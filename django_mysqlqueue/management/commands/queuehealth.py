@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import health
+from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.health import Finding, Limits, Report
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.service.counts import Count, total
@@ -19,6 +20,8 @@ from django_mysqlqueue.sql.connection import READ_SECONDS
 
 class Command(QueueCommand):
     read_timeout = READ_SECONDS
+    bounds: ClassVar[Bounds] = CHECKS
+    stall_times: ClassVar[StallTimes] = STALL_TIMES
     help = (
         "Exit with 1 if messages are stuck, handlers fail or a limit is exceeded, and print the problems. "
         "For alerting, not for liveness probes: a database that hangs must not restart the subscribers."
@@ -73,7 +76,14 @@ class Command(QueueCommand):
                 min_attempts=options["min_attempts"],
                 window=options["window"],
             )
-            report = health.check(using, limits, groups=options["group"], topics=options["topic"])
+            report = health.check(
+                using,
+                limits,
+                groups=options["group"],
+                topics=options["topic"],
+                bounds=self.bounds,
+                stall_times=self.stall_times,
+            )
         except (OperationRefused, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
         if options["format"] == "json":
