@@ -6,7 +6,6 @@ same rules, in the same place, serve the system checks (``problems``).
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.validators import Invalid as _Invalid
 from django_mysqlqueue.validators import alias as _alias
 from django_mysqlqueue.validators import archive_path as _archive_path
@@ -320,8 +320,7 @@ def check_health_option(name: str, value: Any) -> Any:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name.upper(), known, 1)
-    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(sorted(known))}."
+    return did_you_mean(close_names(name, known, most=1)) or f"Known: {', '.join(sorted(known))}."
 
 
 def _parse(raw: Any) -> tuple[Settings, list[Problem]]:

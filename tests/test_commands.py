@@ -289,11 +289,9 @@ def test_status_says_how_old_the_oldest_is(db, clock):
     publish("t", 2, key="b")
     sequence()
     assert 100 <= group_status()["oldest_unacked_age"] < 160
-    for seconds, shown in ((0, "100.0 s"), (7 * 60, "9 min"), (3 * 3600, "3 h"), (3 * 86400, "3 d")):
+    for seconds, shown in ((0, "1 min 4"), (7 * 60, "8 min 4"), (3 * 3600, "3 h 9 min"), (3 * 86400, "3 d 3 h")):
         clock.advance(seconds)
-        shown_now = table(run("queuestatus"), "Groups")[0]["oldest"]
-        assert shown_now.split()[1] == shown.split()[1]
-        assert abs(float(shown_now.split()[0]) - float(shown.split()[0])) < 1
+        assert table(run("queuestatus"), "Groups")[0]["oldest"].startswith(shown)
 
 
 def test_status_says_when_it_was_sequenced(db, clock):
@@ -302,7 +300,7 @@ def test_status_says_when_it_was_sequenced(db, clock):
     sequence()
     clock.advance(50)
     offset = QueueMessage.objects.get().offset
-    assert f"Queue on the database 'default': last offset {offset}, sequenced 50." in run("queuestatus")
+    assert f"Queue on the database 'default': last offset {offset}, sequenced 50 s ago." in run("queuestatus")
     assert status()["last_offset"] == offset
 
 

@@ -102,7 +102,7 @@ def test_the_error_names_the_nearest_topic(strict, topic, hint):
 
 def test_the_error_names_no_more_topics_than_can_be_read(strict, settings):
     settings.MYSQLQUEUE = {"STRICT_TOPICS": True, "TOPICS": {f"t{number:02}": {} for number in range(50)}}
-    with pytest.raises(UnknownTopic, match=r"Known: orders\.placed, t00, t01, t02, t03, t04, t05, t06, t07, t08, …\.$"):
+    with pytest.raises(UnknownTopic, match=r"Known: orders\.placed, t00, .*, t08 and 41 more\.$"):
         publish("xyzxyz", 1)
 
 

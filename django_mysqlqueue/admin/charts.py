@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+
+from django_mysqlqueue.humanize import duration
 
 WIDTH, HEIGHT = 600, 140
 LEFT, BOTTOM, TOP = 46, 20, 8
@@ -91,14 +93,14 @@ def lines(series: Sequence[Series], times: Sequence[str], label: str) -> SafeStr
             x = LEFT + (place + 0.5) * width
             y = HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
             run.append(f"{x:.2f},{y:.2f}")
-            dots.append((one.css, f"{x:.2f}", f"{y:.2f}", times[place], one.name, duration(value)))
+            dots.append((one.css, f"{x:.2f}", f"{y:.2f}", times[place], one.name, _time(value)))
         runs.append((one.css, " ".join(run)))
     inside = format_html(
         "{}{}",
         format_html_join("", '<polyline class="mq-line {}" points="{}"/>', [run for run in runs if " " in run[1]]),
         format_html_join("", '<circle class="{}" cx="{}" cy="{}" r="2"><title>{} · {}: {}</title></circle>', dots),
     )
-    return _frame(inside, top, times, label, duration)
+    return _frame(inside, top, times, label, _time)
 
 
 def nice(highest: float) -> float:
@@ -109,19 +111,11 @@ def nice(highest: float) -> float:
     return next((power * step for step in (1, 2, 5, 10) if power * step >= highest), highest)
 
 
-def duration(milliseconds: float) -> str:
-    """``350 ms``, ``1.5 s``, ``12 min``."""
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms"
-    seconds = milliseconds / 1000
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-
-
-def _frame(inside: SafeString, top: float, times: Sequence[str], label: str, say: object = None) -> SafeString:
+def _frame(
+    inside: SafeString, top: float, times: Sequence[str], label: str, say: Callable[[float], str] | None = None
+) -> SafeString:
     """The axis, three lines of the grid, and the first, the middle and the last time."""
-    words = duration if say is duration else _number
+    words = say or _number
     grid = format_html_join(
         "",
         '<line class="mq-grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="mq-tick mq-end" x="{}" y="{}">{}</text>',
@@ -155,6 +149,10 @@ def _frame(inside: SafeString, top: float, times: Sequence[str], label: str, say
         inside,
         ticks,
     )
+
+
+def _time(milliseconds: float) -> str:
+    return duration(milliseconds / 1000)
 
 
 def _number(value: float) -> str:

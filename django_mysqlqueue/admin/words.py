@@ -1,4 +1,4 @@
-"""How the pages say times, ages, payloads and errors."""
+"""How pages show times, payloads and errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import messages as messages
 from django_mysqlqueue.redaction import redacted as redacted
 from django_mysqlqueue.service.messages import last_line as last_line
 
@@ -36,27 +36,6 @@ def moment(milliseconds: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return _("%(number)s ms after 1970") % {"number": milliseconds}
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
-
-
-def age(seconds: float | None) -> str:
-    """A length of time in its two largest units: ``3 d 4 h``; None is ''."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return _("%(seconds).1f s") % {"seconds": max(0.0, seconds)}
-    left = round(seconds)
-    units = ((86_400, _("d")), (3600, _("h")), (60, _("min")), (1, _("s")))
-    parts: list[tuple[int, str]] = []
-    for size, unit in units:
-        if left >= size or parts:
-            parts.append((left // size, unit))
-            left %= size
-    return " ".join(f"{number} {unit}" for number, unit in parts[:2] if number)
-
-
-def messages(number: int) -> str:
-    """``1 message``, ``12 messages``."""
-    return ngettext("%(number)s message", "%(number)s messages", number) % {"number": f"{number:,}"}
 
 
 def payload_text(payload: bytes) -> str:

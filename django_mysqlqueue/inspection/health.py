@@ -12,6 +12,7 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import overview, problems
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
@@ -178,7 +179,7 @@ def _beyond(limits: Limits, groups: Collection[GroupOverview], state: QueueOverv
     outbox = _age(state, state.outbox.waiting_since)
     if limits.age is not None and outbox > limits.age:
         text = _("The oldest message in the outbox waits for %(age)s; the limit is %(limit)s.")
-        yield Finding("age", text % {"age": f"{outbox:,.0f} s", "limit": f"{limits.age:,g} s"})
+        yield Finding("age", text % {"age": duration(outbox), "limit": duration(limits.age)})
     for group in groups:
         yield from _group_beyond(limits, group, _age(state, group.oldest_at))
 
@@ -190,7 +191,7 @@ def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterato
         yield Finding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
     if limits.age is not None and waits > limits.age:
         text = _("The oldest message of %(ref)s waits for %(age)s; the limit is %(limit)s.")
-        values = {"ref": ref, "age": f"{waits:,.0f} s", "limit": f"{limits.age:,g} s"}
+        values = {"ref": ref, "age": duration(waits), "limit": duration(limits.age)}
         yield Finding("age", text % values, ref)
     if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
         text = _("%(ref)s has %(number)s dead letters; the limit is %(limit)s.")

@@ -16,6 +16,7 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings, get_settings
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
@@ -141,7 +142,7 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
             "Start a subscriber, or drop the group if it is no longer needed."
         )
         backlog = group.lag + (group.waiting.count if group.waiting is not None else Count(0))
-        values = {"ref": ref, "lag": _waiting(backlog), "age": seconds(waits)}
+        values = {"ref": ref, "lag": _waiting(backlog), "age": duration(waits)}
         # They may be being restarted.
         yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, ref)
     elif group.live:
@@ -157,7 +158,7 @@ def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, win
     if ended.failed and group.live:
         # One message that fails again and again is no defect of the handler, so a few attempts are only worth knowing.
         judged = share is not None and ended.attempts >= thresholds.min_attempts
-        values = {"ref": ref, "number": f"{ended.failed:,}", "window": seconds(window)}
+        values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
         if not ended.acked:
             text = ngettext(
                 "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
@@ -177,7 +178,7 @@ def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, win
         recent = Count(max(recent.value, ended.dead_lettered), exact=False)
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
-        values = {"ref": ref, "number": str(recent), "window": seconds(window), "limit": f"{most:,}"}
+        values = {"ref": ref, "number": str(recent), "window": duration(window), "limit": f"{most:,}"}
         yield Problem(0, "recent_dead_letters", text % values, ref)
     if group.dead_letters:
         text = _("%(ref)s has given up on messages: %(number)s in %(topic)s.")
@@ -203,7 +204,9 @@ def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
             failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
             values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": failures}
             severity = 1 if ordered else 2
-            yield Problem(severity, "stuck", text % {**values, "age": seconds(waits)}, group.ref, head.key, head.offset)
+            yield Problem(
+                severity, "stuck", text % {**values, "age": duration(waits)}, group.ref, head.key, head.offset
+            )
 
 
 def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
@@ -213,7 +216,7 @@ def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
         # What waits for its time, after a backoff or a snooze, may do so.
         if waits >= times.still and (head.delivered_by or head.invisible_until <= now):
             text = _("Nothing of %(ref)s has ended in ten minutes, with subscribers alive; %(lag)s, one for %(age)s.")
-            values = {"ref": group.ref, "lag": _waiting(group.lag), "age": seconds(waits)}
+            values = {"ref": group.ref, "lag": _waiting(group.lag), "age": duration(waits)}
             yield Problem(1, "still", text % values, group.ref, head.key, head.offset)
             return
 
@@ -246,7 +249,7 @@ def _silent(session: Session, overview: QueueOverview) -> Iterator[Problem]:
         last[name] = idle[name]
     for name, (at, ref) in sorted(last.items()):
         text = _("The subscriber %(name)s vanished: no sign of life for %(age)s.")
-        values = {"name": name, "age": seconds(_age(overview.now, at))}
+        values = {"name": name, "age": duration(_age(overview.now, at))}
         yield Problem(2, "silent", text % values, ref, subscriber=name)
 
 
@@ -266,7 +269,7 @@ def _outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     waits = _age(overview.now, overview.outbox.waiting_since)
     if not waiting or waits < times.outbox:
         return
-    values = {"lag": _waiting(waiting), "age": seconds(waits)}
+    values = {"lag": _waiting(waiting), "age": duration(waits)}
     if _age(overview.now, overview.sequenced_at) < times.outbox:
         # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
         text = _("The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved.")
@@ -299,8 +302,8 @@ def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bound
         values = {
             "topic": repr(one.topic),
             "number": one.messages,
-            "retention": seconds(retention or 0),
-            "left": seconds(max(0.0, (retention or 0) - _age(now, one.oldest_at))),
+            "retention": duration(retention or 0),
+            "left": duration(max(0.0, (retention or 0) - _age(now, one.oldest_at))),
         }
         yield Problem(1, "groupless", f"{text} {fate}" % values, topic=one.topic)
 
@@ -312,7 +315,7 @@ def _long_transactions(session: Session, times: StallTimes) -> Iterator[Problem]
             "A transaction has been open for %(age)s (connection %(id)s): until it ends, nothing deleted since is "
             "cleaned up by the server, and the queue's looks become slower."
         )
-        yield Problem(1, "long_transaction", text % {"age": seconds(found[0]), "id": found[1]})
+        yield Problem(1, "long_transaction", text % {"age": duration(found[0]), "id": found[1]})
 
 
 def _oldest_transaction(session: Session) -> tuple[int, int] | None:
@@ -334,11 +337,3 @@ def _waiting(count: Count) -> str:
 
 def _age(now: int, since: int | None) -> float:
     return 0.0 if since is None else max(0.0, (now - since) / 1000)
-
-
-def seconds(number: float) -> str:
-    """A length of time in its largest unit: ``45 s``, ``12 min``, ``3 h``, ``2 d``."""
-    for size, unit in ((86_400, _("d")), (3600, _("h")), (60, _("min"))):
-        if number >= size:
-            return f"{number / size:.0f} {unit}"
-    return f"{number:.0f} {_('s')}"

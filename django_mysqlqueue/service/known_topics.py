@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import UnknownTopic
+from django_mysqlqueue.humanize import close_names, did_you_mean, listed
 
 SHOWN = 10
 """An error lists no more topics than that."""
@@ -39,13 +39,10 @@ def require(topic: str) -> None:
         discover()
     if topic in _handled:
         return
-    known = {name.casefold(): name for name in (*settings.topics, *_handled) if not naming.is_dlq(name)}
-    close = difflib.get_close_matches(topic.casefold(), known, 1)
-    if close:
-        hint = f"Did you mean {known[close[0]]!r}?"
-    else:
-        listed = sorted(known.values())
-        hint = f"Known: {', '.join(listed[:SHOWN]) or 'none'}{', …' if len(listed) > SHOWN else ''}."
+    known = {name for name in (*settings.topics, *_handled) if not naming.is_dlq(name)}
+    hint = did_you_mean(repr(one) for one in close_names(topic, known, most=1))
+    if not hint:
+        hint = f"Known: {listed(sorted(known), most=SHOWN)}."
     raise UnknownTopic(
         f"topic {topic!r}: STRICT_TOPICS is on, and neither MYSQLQUEUE['TOPICS'] nor a handler of this project "
         f"names it. {hint}"

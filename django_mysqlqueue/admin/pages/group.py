@@ -10,8 +10,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
-from django_mysqlqueue.admin.words import age, last_line, moment, redacted
+from django_mysqlqueue.admin.words import last_line, moment, redacted
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import overview, partitions, problems
 from django_mysqlqueue.inspection.outbox import read_outbox
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
@@ -77,7 +78,7 @@ class GroupPage(Page):
                 for one in problems.find(self.using, whole, thresholds, stall_times=self.stall_times)
                 if one.ref == ref
             ],
-            "oldest": "" if group.oldest_at is None else age(max(0, now - group.oldest_at) / 1000),
+            "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],
             "order": order,
@@ -90,8 +91,8 @@ class GroupPage(Page):
         head = partition.head
         oldest = next_at = error = ""
         if head is not None:
-            oldest = age(max(0, now - group.waiting_since(head.published_at)) / 1000)
+            oldest = duration((now - group.waiting_since(head.published_at)) / 1000)
             error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
             if not head.delivered_by and head.invisible_until > now:
-                next_at = age((head.invisible_until - now) / 1000)
+                next_at = duration((head.invisible_until - now) / 1000)
         return Row(partition, json.dumps(partition.key), oldest, next_at, error, partition.owner in live)

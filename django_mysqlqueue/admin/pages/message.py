@@ -10,12 +10,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.admin.charts import duration
 from django_mysqlqueue.admin.pages.base import BadQuery, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.admin.words import (
     SHOWN_CHARACTERS,
-    age,
     last_line,
     metadata_text,
     moment,
@@ -23,6 +21,7 @@ from django_mysqlqueue.admin.words import (
     redacted,
 )
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import log_entries, message_history
 from django_mysqlqueue.inspection.message_history import Content, Recorded, State
 from django_mysqlqueue.inspection.subscribers import read_subscribers
@@ -122,7 +121,7 @@ class MessagePage(Page):
         said: dict[str, Any] = {
             "size": f"{entry.size:,}",
             "failed_at": moment(found.failed_at),
-            "age": age(max(0, self._now - entry.published_at) / 1000),
+            "age": duration((self._now - entry.published_at) / 1000),
             "error": self._redacted(found.last_error, "error"),
         }
         if may_see_payloads(self.request):
@@ -238,7 +237,7 @@ class MessagePage(Page):
     def _steps(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
         """A recorded delivery: handed out, and how it ended."""
         by = event.by or _("a subscriber")
-        values = {"attempt": event.attempt, "by": by, "took": duration(event.handled_ms)}
+        values = {"attempt": event.attempt, "by": by, "took": duration(event.handled_ms / 1000)}
         if event.delivered_at:
             text = (
                 _("Handed to %(by)s.")
@@ -332,7 +331,7 @@ class MessagePage(Page):
                 if state.held_by not in live:
                     text += " " + _("It gives no sign of life.") + self._nobody(live)
                 if state.until > self._now and state.mode == "shared":
-                    left = age((state.until - self._now) / 1000)
+                    left = duration((state.until - self._now) / 1000)
                     text += " " + _("Others may have it in %(time)s.") % {"time": left}
                 return _("in flight"), "", Step(text)
             case "waits":
@@ -343,7 +342,7 @@ class MessagePage(Page):
 
     def _waiting(self, state: State, live: set[str]) -> Step:
         if state.until > self._now:
-            left = {"time": age((state.until - self._now) / 1000), "at": moment(state.until)}
+            left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
             text = _("It waits for %(time)s more, until %(at)s.") % left
         else:
             text = _("It is due.")
@@ -372,7 +371,7 @@ class MessagePage(Page):
             return text if state.standing == "settled" and ended is None else ""
         if state.standing == "settled" and ended is None:
             text = _("Its end is not on record: it is older than %(age)s, or what was to record it was killed.")
-            return text % {"age": age(settings.history_retention)}
+            return text % {"age": duration(settings.history_retention)}
         return ""
 
 

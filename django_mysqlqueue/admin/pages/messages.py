@@ -11,7 +11,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
-from django_mysqlqueue.admin.words import age, moment
+from django_mysqlqueue.admin.words import moment
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.log_entries import Entry, Listing
 from django_mysqlqueue.service import log
@@ -123,5 +124,5 @@ class MessagesPage(Page):
 
     @staticmethod
     def _row(entry: Entry, now: int) -> Row:
-        passed = age(max(0, now - entry.published_at) / 1000)
+        passed = duration((now - entry.published_at) / 1000)
         return Row(entry, f"{entry.size:,}", moment(entry.published_at), passed)

@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.words import age
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import overview, problems
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.problems import Problem
@@ -87,7 +87,7 @@ class OverviewPage(Page):
 
     def _cards(self, found: overview.QueueOverview) -> list[Card]:
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
-        waits = age(max(0, found.now - min(oldest)) / 1000) if oldest else "-"
+        waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
         return [
             Card(_("lag"), str(found.lag)),
             Card(_("oldest waits"), waits),
@@ -116,7 +116,7 @@ class OverviewPage(Page):
                 counts[place] += bucket.acked
         values = list(counts.values())
         label = _("%(number)s acked in %(minutes)s minutes") % {"number": sum(values), "minutes": SPARK_MINUTES}
-        oldest = "" if group.oldest_at is None else age(max(0, now - group.oldest_at) / 1000)
+        oldest = "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000)
         link = self._to("group", group=group.ref.group, topic=group.ref.topic)
         return Row(group, link, charts.sparkline(values, label), oldest, f"{sum(values):,}")
 
@@ -170,7 +170,7 @@ class OverviewPage(Page):
 
 
 def _said(milliseconds: float | None) -> str:
-    return "-" if milliseconds is None else charts.duration(milliseconds)
+    return "-" if milliseconds is None else duration(milliseconds / 1000)
 
 
 def _clock(milliseconds: int) -> str:

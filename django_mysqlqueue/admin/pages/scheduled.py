@@ -11,7 +11,8 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
-from django_mysqlqueue.admin.words import age, moment
+from django_mysqlqueue.admin.words import moment
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.scheduled import Content, Scheduled
 from django_mysqlqueue.service.counts import Count
@@ -69,7 +70,7 @@ class ScheduledPage(Page):
 
     @staticmethod
     def _row(message: Scheduled, now: int, content: Content | None) -> Row:
-        left = age((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
+        left = duration((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
         payload, metadata = None, ""
         if content is not None:
             payload = contents.payload(content.payload, message.size, topic=message.topic)

@@ -12,7 +12,8 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
-from django_mysqlqueue.admin.words import age, moment
+from django_mysqlqueue.admin.words import moment
+from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import partitions
 from django_mysqlqueue.inspection.partitions import InFlight, LeaseRow
 from django_mysqlqueue.inspection.subscribers import read_subscribers
@@ -69,11 +70,11 @@ class InFlightPage(Page):
     def _row(delivery: InFlight, now: int, live: set[str]) -> Held:
         until = ""
         if delivery.visible_until > now:
-            until = age((delivery.visible_until - now) / 1000)
+            until = duration((delivery.visible_until - now) / 1000)
         return Held(
             delivery,
             json.dumps([delivery.key, delivery.offset]),
-            age(max(0, now - delivery.since) / 1000),
+            duration((now - delivery.since) / 1000),
             until,
             delivery.subscriber in live,
             delivery.subscriber not in live and not naming.is_dlq(delivery.ref.topic),
@@ -112,7 +113,7 @@ class SubscribersPage(Page):
         rows = read_subscribers(session, lease_ms=self.lease_ms)
         for row in sorted((row for found in rows.values() for row in found), key=lambda row: (not row.live, row.name)):
             subset = "" if row.subset == EVERYTHING else str(row.subset)
-            seen = age(max(0, now - row.heartbeat_at) / 1000)
+            seen = duration((now - row.heartbeat_at) / 1000)
             worker = workers.setdefault(row.name, Worker(row.name, row.live, seen, row.info, subset))
             number = shares.get((row.name, row.ref), 0)
             share = f"{number / owned[row.ref]:.0%}" if number else ""

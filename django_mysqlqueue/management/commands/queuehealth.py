@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import counted, duration
 from django_mysqlqueue.inspection import health
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.health import Finding, Limits, Report
@@ -100,12 +101,11 @@ class Command(QueueCommand):
             self.stdout.write(self.style.WARNING(f"note     {note.text}"))
         if report.healthy:
             lag = total(group.lag for group in report.groups)
-            groups = len(report.groups)
             age = _outbox_age(report)
             self.stdout.write(
-                f"Healthy: {groups} group{'' if groups == 1 else 's'}, lag {lag}, "
+                f"Healthy: {counted(len(report.groups), 'group')}, lag {lag}, "
                 f"{report.state.outbox.waiting} in the outbox"
-                + ("." if age is None else f" (the oldest for {age:,.0f} s): the lag does not count them.")
+                + ("." if age is None else f" (the oldest for {duration(age)}): the lag does not count them.")
             )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.humanize import counted, duration
 from django_mysqlqueue.inspection import overview, partitions, problems
 from django_mysqlqueue.inspection.bounds import EXACT
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
@@ -50,11 +51,11 @@ class Command(QueueCommand):
     def _text(self, using: str, status: Status) -> None:
         heading = self.style.MIGRATE_HEADING
         queue = status.queue
-        ago = f"{(queue.now - queue.sequenced_at) / 1000:.1f} s ago" if queue.sequenced_at else "never"
+        ago = f"{duration((queue.now - queue.sequenced_at) / 1000)} ago" if queue.sequenced_at else "never"
         outbox, since = "", queue.outbox.waiting_since
         if since is not None:
-            oldest = _age(max(0, queue.now - since) / 1000)
-            waiting = _count(queue.outbox.waiting.value, "message")
+            oldest = duration((queue.now - since) / 1000)
+            waiting = counted(queue.outbox.waiting.value, "message")
             outbox = f", {waiting} in the outbox (the oldest for {oldest}; no lag counts them)"
         self.stdout.write(
             f"Queue on the database {using!r}: last offset {queue.last_offset}, sequenced {ago}{outbox}.\n"
@@ -77,7 +78,7 @@ class Command(QueueCommand):
                     one.ref.topic,
                     one.mode + (" (paused)" if one.paused else ""),
                     one.lag.value,
-                    "-" if one.oldest_at is None else _age(max(0, queue.now - one.oldest_at) / 1000),
+                    "-" if one.oldest_at is None else duration((queue.now - one.oldest_at) / 1000),
                     one.in_flight.value,
                     one.retrying.value,
                     one.dead_letters.value,
@@ -165,14 +166,3 @@ def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, 
         "subsets": {one.name: str(one.subset) for one in group.live if one.subset != EVERYTHING},
         "partitions_owned": shares,
     }
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

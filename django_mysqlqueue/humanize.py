@@ -1,0 +1,74 @@
+"""Durations, counts and names as people read them. Commands and errors are in English; pages can be translated."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+LISTED = 20
+"""An error lists no more names than that."""
+UNITS = (86_400, 3600, 60, 1)
+"""Seconds of a day, an hour, a minute and a second."""
+
+
+def duration(seconds: float) -> str:
+    """Format a length of time in its two largest units.
+
+    ``350 ms``, ``1.5 s``, ``45 s``, ``12 min 30 s``, ``3 h``, ``2 d 4 h``; a negative one is ``0 s``.
+    """
+    if seconds <= 0:
+        return f"0 {_('s')}"
+    if seconds < 0.9995:
+        return f"{max(1, round(seconds * 1000))} {_('ms')}"
+    if seconds < 9.95:
+        return f"{seconds:.2g} {_('s')}"
+    names = (_("d"), _("h"), _("min"), _("s"))
+    place = next(place for place, size in enumerate(UNITS) if round(seconds) >= size)
+    if UNITS[place] == 1:
+        return f"{round(seconds)} {names[place]}"
+    # Rounded to the smaller unit: what was set to seven days is not "6 d 23 h" a second later.
+    smaller = UNITS[place + 1]
+    rounded = round(seconds / smaller) * smaller
+    if place and rounded >= UNITS[place - 1]:
+        return duration(rounded)
+    large, small = divmod(rounded, UNITS[place])
+    first = f"{large} {names[place]}"
+    return f"{first} {small // smaller} {names[place + 1]}" if small else first
+
+
+def counted(number: int, noun: str, *, most: int | None = None) -> str:
+    """Format a count with its noun, in English: ``1 message``, ``2 messages``, ``10,000 or more messages``.
+
+    Args:
+        number: the count.
+        noun: the noun in the singular; the plural adds an s.
+        most: where the count stopped; from there on it says so.
+    """
+    plural = "" if number == 1 else "s"
+    return f"{number:,}{' or more' if most is not None and number >= most else ''} {noun}{plural}"
+
+
+def messages(number: int) -> str:
+    """Format a number of messages for a page: ``1 message``, ``12 messages``."""
+    return ngettext("%(number)s message", "%(number)s messages", number) % {"number": f"{number:,}"}
+
+
+def listed(names: Sequence[str], *, most: int = LISTED) -> str:
+    """List names for an error: ``a, b and 3 more``, ``none``."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
+
+
+def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+    """Return the known names that a misspelt one may stand for, whatever the case, the nearest first."""
+    folded = {one.casefold(): one for one in sorted(known)}
+    return [folded[close] for close in difflib.get_close_matches(name.casefold(), folded, n=most)]
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """Return the question that ends an error about a name: ``Did you mean a or b?``, or ``""`` without names."""
+    text = " or ".join(names)
+    return f"Did you mean {text}?" if text else ""
