@@ -11,8 +11,7 @@ from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.inspection import health
-from django_mysqlqueue.inspection.health import Finding, Limits
+from django_mysqlqueue.inspection import HealthFinding, HealthLimits, check_health
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
@@ -54,7 +53,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
     window: float | None = None
 
     def __post_init__(self) -> None:
-        self._limits = Limits(
+        self._limits = HealthLimits(
             self.max_lag,
             self.max_age,
             self.max_dead_letters,
@@ -75,7 +74,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         alias = queue_alias(self.using)
         try:
             with bounded(alias), connections[alias].temporary_connection():
-                report = health.check(alias, self._limits, groups=self.groups, topics=self.topics)
+                report = check_health(self._limits, groups=self.groups, topics=self.topics, using=alias)
         except (OperationRefused, ImproperlyConfigured) as error:
             raise ServiceUnavailable(str(error)) from error
         except Error as error:
@@ -84,6 +83,6 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
             raise ServiceUnavailable(" ".join(_public(finding) for finding in report.findings))
 
 
-def _public(finding: Finding) -> str:
+def _public(finding: HealthFinding) -> str:
     """The text, unless it names a partition: keys are often people."""
     return finding.text if finding.key is None else f"{finding.ref}: {finding.kind}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from django_mysqlqueue.inspection import overview
+from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from tests.app.models import Effect
 
@@ -26,7 +26,7 @@ def is_drained(using: str = "default") -> bool:
     """Nothing is on its way, and leases that linger have gone."""
     if OutboxMessage.objects.using(using).exists() or PartitionLease.objects.using(using).exists():
         return False
-    return all(not one.lag for one in overview.read(using, lease_ms=3000).groups if one.ref.group in GROUPS)
+    return all(not one.lag for one in get_overview(using=using, lease_duration=3).groups if one.ref.group in GROUPS)
 
 
 def assert_balanced(using: str = "default", *, ordered: Sequence[str] = ("plain", "atomic")) -> None:

@@ -211,7 +211,7 @@ def test_a_letter_shows_all_of_it(client):
     assert f"message/?offset={original}" in text
     assert f"Dead letter {offset}" in text
     (event,) = client.get(f"{ROOT}deadletter/", {"offset": offset}).context["events"]
-    assert (event.happening.outcome, event.happening.offset) == ("dead_lettered", original)
+    assert (event.delivery.outcome, event.delivery.offset) == ("dead_lettered", original)
 
 
 def test_a_letter_that_was_redriven_shows_where_it_went(client):
@@ -223,7 +223,7 @@ def test_a_letter_that_was_redriven_shows_where_it_went(client):
     sequence()
     (event,) = client.get(f"{ROOT}deadletter/", {"offset": offset}).context["events"]
     sent = QueueMessage.objects.get(target_group="g")
-    assert (event.happening.outcome, event.happening.by) == ("redriven", "ada")
+    assert (event.delivery.outcome, event.delivery.by) == ("redriven", "ada")
     assert event.link.endswith(f"message/?offset={sent.offset}")
     assert sent.message_id in page(client, "deadletter", offset=offset)
 

@@ -10,11 +10,7 @@ import pytest
 from django.core.management import call_command
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.inspection import groupless, health, overview, problems, scheduled
-from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.health import Limits
-from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.inspection import PAGES, Bounds, Problem, check_health, find_problems, groupless, scheduled
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.service import groups, retention
@@ -190,8 +186,7 @@ def command(name: str, *arguments: str) -> str:
 
 
 def found(bounds: Bounds = PAGES) -> list[Problem]:
-    read = overview.read(USING, lease_ms=30_000)
-    everything = problems.find(USING, read, get_settings().health, bounds=bounds)
+    everything = find_problems(using=USING, bounds=bounds)
     return [one for one in everything if one.kind == "groupless"]
 
 
@@ -337,7 +332,7 @@ def test_queuehealth_of_one_group_is_not_about_other_topics():
     for arguments in (("--group", "g"), ("--topic", "t")):
         assert health_of(*arguments)[0] == 0
     assert health_of()[0] == 1
-    assert [one.kind for one in health.check(USING, Limits()).findings] == ["groupless"]
+    assert [one.kind for one in check_health(using=USING).findings] == ["groupless"]
 
 
 def test_queuestatus_says_the_same():

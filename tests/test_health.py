@@ -20,12 +20,9 @@ from health_check.exceptions import ServiceUnavailable
 from health_check.views import HealthCheckView
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.health import QueueHealth
-from django_mysqlqueue.inspection import health, overview, problems
-from django_mysqlqueue.inspection.bounds import Bounds, StallTimes
-from django_mysqlqueue.inspection.health import Limits
+from django_mysqlqueue.inspection import Bounds, HealthLimits, StallTimes, check_health, find_problems, list_groups
 from django_mysqlqueue.management.commands import queuehealth
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, redriving, seeking
@@ -309,7 +306,7 @@ def test_a_database_that_fails_is_no_health(db, monkeypatch):
     def fail(*_, **__):
         raise OperationalError("database is locked")
 
-    monkeypatch.setattr(overview, "read", fail)
+    monkeypatch.setattr("django_mysqlqueue.inspection.health.get_overview", fail)
     with pytest.raises(CommandError, match=r"The database 'default' (is busy|reports an error).*: database is locked"):
         run()
 
@@ -319,7 +316,7 @@ def test_looking_changes_nothing(db, clock):
     Sub(handler()).step()
     clock.advance(100)
     with CaptureQueriesContext(connection) as captured:
-        health.check(USING, Limits(lag=1, age=1, dead_letters=1, subscribers=1))
+        check_health(HealthLimits(lag=1, age=1, dead_letters=1, subscribers=1), using=USING)
     assert captured.captured_queries
     assert all(query["sql"].startswith("SELECT") for query in captured), captured.captured_queries
 
@@ -412,8 +409,7 @@ def test_thresholds_of_the_settings(db, settings):
     deploy(103, bad=3).poller.write_rollups()
     assert kinds() == {("recent_dead_letters", "g")}
     assert kinds("--max-recent-dead-letters", "3") == set()
-    state = overview.read(USING, lease_ms=30_000)
-    assert "recent_dead_letters" in {one.kind for one in problems.find(USING, state, get_settings().health)}
+    assert "recent_dead_letters" in {one.kind for one in find_problems(using=USING)}
     with pytest.raises(ServiceUnavailable, match="g/t dead-lettered 3 messages in the last 10 min; the limit is 2"):
         QueueHealth().run()
     assert QueueHealth(max_recent_dead_letters=3).run() is None
@@ -524,7 +520,7 @@ def test_a_lost_subscriber_is_told_only_while_that_matters(db, clock):
     assert f"The subscriber {lost.name} vanished" in run()[1], "a partition without work has its name yet"
     PartitionLease.objects.all().delete()
     assert "vanished" not in run()[1]
-    assert any(not row.live for row in overview.read(USING, lease_ms=30_000).groups[0].subscribers), "still on its page"
+    assert any(not row.live for row in list_groups(using=USING)[0].subscribers), "still on its page"
     backlog(1)
     assert f"The subscriber {lost.name} vanished" in run()[1]
 
@@ -683,7 +679,7 @@ def test_an_error_of_the_database_is_told_without_its_text(db, monkeypatch):
     def fail(*_, **__):
         raise OperationalError("user root, password secret")
 
-    monkeypatch.setattr(overview, "read", fail)
+    monkeypatch.setattr("django_mysqlqueue.inspection.health.get_overview", fail)
     with pytest.raises(ServiceUnavailable) as caught:
         QueueHealth().run()
     assert str(caught.value) == "Unavailable: The database 'default' reports an error."

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.conf import Backoff, get_settings
-from django_mysqlqueue.inspection import outbox, overview, partitions, problems
-from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.inspection import (
+    PAGES,
+    Bounds,
+    OutboxOverview,
+    find_problems,
+    get_group,
+    get_overview,
+    partitions,
+)
 from django_mysqlqueue.models import ConsumerOffset, SubscriberHeartbeat
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service import groups, sequencing
@@ -24,15 +31,14 @@ from tests.test_operations import dead_letters
 
 pytestmark = pytest.mark.usefixtures("db")
 G = GroupRef("g", "t")
-LEASE_MS = 30_000
 
 
 def read(bounds=PAGES):
-    return overview.read(USING, lease_ms=LEASE_MS, bounds=bounds)
+    return get_overview(using=USING, bounds=bounds)
 
 
 def group(ref=G, bounds=PAGES):
-    found = overview.one_group(USING, ref, lease_ms=LEASE_MS, bounds=bounds)
+    found = get_group(*ref, using=USING, bounds=bounds)
     assert found is not None
     assert found in read(bounds).groups
     return found
@@ -50,8 +56,8 @@ def register(ref=G, mode="ordered", start="earliest"):
 def test_an_empty_queue():
     found = read()
     assert (found.groups, found.lag, found.live, found.oldest_at) == ((), Count(0), frozenset(), None)
-    assert found.outbox == outbox.OutboxOverview({}, Count(0), None)
-    assert overview.one_group(USING, G, lease_ms=LEASE_MS) is None
+    assert found.outbox == OutboxOverview({}, Count(0), None)
+    assert get_group(*G, using=USING) is None
 
 
 @both_modes
@@ -160,7 +166,7 @@ def test_a_subscriber_is_live_silent_or_gone():
     sub = Sub(handler())
     assert [row.live for row in group().subscribers] == [True]
     assert read().live == {sub.name}
-    SubscriberHeartbeat.objects.update(heartbeat_at=read().now - LEASE_MS - 1)
+    SubscriberHeartbeat.objects.update(heartbeat_at=read().now - 30_001)
     assert [(row.name, row.live) for row in group().subscribers] == [(sub.name, False)]
     assert (group().live, read().live) == ((), frozenset())
     sub.heart.beat()
@@ -248,7 +254,7 @@ def test_a_message_that_fails_again_and_again_holds_up_others_in_ordered_mode_al
     sub.flush()
     clock.advance(120)
     sub.heart.beat()
-    (problem,) = (one for one in problems.find(USING, read(), get_settings().health) if one.kind == "stuck")
+    (problem,) = (one for one in find_problems(read()) if one.kind == "stuck")
     number = problem.offset
     assert problem.text == (
         f"The partition 'a' of g/t waits behind message {number}, which has failed once and is 2 min old."

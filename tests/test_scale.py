@@ -21,17 +21,20 @@ from django.db import connection, connections, transaction
 from django.test import override_settings
 
 from django_mysqlqueue import Message, naming, publish, publish_many
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import (
+    Bounds,
     dead_letters,
+    find_problems,
+    get_group,
+    get_overview,
+    list_messages,
+    list_scheduled,
     log_entries,
     message_history,
-    overview,
     partitions,
     problems,
 )
 from django_mysqlqueue.inspection import scheduled as timetable
-from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
@@ -105,7 +108,7 @@ CAPPED = {
 """Functions that count, for people, and no further than that."""
 
 SORT_ON_SQLITE = {
-    "inspection.overview.read": "the groups",
+    "inspection.overview._registered": "the groups",
     "inspection.dead_letters.count_by_group": "up to 10,000 of a topic, by group",
     "inspection.backlog.claimed": "up to 10,000, by partition",
     "inspection.outbox.read_outbox": "up to 10,000, by topic",
@@ -381,8 +384,7 @@ def _operate(ref: GroupRef) -> None:
     dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
     full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
     assert full is not None
-    assert dead_letters.place(session, full.topic, full.listed.key, full.message_id) == full.listed.offset
-    dead_letters.recorded(session, [full.listed.original_offset])
+    message_history.recorded(session, full.listed.original_offset)
     places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
     redriving.replace(USING, "t_dlq", places[0], "new", by="test")
     assert redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), by="test", reason="test") == 1
@@ -391,8 +393,8 @@ def _operate(ref: GroupRef) -> None:
     timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
     ids = [one.outbox_id for one in scheduled]
     assert "t" in dict(timetable.topics(session))
-    assert timetable.page(session, topic="t", limit=2).after
-    assert timetable.page(session, limit=2).after
+    assert list_scheduled(topic="t", limit=2).after
+    assert list_scheduled(limit=2).after
     assert scheduling.count_scheduled(session, ids) == len(timetable.contents(session, ids)) == len(ids)
     assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1
     assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
@@ -415,13 +417,13 @@ def _glance(session: Session, ref: GroupRef) -> None:
     publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
     publish("unread", 1)
     sequence()
-    found = overview.read(USING, lease_ms=30_000)
+    found = get_overview(using=USING)
     assert found.lag.value > 60
-    assert not overview.read(USING, lease_ms=30_000, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
-    seen = problems.find(USING, found, get_settings().health)
+    assert not get_overview(using=USING, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
+    seen = find_problems(found)
     assert "unread" in {one.topic for one in seen}
     problems._with_leases(Session(USING), ["gone", "vanished"])
-    group = overview.one_group(USING, ref, lease_ms=30_000)
+    group = get_group(*ref, using=USING)
     assert group is not None
     assert partitions.at(session, ref, [head.key for head in group.heads])
     places = partitions.partitions(session, ref, start=0, limit=10)
@@ -439,15 +441,15 @@ def _glance(session: Session, ref: GroupRef) -> None:
 
 def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     """Everything that people look at in the log."""
-    listing = log_entries.page(session, limit=10)
+    listing = list_messages(using=USING, limit=10)
     for place in ({"before": listing.older}, {"after": listing.older}):
         for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}):
-            found = log_entries.page(session, limit=10, **what, **place)
+            found = list_messages(using=USING, limit=10, **what, **place)
             assert found.entries or "after" in place
     few = Bounds(merged_partitions=2)  # as if there were thousands of partitions
     for place in ({"before": listing.older}, {"after": listing.older}):
-        assert log_entries.page(session, topic="t", limit=10, bounds=few, **place).entries
-    entry = log_entries.page(session, topic="t", key="k1", limit=1).entries[0]
+        assert list_messages(using=USING, topic="t", limit=10, bounds=few, **place).entries
+    entry = list_messages(using=USING, topic="t", key="k1", limit=1).entries[0]
     for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}, {"topic": "t_dlq"}):
         found = log_entries.by_id(session, entry.message_id, **what)
         assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])

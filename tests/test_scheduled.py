@@ -24,8 +24,7 @@ from django_mysqlqueue import (
     reschedule,
 )
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.inspection import health
-from django_mysqlqueue.inspection.bounds import StallTimes
+from django_mysqlqueue.inspection import StallTimes, check_health
 from django_mysqlqueue.models import Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import rescheduling
 from django_mysqlqueue.service import sequencing, wakeups
@@ -393,7 +392,7 @@ def test_an_open_cancel_is_not_taken_for_a_missing_sequencer(db):
         time.sleep(1)
         sub.step()
         sub.heart.beat()
-        found = health.check(USING, health.Limits(), stall_times=StallTimes(outbox=0.5))
+        found = check_health(using=USING, stall_times=StallTimes(outbox=0.5))
         assert not found.findings
         assert [note.kind for note in found.notes] == ["outbox_behind"]
     sub.leave()

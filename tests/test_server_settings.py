@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 import pytest
 from django.db import OperationalError, connections
 
-from django_mysqlqueue.inspection import overview
+from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
@@ -283,7 +283,7 @@ def run_load(cell):
 def is_drained(using):
     if any(model.objects.using(using).exists() for model in (OutboxMessage, DeliveryState, PartitionLease)):
         return False
-    return all(not one.lag for one in overview.read(using, lease_ms=3000).groups if one.ref.group in GROUPS)
+    return all(not one.lag for one in get_overview(using=using, lease_duration=3).groups if one.ref.group in GROUPS)
 
 
 def redriven(using):

@@ -40,7 +40,7 @@ from hypothesis.stateful import (
 
 from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
-from django_mysqlqueue.inspection import overview
+from django_mysqlqueue.inspection import get_group
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dropping
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
@@ -606,7 +606,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_overview_counts_what_is_there(self) -> None:
         for ref in self.model.lives if self.model.step else ():
-            shown = overview.one_group(USING, ref, lease_ms=30_000)
+            shown = get_group(*ref, using=USING)
             count, oldest = oracle.unsettled(Session(USING), ref)
             assert shown is not None
             in_log = min((shown.waiting_since(head.published_at) for head in shown.heads), default=None)

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, json_lines, metadata_text, payload_text, redacted
 from django_mysqlqueue.exceptions import InvalidMessage
-from django_mysqlqueue.inspection.dead_letters import FullLetter
+from django_mysqlqueue.inspection.dead_letters import DeadLetter
 from django_mysqlqueue.service import messages
 
 EDITED_CHARACTERS = 250_000
@@ -71,7 +71,7 @@ def _refuse(name: str) -> None:
     raise ValueError(_("Not JSON: %(name)s.") % {"name": name})
 
 
-def editable(letter: FullLetter) -> Editable:
+def editable(letter: DeadLetter) -> Editable:
     """How a dead letter's payload is edited, or why it cannot be."""
     if not letter.whole:
         return Editable(refusal=_("The payload is too long to be edited here."))

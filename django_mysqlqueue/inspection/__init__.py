@@ -1,0 +1,102 @@
+"""Read the queue's state: backlogs, problems, health, messages, dead letters, the log.
+
+Everything public is here. Nothing changes the queue. Names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.inspection.bounds import CHECKS, EXACT, PAGES, SCRAPES, Bounds, StallTimes
+    from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
+    from django_mysqlqueue.inspection.heads import HeadMessage
+    from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
+    from django_mysqlqueue.inspection.log_entries import LogMessage, MessageListing, list_messages
+    from django_mysqlqueue.inspection.message_history import (
+        GroupState,
+        MessageContent,
+        MessageHistory,
+        RecordedDelivery,
+        get_message,
+    )
+    from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
+    from django_mysqlqueue.inspection.overview import (
+        GroupOverview,
+        QueueOverview,
+        get_group,
+        get_overview,
+        list_groups,
+    )
+    from django_mysqlqueue.inspection.problems import Problem, find_problems
+    from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
+    from django_mysqlqueue.inspection.subscribers import SubscriberStatus
+    from django_mysqlqueue.service.counts import Count
+
+__all__ = [
+    "CHECKS",
+    "EXACT",
+    "PAGES",
+    "SCRAPES",
+    "Bounds",
+    "Count",
+    "DeadLetterListing",
+    "DeadLetterSummary",
+    "DueMessages",
+    "GroupOverview",
+    "GroupState",
+    "HeadMessage",
+    "HealthFinding",
+    "HealthLimits",
+    "HealthReport",
+    "LogMessage",
+    "MessageContent",
+    "MessageHistory",
+    "MessageListing",
+    "OutboxOverview",
+    "Problem",
+    "QueueOverview",
+    "RecordedDelivery",
+    "ScheduledListing",
+    "ScheduledMessage",
+    "StallTimes",
+    "SubscriberStatus",
+    "check_health",
+    "find_problems",
+    "get_group",
+    "get_message",
+    "get_overview",
+    "list_dead_letters",
+    "list_groups",
+    "list_messages",
+    "list_scheduled",
+]
+
+_HOMES = {
+    "bounds": ("CHECKS", "EXACT", "PAGES", "SCRAPES", "Bounds", "StallTimes"),
+    "dead_letters": ("DeadLetterListing", "DeadLetterSummary", "list_dead_letters"),
+    "heads": ("HeadMessage",),
+    "health": ("HealthFinding", "HealthLimits", "HealthReport", "check_health"),
+    "log_entries": ("LogMessage", "MessageListing", "list_messages"),
+    "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
+    "outbox": ("DueMessages", "OutboxOverview"),
+    "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
+    "problems": ("Problem", "find_problems"),
+    "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
+    "subscribers": ("SubscriberStatus",),
+}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+_MODULES["Count"] = "django_mysqlqueue.service.counts"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -39,8 +39,8 @@ class Patience:
         self._left = max(0.0, self._left - (time.monotonic() - self._began))
 
 
-class Look:
-    """One look at the groups: what they share."""
+class BacklogReader:
+    """What the counts of several groups share: the ends of their topics, and the time that they may take."""
 
     def __init__(self, session: Session, bounds: Bounds, groups: int) -> None:
         self.session = session
@@ -73,14 +73,14 @@ def claimed(session: Session, ref: GroupRef, most: int) -> tuple[Count, dict[str
     return Count.up_to(most, number), {key: int(first) for key, first, _ in rows}
 
 
-def unclaimed(look: Look, ref: GroupRef, start: int) -> tuple[Count, dict[str, int]]:
+def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> tuple[Count, dict[str, int]]:
     """How many messages the group has not claimed, and the first of each partition that has some.
 
     Partitions are looked into, those first whose cursors are furthest behind, until
     the cap is reached or its share of the time is over: then it says so. The
     first ones are looked into in any case: nobody with a backlog seems to have none.
     """
-    session, bounds, ends, patience = look.session, look.bounds, look.ends, look.patience
+    session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
     most = bounds.count
     last, whole = ends.of(ref.topic)
     cursors = {

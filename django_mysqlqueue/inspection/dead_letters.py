@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.models import DeliveryEvent, QueueMessage
+from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.log import all_topics
+from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
-EVENTS = DeliveryEvent._meta.db_table
 
 LINE = 300
 """So many characters of an error's end are read for a list."""
@@ -44,7 +44,7 @@ class ErrorKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DeadLetterMatches:
     """Which dead letters of a topic match."""
 
     topic: str
@@ -68,7 +68,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedLetter:
+class DeadLetterSummary:
     """A dead letter in a list; times in epoch milliseconds."""
 
     offset: int
@@ -86,13 +86,13 @@ class ListedLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class FullLetter:
+class DeadLetter:
     """A dead letter with what it says."""
 
     topic: str
     """The DLQ topic."""
     message_id: str
-    listed: ListedLetter
+    listed: DeadLetterSummary
     error: str
     payload: bytes
     """No more than its first ``READ_BYTES``."""
@@ -107,19 +107,51 @@ class FullLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """What is recorded of a message at one moment."""
+class DeadLetterListing:
+    """Dead letters that match, and how many there are."""
 
-    at: int
-    """Epoch milliseconds."""
-    ref: GroupRef
-    key: str
-    offset: int
-    outcome: str
-    attempt: int
-    by: str
-    error: str
-    related_id: str
+    dead_letters: tuple[DeadLetterSummary, ...]
+    """Newest first."""
+    count: Count
+    """Of all that match; not exact where more dead letters were not read."""
+
+
+def list_dead_letters(
+    topic: str,
+    *,
+    group: str | None = None,
+    error: str | None = None,
+    since: int | None = None,
+    until: int | None = None,
+    before: int | None = None,
+    limit: int = 50,
+    using: str | None = None,
+    bounds: Bounds = PAGES,
+) -> DeadLetterListing:
+    """List the dead letters of a topic, newest first, without their payloads.
+
+    No more than ``bounds.dead_letters`` of the topic are read, the first ones by partition key.
+
+    Args:
+        topic: the topic that the messages were published to, or its DLQ topic.
+        group: only those that failed in this consumer group.
+        error: only those whose error contains this text, of the newest ``bounds.errors``.
+        since: only those that failed at or after this time, in epoch milliseconds.
+        until: only those that failed at or before this time, in epoch milliseconds.
+        before: only offsets (in the DLQ topic) below this one.
+        limit: maximum number of dead letters.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read.
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using))
+    wanted = DeadLetterFilter(naming.dlq_topic(topic), group=group, error=error, since=since, until=until)
+    found = look(session, wanted, bounds=bounds)
+    offsets = [offset for offset in found.offsets if before is None or offset < before]
+    return DeadLetterListing(tuple(at(session, offsets[:limit])), found.count)
 
 
 def dlq_topics(session: Session, *, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
@@ -137,7 +169,9 @@ def _number(session: Session, topic: str, bounds: Bounds) -> Count:
     return Count.up_to(most, int(row[0]))
 
 
-def look(session: Session, letters: DeadLetterFilter, *, newest: int | None = None, bounds: Bounds = PAGES) -> Look:
+def look(
+    session: Session, letters: DeadLetterFilter, *, newest: int | None = None, bounds: Bounds = PAGES
+) -> DeadLetterMatches:
     """Goes through the named dead letters, or the first ``bounds.dead_letters`` of the topic, for those that match.
 
     Args:
@@ -151,7 +185,8 @@ def look(session: Session, letters: DeadLetterFilter, *, newest: int | None = No
         saying = _saying(session, letters, [int(row[0]) for row in found[: bounds.errors]])
         found = [row for row in found if row[0] in saying]
     refs = Counter(GroupRef(group, topic) for _, group, topic in found)
-    return Look(letters.topic, tuple(int(row[0]) for row in found), dict(refs.most_common()), whole, all_errors)
+    offsets = tuple(int(row[0]) for row in found)
+    return DeadLetterMatches(letters.topic, offsets, dict(refs.most_common()), whole, all_errors)
 
 
 def _matching(session: Session, letters: DeadLetterFilter, bounds: Bounds) -> tuple[list[tuple[Any, ...]], bool]:
@@ -194,7 +229,7 @@ def _saying(session: Session, letters: DeadLetterFilter, offsets: Sequence[int])
     return found
 
 
-def kinds(session: Session, found: Look, *, bounds: Bounds = PAGES) -> list[ErrorKind]:
+def kinds(session: Session, found: DeadLetterMatches, *, bounds: Bounds = PAGES) -> list[ErrorKind]:
     """What the newest ``bounds.errors`` of those found failed of, the most frequent first."""
     number: Counter[tuple[GroupRef, str, bool]] = Counter()
     for chunk in session.chunks(found.offsets[: bounds.errors]):
@@ -212,10 +247,10 @@ def is_cut(end: str) -> bool:
     return len(end) >= LINE and messages.last_line(end) == end.strip()
 
 
-def at(session: Session, offsets: Sequence[int]) -> list[ListedLetter]:
+def at(session: Session, offsets: Sequence[int]) -> list[DeadLetterSummary]:
     """Dead letters by their offsets, newest first; those that are gone are left out."""
     end = session.dialect.ending("m.last_error", LINE)
-    found: list[ListedLetter] = []
+    found: list[DeadLetterSummary] = []
     for chunk in session.chunks(sorted(offsets)):
         found += [
             _listed(row)
@@ -230,7 +265,7 @@ def at(session: Session, offsets: Sequence[int]) -> list[ListedLetter]:
     return sorted(found, key=lambda letter: -letter.offset)
 
 
-def one(session: Session, offset: int) -> FullLetter | None:
+def one(session: Session, offset: int) -> DeadLetter | None:
     """A dead letter with its payload, or None: there is none at this offset (any more)."""
     row = session.row(
         "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.original_id, m.original_offset, "
@@ -241,7 +276,7 @@ def one(session: Session, offset: int) -> FullLetter | None:
     if row is None:
         return None
     topic, message_id, payload, metadata, published_at = row[10:]
-    return FullLetter(
+    return DeadLetter(
         topic,
         message_id,
         _listed(row[:10]),
@@ -252,9 +287,9 @@ def one(session: Session, offset: int) -> FullLetter | None:
     )
 
 
-def _listed(row: Sequence[Any]) -> ListedLetter:
+def _listed(row: Sequence[Any]) -> DeadLetterSummary:
     offset, key, group, topic, original_id, original_offset, failed_at, attempts, size, error = row
-    return ListedLetter(
+    return DeadLetterSummary(
         int(offset),
         key,
         GroupRef(group, topic),
@@ -265,30 +300,6 @@ def _listed(row: Sequence[Any]) -> ListedLetter:
         int(size),
         error,
     )
-
-
-def recorded(session: Session, offsets: Iterable[int], *, bounds: Bounds = PAGES) -> list[Happening]:
-    """What is recorded of some messages, oldest first; of each the last ``bounds.recorded`` at most."""
-    hint = session.dialect.force_index("queue_delivery_events_message")
-    rows: list[tuple[Any, ...]] = []
-    for offset in sorted(set(offsets)):
-        rows += session.rows(
-            "SELECT id, settled_at, consumer_group, topic, partition_key, message_offset, outcome, attempt, "
-            f"settled_by, error, related_id FROM {EVENTS}{hint} WHERE message_offset = %s ORDER BY id DESC LIMIT %s",
-            (offset, bounds.recorded),
-        )
-    return [
-        Happening(int(when), GroupRef(group, topic), key, int(offset), outcome, int(attempt), by, error, related)
-        for _, when, group, topic, key, offset, outcome, attempt, by, error, related in sorted(rows)
-    ]
-
-
-def place(session: Session, topic: str, key: str, message_id: str) -> int | None:
-    """The offset of a message that is in the log; None: it waits in the outbox, or is gone."""
-    row = session.row(
-        f"SELECT `offset` FROM {LOG} WHERE topic = %s AND partition_key = %s AND id = %s", (topic, key, message_id)
-    )
-    return None if row is None else int(row[0])
 
 
 class DeadLetterCount(NamedTuple):

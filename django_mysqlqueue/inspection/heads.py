@@ -14,7 +14,7 @@ STATE = DeliveryState._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HeadMessage:
     """A partition with work, and the first message in it that its group has not settled."""
 
     key: str
@@ -31,12 +31,12 @@ class Head:
     last_error: str
 
 
-def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[Head]:
+def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[HeadMessage]:
     """What is known of some first messages, oldest first; those settled at this moment are left out."""
-    found: list[Head] = []
+    found: list[HeadMessage] = []
     for chunk in session.chunks(sorted(first)):
         found += [
-            Head(key, int(offset), int(at), bool(started), int(attempts), by, int(until), error)
+            HeadMessage(key, int(offset), int(at), bool(started), int(attempts), by, int(until), error)
             for key, offset, at, acked, started, attempts, by, until, error in session.rows(
                 "SELECT m.partition_key, m.`offset`, m.published_at, COALESCE(s.acked, 0), "
                 "CASE WHEN s.message_offset IS NULL THEN 0 ELSE 1 END, COALESCE(s.retry_count, 0), "

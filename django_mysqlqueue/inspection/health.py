@@ -13,10 +13,9 @@ from django.utils.translation import ngettext
 from django_mysqlqueue.conf import HealthSettings, check_health_option, get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import overview, problems
 from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
-from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
-from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
+from django_mysqlqueue.inspection.problems import Problem, find_problems
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 
@@ -27,7 +26,7 @@ LOSES_MESSAGES = ("groupless",)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HealthLimits:
     """What each group may have at most, or must have at least; None: that is not looked at.
 
     Raises:
@@ -91,7 +90,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """One thing in words."""
 
     kind: str
@@ -105,15 +104,15 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class HealthReport:
     """What was found."""
 
     groups: tuple[GroupOverview, ...]
     """Those that were looked at."""
     state: QueueOverview
-    findings: tuple[Finding, ...]
+    findings: tuple[HealthFinding, ...]
     """Why the queue is not well, worst first."""
-    notes: tuple[Finding, ...]
+    notes: tuple[HealthFinding, ...]
     """What else a person should know of."""
 
     @property
@@ -121,25 +120,35 @@ class Report:
         return not self.findings
 
 
-def check(
-    using: str,
-    limits: Limits,
+def check_health(
+    limits: HealthLimits | None = None,
     *,
     groups: Collection[str] = (),
     topics: Collection[str] = (),
+    using: str | None = None,
     bounds: Bounds = CHECKS,
     stall_times: StallTimes = STALL_TIMES,
-) -> Report:
-    """Looks at the groups of these names and topics (empty: all), and at what all of them need.
+) -> HealthReport:
+    """Judge whether the queue is healthy, as ``manage.py queuehealth`` does.
+
+    Args:
+        limits: what each group may have (default: no limits but those of the setting ``HEALTH``).
+        groups: check only these consumer groups; if empty, all.
+        topics: check only these topics; if empty, all.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read. A count that stops below its limit is a problem, too.
+        stall_times: from when on something that does not move is a problem.
 
     Raises:
-        OperationRefused: there is no such group or topic of a group: a typing error must not look like health.
+        OperationRefused: there is no such group, or no group of such a topic: a typing error must not look like
+            health.
+        InvalidMessage: there is no database ``using``.
         ImproperlyConfigured: the setting ``HEALTH`` is bad.
         django.db.Error: the database refuses or does not answer.
     """
-    lease_ms = int(get_settings().lease_duration * 1000)
+    limits = limits or HealthLimits()
     thresholds = limits.thresholds()
-    state = overview.read(using, lease_ms=lease_ms, bounds=bounds, window=thresholds.window)
+    state = get_overview(using=using, bounds=bounds, window=thresholds.window)
     refs = {group.ref for group in state.groups}
     _require("group", groups, {ref.group for ref in refs})
     _require("topic", topics, {ref.topic for ref in refs})
@@ -156,17 +165,17 @@ def check(
     is_whole = not groups and not topics
     others = [
         one
-        for one in problems.find(using, state, thresholds, stall_times=stall_times)
+        for one in find_problems(state, thresholds=thresholds, stall_times=stall_times)
         if (one.ref in wanted if one.ref is not None else one.topic is None or is_whole)
     ]
     alarming = [one for one in others if one.severity == URGENT or one.kind in LOSES_MESSAGES]
     findings = [*_beyond(limits, chosen, state), *map(_finding, alarming)]
     notes = [_finding(one) for one in others if one not in alarming]
-    return Report(chosen, state, tuple(findings), tuple(notes))
+    return HealthReport(chosen, state, tuple(findings), tuple(notes))
 
 
-def _finding(problem: Problem) -> Finding:
-    return Finding(problem.kind, problem.text, problem.ref, problem.key, problem.topic)
+def _finding(problem: Problem) -> HealthFinding:
+    return HealthFinding(problem.kind, problem.text, problem.ref, problem.key, problem.topic)
 
 
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
@@ -175,28 +184,28 @@ def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
             raise OperationRefused(f"{what} {name!r}: none is registered; there are: {', '.join(sorted(known)) or '-'}")
 
 
-def _beyond(limits: Limits, groups: Collection[GroupOverview], state: QueueOverview) -> Iterator[Finding]:
+def _beyond(limits: HealthLimits, groups: Collection[GroupOverview], state: QueueOverview) -> Iterator[HealthFinding]:
     outbox = _age(state, state.outbox.waiting_since)
     if limits.age is not None and outbox > limits.age:
         text = _("The oldest message in the outbox waits for %(age)s; the limit is %(limit)s.")
-        yield Finding("age", text % {"age": duration(outbox), "limit": duration(limits.age)})
+        yield HealthFinding("age", text % {"age": duration(outbox), "limit": duration(limits.age)})
     for group in groups:
         yield from _group_beyond(limits, group, _age(state, group.oldest_at))
 
 
-def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterator[Finding]:
+def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> Iterator[HealthFinding]:
     ref: GroupRef = group.ref
     if limits.lag is not None and _may_pass(group.lag, limits.lag):
         text = _("%(ref)s has a lag of %(lag)s; the limit is %(limit)s.")
-        yield Finding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
+        yield HealthFinding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
     if limits.age is not None and waits > limits.age:
         text = _("The oldest message of %(ref)s waits for %(age)s; the limit is %(limit)s.")
         values = {"ref": ref, "age": duration(waits), "limit": duration(limits.age)}
-        yield Finding("age", text % values, ref)
+        yield HealthFinding("age", text % values, ref)
     if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
         text = _("%(ref)s has %(number)s dead letters; the limit is %(limit)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "limit": f"{limits.dead_letters:,}"}
-        yield Finding("dead_letters", text % values, ref)
+        yield HealthFinding("dead_letters", text % values, ref)
     if limits.subscribers is not None and len(group.live) < limits.subscribers:
         text = ngettext(
             "%(ref)s has %(number)s live subscriber; there should be %(limit)s.",
@@ -204,7 +213,7 @@ def _group_beyond(limits: Limits, group: GroupOverview, waits: float) -> Iterato
             len(group.live),
         )
         values = {"ref": ref, "number": str(len(group.live)), "limit": str(limits.subscribers)}
-        yield Finding("subscribers", text % values, ref)
+        yield HealthFinding("subscribers", text % values, ref)
 
 
 def _may_pass(count: Count, limit: int) -> bool:

@@ -16,6 +16,7 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.log import first_since
+from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session, flat
 
 LOG = QueueMessage._meta.db_table
@@ -26,7 +27,7 @@ LAST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogMessage:
     """A message in the log, without what it says. Times in epoch milliseconds."""
 
     offset: int
@@ -49,14 +50,14 @@ COLUMNS = (
     "m.`offset`, m.topic, m.partition_key, m.id, m.size, m.created_at, m.published_at, m.target_group, "
     "m.failed_group, m.original_id, m.original_topic, m.original_offset"
 )
-"""Of the log as ``m``, in the order of ``Entry``."""
+"""Of the log as ``m``, in the order of ``LogMessage``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class MessageListing:
     """A page of the log."""
 
-    entries: list[Entry]
+    entries: list[LogMessage]
     """Newest first."""
     newer: int | None
     """Go on above this offset; None: this is the newest page."""
@@ -66,22 +67,35 @@ class Listing:
     """The lowest and the highest offset that were looked at, where that is not all there is."""
 
 
-def page(
-    session: Session,
+def list_messages(
     *,
     topic: str | None = None,
     key: str | None = None,
     before: int | None = None,
     after: int | None = None,
     limit: int = 50,
+    using: str | None = None,
     bounds: Bounds = PAGES,
-) -> Listing:
-    """The newest messages below ``before``, or the next ones above ``after``.
+) -> MessageListing:
+    """List messages of the log, newest first, without their payloads.
+
+    A topic with more than ``bounds.merged_partitions`` partitions is read by walking ``bounds.walked`` messages of the
+    log: then a page may have fewer messages than the limit though there are more.
 
     Args:
-        topic: of one topic only.
-        key: of one of its partitions only; '' is one, too.
+        topic: only messages of this topic.
+        key: only messages of this partition of the topic; ``""`` is one.
+        before: only offsets below this one.
+        after: the next messages above this offset, in place of the newest ones.
+        limit: maximum number of messages.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read.
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        django.db.Error: the database refuses or does not answer.
     """
+    session = Session(queue_alias(using))
     if after is None:
         start = LAST if before is None else before
         places, looked = _places(session, bounds, topic, key, start, limit, newer=False)
@@ -94,19 +108,19 @@ def page(
         newer = shown[0] if len(places) > limit else (looked[-1] if looked else None)
         older = shown[-1] if shown else after + 1
     seen = None if looked is None or len(places) > limit else (min(looked), max(looked))
-    return Listing(entries(session, shown), newer, older, seen)
+    return MessageListing(entries(session, shown), newer, older, seen)
 
 
-def entries(session: Session, offsets: Sequence[int]) -> list[Entry]:
+def entries(session: Session, offsets: Sequence[int]) -> list[LogMessage]:
     """The messages at some offsets that are in the log, newest first."""
-    found: list[Entry] = []
+    found: list[LogMessage] = []
     for chunk in session.chunks(sorted(offsets)):
         rows = session.rows(
             f"SELECT {COLUMNS} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
             "ON m.`offset` = v.o",
             chunk,
         )
-        found += [Entry(*row) for row in rows]
+        found += [LogMessage(*row) for row in rows]
     return sorted(found, key=lambda entry: -entry.offset)
 
 
@@ -161,10 +175,10 @@ def _walk(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class IdSearch:
     """What a search for an id has found, and where it has looked."""
 
-    entries: list[Entry]
+    entries: list[LogMessage]
     complete: bool
     """It has looked in every partition, or in the one that was named."""
     looked: tuple[int, int] | None = None
@@ -173,7 +187,7 @@ class Found:
 
 def by_id(
     session: Session, message_id: str, *, topic: str | None = None, key: str | None = None, bounds: Bounds = PAGES
-) -> Found:
+) -> IdSearch:
     """Messages of an id: it is unique within a topic and partition.
 
     Without a partition it is looked for where a message without a key would
@@ -182,7 +196,7 @@ def by_id(
     partition.
     """
     if topic is not None and key is not None:
-        return Found(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
+        return IdSearch(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
     chosen = log.all_topics(session) if topic is None else [topic]
     settings = get_settings()
     guesses = [
@@ -202,7 +216,7 @@ def by_id(
             places |= found
             left -= number
     found_entries = [entry for entry in entries(session, list(places)) if topic in (None, entry.topic)]
-    return Found(found_entries, left >= 0, looked)
+    return IdSearch(found_entries, left >= 0, looked)
 
 
 def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:

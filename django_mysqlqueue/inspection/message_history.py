@@ -12,11 +12,12 @@ from typing import Any, Literal
 from django_mysqlqueue import naming
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.log_entries import Entry
+from django_mysqlqueue.inspection.log_entries import LogMessage
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import REPLACES
+from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
@@ -26,14 +27,17 @@ OFFSETS = ConsumerOffset._meta.db_table
 GROUPS = ConsumerGroup._meta.db_table
 EVENTS = DeliveryEvent._meta.db_table
 
+WHOLE = 2**31 - 1
+"""Bytes: more than a payload has."""
+
 Standing = Literal["elsewhere", "skipped", "settled", "in_flight", "waits", "unclaimed", "passed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class MessageContent:
     """A message of the log with what it says."""
 
-    entry: Entry
+    entry: LogMessage
     payload: bytes
     """Its beginning, where it is long."""
     metadata: dict[str, Any]
@@ -49,12 +53,13 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedDelivery:
     """A row of the recorded deliveries. Times in epoch milliseconds."""
 
     event_id: int
     ref: GroupRef
     key: str
+    offset: int
     attempt: int
     outcome: str
     delivered_at: int
@@ -66,7 +71,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GroupState:
     """Where a message stands for one group of its topic."""
 
     ref: GroupRef
@@ -89,7 +94,64 @@ class State:
     """Unclaimed: how many messages of its partition are before it."""
 
 
-def content(session: Session, offset: int, *, most: int) -> Content | None:
+@dataclass(frozen=True, slots=True)
+class MessageHistory:
+    """A message of the log, its state for each group, and its recorded deliveries."""
+
+    content: MessageContent | None
+    """None: it is no longer in the log, but deliveries of it are recorded."""
+    groups: tuple[GroupState, ...]
+    """For each consumer group of its topic; empty if it is no longer in the log."""
+    deliveries: tuple[RecordedDelivery, ...]
+    """Oldest first. Which are recorded depends on the setting ``RECORD_DELIVERIES``."""
+    more_deliveries: bool
+    """There are older ones that were not read."""
+
+
+def get_message(
+    topic: str,
+    message_id: str,
+    *,
+    key: str | None = None,
+    using: str | None = None,
+    bounds: Bounds = PAGES,
+) -> MessageHistory | None:
+    """Read a message of the log by its id, with its state for each consumer group; None if it is not in the log.
+
+    It is not in the log before the sequencer has moved it there, or once it is garbage-collected. In a topic with more
+    than ``bounds.searched_partitions`` partitions, name the partition to be sure that it is found.
+
+    Args:
+        topic: the topic that it was published to.
+        message_id: its id, as ``publish`` has returned it.
+        key: its partition key. Ids are unique in a partition; without a key, the newest message of the id is read.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read.
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using))
+    found = log_entries.by_id(session, message_id, topic=topic, key=key, bounds=bounds).entries
+    return read_history(session, found[0].offset, bounds=bounds) if found else None
+
+
+def read_history(session: Session, offset: int, *, most: int = WHOLE, bounds: Bounds = PAGES) -> MessageHistory | None:
+    """The message at an offset and what became of it; None: it is not in the log, and nothing is recorded of it.
+
+    Args:
+        most: no more bytes of its payload than that.
+    """
+    found = content(session, offset, most=most)
+    deliveries, more = recorded(session, offset, bounds=bounds)
+    if found is None and not deliveries:
+        return None
+    groups = () if found is None else tuple(states(session, found.entry, bounds=bounds))
+    return MessageHistory(found, groups, tuple(deliveries), more)
+
+
+def content(session: Session, offset: int, *, most: int) -> MessageContent | None:
     """The message at an offset with the first ``most`` bytes of its payload; None: it is not in the log."""
     row = session.row(
         f"SELECT {log_entries.COLUMNS}, SUBSTR(m.payload, 1, %s), m.metadata, m.failed_at, m.failure_count, "
@@ -99,8 +161,8 @@ def content(session: Session, offset: int, *, most: int) -> Content | None:
     if row is None:
         return None
     payload, metadata, failed_at, failure_count, last_error = row[-5:]
-    return Content(
-        Entry(*row[:-5]),
+    return MessageContent(
+        LogMessage(*row[:-5]),
         payloads.content(payload),
         messages.decode_metadata(metadata),
         int(failed_at),
@@ -109,24 +171,24 @@ def content(session: Session, offset: int, *, most: int) -> Content | None:
     )
 
 
-def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[list[Recorded], bool]:
+def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[list[RecordedDelivery], bool]:
     """What is recorded of a message, oldest first, and whether there is more before that."""
     most = bounds.recorded
     rows = session.rows(
-        "SELECT e.id, e.consumer_group, e.topic, e.partition_key, e.attempt, e.outcome, e.delivered_at, e.settled_at, "
-        f"e.handled_ms, e.settled_by, e.error, e.related_id FROM {EVENTS} e"
+        "SELECT e.id, e.consumer_group, e.topic, e.partition_key, e.message_offset, e.attempt, e.outcome, "
+        f"e.delivered_at, e.settled_at, e.handled_ms, e.settled_by, e.error, e.related_id FROM {EVENTS} e"
         f"{session.dialect.force_index('queue_delivery_events_message')} WHERE e.message_offset = %s "
         "ORDER BY e.id DESC LIMIT %s",
         (offset, most + 1),
     )
-    found = [Recorded(event_id, GroupRef(group, topic), *more) for event_id, group, topic, *more in rows[:most]]
+    found = [RecordedDelivery(event_id, GroupRef(group, topic), *more) for event_id, group, topic, *more in rows[:most]]
     return found[::-1], len(rows) > most
 
 
 # -- where it stands ----------------------------------------------------------
 
 
-def states(session: Session, entry: Entry, *, bounds: Bounds = PAGES) -> list[State]:
+def states(session: Session, entry: LogMessage, *, bounds: Bounds = PAGES) -> list[GroupState]:
     """Where a message stands for each group of its topic, in order of their names."""
     rows = session.rows(
         "SELECT g.consumer_group, g.mode, g.paused, g.after_seek, g.start_offset, o.offset_acked, o.offset_claimed, "
@@ -144,7 +206,7 @@ def states(session: Session, entry: Entry, *, bounds: Bounds = PAGES) -> list[St
 def _state(
     session: Session,
     bounds: Bounds,
-    entry: Entry,
+    entry: LogMessage,
     group: str,
     mode: str,
     paused: object,
@@ -154,7 +216,7 @@ def _state(
     cursor: int | None,
     acked: object,
     *row: Any,
-) -> State:
+) -> GroupState:
     ref = GroupRef(group, entry.topic)
     more: dict[str, Any] = {}
     standing: Standing
@@ -177,10 +239,10 @@ def _state(
                 session, ref, entry, start if cursor is None else max(start, cursor), bounds.partition_count
             )
         }
-    return State(ref, standing, mode, bool(paused), groups.unfinished(after_seek), start, **more)
+    return GroupState(ref, standing, mode, bool(paused), groups.unfinished(after_seek), start, **more)
 
 
-def _before(session: Session, ref: GroupRef, entry: Entry, cursor: int, most: int) -> Count:
+def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, most: int) -> Count:
     """Unsettled messages before one in its partition, those for other groups among them."""
     ranges = {entry.key: (cursor, entry.offset - 1)}
     unclaimed = log.count_between(session, ref.topic, ranges, most + 1)[entry.key]
@@ -210,7 +272,7 @@ class Successor:
 
 
 def successors(
-    session: Session, ref: GroupRef, key: str, offset: int, found: Content | None, *, bounds: Bounds = PAGES
+    session: Session, ref: GroupRef, key: str, offset: int, found: MessageContent | None, *, bounds: Bounds = PAGES
 ) -> list[Successor]:
     """What became of a message's dead letters of one group, where they were redriven or edited, oldest first.
 
@@ -247,7 +309,7 @@ def successors(
     )
 
 
-def made_of(session: Session, events: Iterable[Recorded]) -> dict[int, int]:
+def made_of(session: Session, events: Iterable[RecordedDelivery]) -> dict[int, int]:
     """Where the messages are that recorded deliveries name: event id → offset, of those that are in the log.
 
     A dead letter is in the DLQ topic; what an operator made of one is in the topic that it came from.
@@ -259,7 +321,7 @@ def made_of(session: Session, events: Iterable[Recorded]) -> dict[int, int]:
     return {event_id: offsets[place] for event_id, place in wanted.items() if place in offsets}
 
 
-def _topic_of_related(event: Recorded) -> str:
+def _topic_of_related(event: RecordedDelivery) -> str:
     if event.outcome == DeliveryEvent.Outcome.DEAD_LETTERED:
         return naming.dlq_topic(event.ref.topic)
     return naming.first_topic(event.ref.topic)

@@ -14,7 +14,7 @@ OUTBOX = OutboxMessage._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class DueMessages:
     """Messages of a topic that are due and not in the log yet. No group's lag counts them."""
 
     count: Count
@@ -26,7 +26,7 @@ class Waiting:
 class OutboxOverview:
     """What waits in the outbox."""
 
-    topics: Mapping[str, Waiting]
+    topics: Mapping[str, DueMessages]
     """By topic: what is due. Of more messages than a count goes, the topics of those that wait longest."""
     scheduled: Count
     """For later."""
@@ -66,7 +66,7 @@ def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> Outbox
     )
     assert later is not None  # noqa: S101  # an aggregate has one row
     return OutboxOverview(
-        {topic: Waiting(Count(min(int(number), most), exact), int(since)) for topic, number, since in sorted(rows)},
+        {topic: DueMessages(Count(min(int(number), most), exact), int(since)) for topic, number, since in sorted(rows)},
         Count.up_to(most, int(later[0])),
         None if later[1] is None else int(later[1]),
     )

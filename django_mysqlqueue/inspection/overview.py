@@ -1,24 +1,25 @@
-"""The queue's state at a glance: what the dashboard, the metrics and the health check look at.
+"""The queue's state at a glance, for the dashboard, the metrics and the health check.
 
 Nothing here reads more rows than ``Bounds`` says, whatever the log, the backlog
-and the history hold: counts stop and say so. What grows is one look along an
+and the history hold: counts stop and say so. What grows is one look-up in an
 index for each partition of a topic, 4 µs each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import backlog
-from django_mysqlqueue.inspection.backlog import Look
+from django_mysqlqueue.inspection.backlog import BacklogReader
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
-from django_mysqlqueue.inspection.heads import Head, heads
-from django_mysqlqueue.inspection.outbox import OutboxOverview, Waiting, read_outbox
-from django_mysqlqueue.inspection.subscribers import SubscriberRow, read_subscribers
+from django_mysqlqueue.inspection.heads import HeadMessage, heads
+from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, read_outbox
+from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import (
     ConsumerGroup,
     ConsumerOffset,
@@ -31,6 +32,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.groups import waiting_since
 from django_mysqlqueue.service.log import all_topics
+from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
@@ -41,9 +43,6 @@ OFFSETS = ConsumerOffset._meta.db_table
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
 SEQUENCER = Sequencer._meta.db_table
 GROUPS = ConsumerGroup._meta.db_table
-
-WINDOW = 600.0
-"""Seconds that count as recent where nobody says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class GroupOverview:
     """When its last seek began or ended; 0: never."""
     lag: Count
     """In the log, and not settled."""
-    waiting: Waiting | None
+    waiting: DueMessages | None
     """Messages of the topic that are due in the outbox; None: there are none."""
     in_flight: Count
     """Handed out to a subscriber."""
@@ -69,13 +68,13 @@ class GroupOverview:
     dead_letters: Count
     recent_dead_letters: Count
     """Of those, what failed within the window of the overview."""
-    heads: tuple[Head, ...]
+    heads: tuple[HeadMessage, ...]
     """The partitions whose first unsettled message is the oldest, oldest first; at most ``Bounds.heads``."""
-    subscribers: tuple[SubscriberRow, ...]
+    subscribers: tuple[SubscriberStatus, ...]
     """Live and silent ones; those that have left are not among them."""
 
     @property
-    def live(self) -> tuple[SubscriberRow, ...]:
+    def live(self) -> tuple[SubscriberStatus, ...]:
         return tuple(row for row in self.subscribers if row.live)
 
     @property
@@ -98,22 +97,26 @@ class GroupOverview:
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """The whole queue on one database."""
+    """The queue on one database, or some of its groups. Times are in epoch milliseconds of the database's clock."""
 
+    using: str
+    """Alias of the database."""
     now: int
-    """The database's clock, epoch milliseconds."""
+    """When it was read."""
     last_offset: int
+    """The newest offset of the log."""
     sequenced_at: int
+    """When messages were last moved from the outbox into the log; 0: never."""
     outbox: OutboxOverview
     groups: tuple[GroupOverview, ...]
     dead_letters: Count
-    """In all DLQ topics, whether or not the group that failed them is still there."""
-    more_groups: bool = field(default=False)
-    """There are more groups than were asked for."""
-    window: float = field(default=WINDOW)
+    """In all DLQ topics that were read, even if the group that failed them is gone."""
+    more_groups: bool
+    """There are more groups than were read."""
+    window: float
     """Seconds that count as recent."""
-    topics: tuple[str, ...] | None = field(default=None)
-    """Those that have a message in the log; None: they were not looked at."""
+    topics: tuple[str, ...] | None
+    """Topics with messages in the log; None: not read, since the overview is of some groups only."""
 
     @property
     def lag(self) -> Count:
@@ -137,31 +140,54 @@ class QueueOverview:
         return frozenset(row.name for group in self.groups for row in group.live)
 
 
-def read(using: str, *, lease_ms: int, bounds: Bounds = PAGES, window: float = WINDOW) -> QueueOverview:
-    """The state of the queue.
+def get_overview(
+    *,
+    group: str | None = None,
+    topic: str | None = None,
+    using: str | None = None,
+    bounds: Bounds = PAGES,
+    window: float | None = None,
+    lease_duration: float | None = None,
+) -> QueueOverview:
+    """Read the state of the queue: the outbox, and each consumer group with its backlog and its subscribers.
 
     Args:
-        window: seconds that count as recent.
+        group: only this consumer group, on each of its topics.
+        topic: only the consumer groups of this topic.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read; counts that stop there say so.
+        window: seconds that count as recent (default: ``HEALTH["WINDOW"]``).
+        lease_duration: seconds without a heartbeat after which a subscriber is lost (default: ``LEASE_DURATION``).
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        ImproperlyConfigured: the setting ``HEALTH`` is bad.
+        django.db.Error: the database refuses or does not answer.
     """
-    session = Session(using)
+    session = Session(queue_alias(using))
+    settings = get_settings()
+    if window is None:
+        window = settings.health.window
+    lease_ms = int((settings.lease_duration if lease_duration is None else lease_duration) * 1000)
     now = session.now()
     last_offset, sequenced_at = session.row(f"SELECT last_offset, sequenced_at FROM {SEQUENCER} WHERE id = 1") or (0, 0)
-    rows = session.rows(
-        f"SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at FROM {GROUPS} "
-        "ORDER BY topic, consumer_group LIMIT %s",
-        (bounds.groups + 1,),
-    )
-    topics = all_topics(session)
-    dlqs = [topic for topic in topics if naming.is_dlq(topic)]
+    rows = _registered(session, group, topic, bounds.groups + 1)
+    topics = None
+    dlqs = sorted({naming.dlq_topic(name) for _, name, *_ in rows})
+    if group is None and topic is None:
+        topics = tuple(all_topics(session))
+        dlqs = [name for name in topics if naming.is_dlq(name)]
     letters = count_by_group(session, now - int(window * 1000), dlqs, bounds=bounds)
-    subscribers = read_subscribers(session, lease_ms=lease_ms)
+    ref = None if group is None or topic is None else GroupRef(group, topic)
+    subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref)
     outbox = read_outbox(session, now, bounds=bounds)
-    look = Look(session, bounds, min(bounds.groups, len(rows)))
+    reader = BacklogReader(session, bounds, min(bounds.groups, len(rows)))
     found = []
     for row in rows[: bounds.groups]:
         ref = GroupRef(*row[:2])
-        found.append(_group(look, ref, row[2:], outbox, letters, subscribers.get(ref, [])))
+        found.append(_group(reader, ref, row[2:], outbox, letters, subscribers.get(ref, [])))
     return QueueOverview(
+        session.using,
         now,
         int(last_offset),
         int(sequenced_at),
@@ -170,49 +196,74 @@ def read(using: str, *, lease_ms: int, bounds: Bounds = PAGES, window: float = W
         total(one.all for one in letters.values()),
         more_groups=len(rows) > bounds.groups,
         window=window,
-        topics=tuple(topics),
+        topics=topics,
     )
 
 
-def one_group(
-    using: str, ref: GroupRef, *, lease_ms: int, bounds: Bounds = PAGES, window: float = WINDOW
-) -> GroupOverview | None:
-    """The state of a single group; None: it is not registered."""
-    session = Session(using)
-    row = session.row(
-        "SELECT mode, paused, after_seek, start_offset, registered_at, sought_at "
-        f"FROM {GROUPS} WHERE consumer_group = %s AND topic = %s",
-        ref,
+def list_groups(
+    *, topic: str | None = None, using: str | None = None, bounds: Bounds = PAGES
+) -> tuple[GroupOverview, ...]:
+    """Read the state of each consumer group, in order of topic and group.
+
+    Args:
+        topic: only the consumer groups of this topic.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read: at most ``bounds.groups`` groups; counts that stop say so.
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    return get_overview(topic=topic, using=using, bounds=bounds).groups
+
+
+def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bounds = PAGES) -> GroupOverview | None:
+    """Read the state of a consumer group on a topic; None if it is not registered.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read; counts that stop there say so.
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        django.db.Error: the database refuses or does not answer.
+    """
+    return next(iter(get_overview(group=group, topic=topic, using=using, bounds=bounds).groups), None)
+
+
+def _registered(session: Session, group: str | None, topic: str | None, limit: int) -> list[tuple[Any, ...]]:
+    """The rows of the groups of these names, in order of topic and group."""
+    wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
+    where = f"WHERE {' AND '.join(f'{name} = %s' for name in wanted)} " if wanted else ""
+    return session.rows(
+        f"SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at FROM {GROUPS} "
+        f"{where}ORDER BY topic, consumer_group LIMIT %s",
+        (*wanted.values(), limit),
     )
-    if row is None:
-        return None
-    subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref).get(ref, [])
-    now = session.now()
-    letters = count_by_group(session, now - int(window * 1000), [naming.dlq_topic(ref.topic)], bounds=bounds)
-    outbox = read_outbox(session, now, bounds=bounds)
-    return _group(Look(session, bounds, 1), ref, row, outbox, letters, subscribers)
 
 
 # -- a group ------------------------------------------------------------------
 
 
 def _group(
-    look: Look,
+    reader: BacklogReader,
     ref: GroupRef,
     row: Sequence[Any],
     outbox: OutboxOverview,
     letters: dict[tuple[str, GroupRef], DeadLetterCount],
-    subscribers: Sequence[SubscriberRow],
+    subscribers: Sequence[SubscriberStatus],
 ) -> GroupOverview:
     mode, paused, after_seek, start_offset, registered_at, sought_at = row
     dead = letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
-    session, most = look.session, look.bounds.count
+    session, most = reader.session, reader.bounds.count
     in_flight, retrying = backlog.held(session, ref, most)
     claimed, first = backlog.claimed(session, ref, most)
-    unclaimed, firsts = backlog.unclaimed(look, ref, int(start_offset))
+    unclaimed, firsts = backlog.unclaimed(reader, ref, int(start_offset))
     for key, offset in firsts.items():
         first.setdefault(key, offset)
-    candidates = sorted((offset, key) for key, offset in first.items())[: look.bounds.heads]
+    candidates = sorted((offset, key) for key, offset in first.items())[: reader.bounds.heads]
     return GroupOverview(
         ref=ref,
         mode=mode,

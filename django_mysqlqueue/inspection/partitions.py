@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.heads import Head, heads
+from django_mysqlqueue.inspection.heads import HeadMessage, heads
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease, QueueMessage
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.partitions import in_log
@@ -30,7 +30,7 @@ class Partition:
     owner: str | None
     """Who holds the lease; '': it waits for an owner; None: there is none, as where nothing is to do."""
     lag: Count
-    head: Head | None
+    head: HeadMessage | None
     """The first message that is not settled."""
 
 
@@ -121,7 +121,7 @@ def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ..
     return found
 
 
-def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict[str, Head]:
+def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict[str, HeadMessage]:
     """The first unsettled message of each partition that has one."""
     select = (
         f"SELECT m.`offset`, m.partition_key FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "

@@ -19,7 +19,7 @@ from django_mysqlqueue.conf import HealthSettings, get_settings
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
-from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import groups, rollups
 from django_mysqlqueue.service.counts import Count
@@ -88,23 +88,33 @@ class Ended:
         return self.acked + self.failed
 
 
-def find(
-    using: str,
-    overview: QueueOverview,
-    thresholds: HealthSettings,
+def find_problems(
+    overview: QueueOverview | None = None,
     *,
+    using: str | None = None,
+    thresholds: HealthSettings | None = None,
     stall_times: StallTimes = STALL_TIMES,
     bounds: Bounds = PAGES,
 ) -> list[Problem]:
-    """What is wrong, worst first.
+    """Find what is wrong with the queue, worst first.
 
     Args:
-        overview: read with the window of the thresholds.
-        thresholds: from when on failures are a problem.
+        overview: the state to judge, read with the window of the thresholds; if None, it is read. Of an overview of
+            some groups, only their problems and those of the whole queue are found.
+        using: alias of the queue's database, if there is no overview (default: ``MYSQLQUEUE["DATABASE"]``, else the
+            router's choice).
+        thresholds: from when on failures are a problem (default: the setting ``HEALTH``).
         stall_times: from when on something that does not move is one.
-        bounds: where counts of messages without groups stop.
+        bounds: how much to read.
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        ImproperlyConfigured: the setting ``HEALTH`` is bad.
+        django.db.Error: the database refuses or does not answer.
     """
-    session = Session(using)
+    thresholds = thresholds or get_settings().health
+    overview = overview or get_overview(using=using, bounds=bounds, window=thresholds.window)
+    session = Session(overview.using)
     found = [*_outbox(overview, stall_times), *_long_transactions(session, stall_times)]
     recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, stall_times.still))
     lately: dict[GroupRef, Ended] = {}

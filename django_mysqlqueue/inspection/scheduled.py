@@ -10,6 +10,7 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -21,10 +22,10 @@ READ_BYTES = 20_001
 
 
 @dataclass(frozen=True, slots=True)
-class Timetable:
+class ScheduledListing:
     """A page of scheduled messages in order of time."""
 
-    rows: tuple[Scheduled, ...]
+    rows: tuple[ScheduledMessage, ...]
     after: tuple[int, int] | None
     """Where to look on: (deliver_at, outbox_id); None: that was all."""
     whole: bool
@@ -32,7 +33,7 @@ class Timetable:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ScheduledContent:
     """What a scheduled message says."""
 
     payload: bytes
@@ -40,23 +41,36 @@ class Content:
     metadata: dict[str, Any]
 
 
-def page(
-    session: Session,
+def list_scheduled(
     *,
     topic: str | None = None,
     after: tuple[int, int] | None = None,
-    limit: int,
+    limit: int = 50,
+    using: str | None = None,
     bounds: Bounds = PAGES,
-) -> Timetable:
-    """The next scheduled messages behind ``after``, those of one topic if it is named.
+) -> ScheduledListing:
+    """List scheduled messages in order of their time, without their payloads.
 
-    Of one topic it reads the next ``bounds.scheduled`` messages of all topics.
+    For one topic, the next ``bounds.scheduled`` messages of all topics are read: then a page may have fewer messages
+    than the limit though there are more.
+
+    Args:
+        topic: only messages of this topic.
+        after: where to continue: ``after`` of the page before.
+        limit: maximum number of messages.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        bounds: how much to read.
+
+    Raises:
+        InvalidMessage: there is no database ``using``.
+        django.db.Error: the database refuses or does not answer.
     """
+    session = Session(queue_alias(using))
     start = after or (0, 0)
     if topic is None:
         rows = next_scheduled(session.using, after=start, limit=limit + 1)
         more = len(rows) > limit
-        return Timetable(tuple(rows[:limit]), _place(rows[limit - 1]) if more else None, whole=True)
+        return ScheduledListing(tuple(rows[:limit]), _place(rows[limit - 1]) if more else None, whole=True)
     source, parameters = _behind(session, start)
     places = sorted(
         (int(at), int(row_id))
@@ -67,16 +81,16 @@ def page(
         )
     )
     if len(places) > limit:
-        return Timetable(tuple(_by_id(session, places[:limit])), places[limit - 1], whole=True)
+        return ScheduledListing(tuple(_by_id(session, places[:limit])), places[limit - 1], whole=True)
     last = session.row(
         f"SELECT deliver_at, outbox_id {source} ORDER BY deliver_at, outbox_id LIMIT 1 OFFSET {bounds.scheduled - 1}",
         parameters,
     )
     end = None if last is None else (int(last[0]), int(last[1]))
-    return Timetable(tuple(_by_id(session, places)), end, whole=end is None)
+    return ScheduledListing(tuple(_by_id(session, places)), end, whole=end is None)
 
 
-def _place(row: Scheduled) -> tuple[int, int]:
+def _place(row: ScheduledMessage) -> tuple[int, int]:
     return row.deliver_at, row.outbox_id
 
 
@@ -90,11 +104,11 @@ def _behind(session: Session, start: tuple[int, int]) -> tuple[str, tuple[int, .
     )
 
 
-def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Scheduled]:
-    found: list[Scheduled] = []
+def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[ScheduledMessage]:
+    found: list[ScheduledMessage] = []
     for chunk in session.chunks(sorted(row_id for _, row_id in places)):
         found += [
-            Scheduled(*row)
+            ScheduledMessage(*row)
             for row in session.rows(
                 "SELECT s.outbox_id, s.topic, s.partition_key, s.id, s.size, s.deliver_at, s.created_at "
                 f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
@@ -121,9 +135,9 @@ def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PA
     return sorted((topic, Count(min(int(number), bounds.scheduled), exact)) for topic, number in rows)
 
 
-def contents(session: Session, ids: Sequence[int]) -> dict[int, Content]:
+def contents(session: Session, ids: Sequence[int]) -> dict[int, ScheduledContent]:
     """What some scheduled messages say; those that are gone are left out."""
-    found: dict[int, Content] = {}
+    found: dict[int, ScheduledContent] = {}
     for chunk in session.chunks(sorted(set(ids))):
         for row_id, payload, metadata in session.rows(
             "SELECT s.outbox_id, SUBSTR(s.payload, 1, %s), s.metadata "
@@ -131,12 +145,12 @@ def contents(session: Session, ids: Sequence[int]) -> dict[int, Content]:
             f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
             (READ_BYTES, *chunk),
         ):
-            found[int(row_id)] = Content(payloads.content(payload), messages.decode_metadata(metadata))
+            found[int(row_id)] = ScheduledContent(payloads.content(payload), messages.decode_metadata(metadata))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ScheduledMessage:
     """A message that waits for its time."""
 
     outbox_id: int
@@ -153,7 +167,7 @@ class Scheduled:
 
 def next_scheduled(
     using: str, *, topic: str | None = None, after: tuple[int, int] | None = None, limit: int = 50
-) -> list[Scheduled]:
+) -> list[ScheduledMessage]:
     """The next scheduled messages in order of their time, read along the index.
 
     Args:
@@ -168,4 +182,4 @@ def next_scheduled(
         f"AND (deliver_at > %s OR outbox_id > %s){of_topic} ORDER BY deliver_at, outbox_id LIMIT %s",
         (at, at, last, *parameters, limit),
     )
-    return [Scheduled(*row) for row in rows]
+    return [ScheduledMessage(*row) for row in rows]

@@ -16,7 +16,7 @@ HEARTBEATS = SubscriberHeartbeat._meta.db_table
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriberRow:
+class SubscriberStatus:
     """One subscriber's sign of life for one group."""
 
     ref: GroupRef
@@ -33,16 +33,16 @@ class SubscriberRow:
 
 def read_subscribers(
     session: Session, *, lease_ms: int, ref: GroupRef | None = None
-) -> dict[GroupRef, list[SubscriberRow]]:
+) -> dict[GroupRef, list[SubscriberStatus]]:
     """Every subscriber that has not left, by group and in order of name."""
     where, parameters = ("", ()) if ref is None else ("AND h.consumer_group = %s AND h.topic = %s ", tuple(ref))
-    found: dict[GroupRef, list[SubscriberRow]] = {}
+    found: dict[GroupRef, list[SubscriberStatus]] = {}
     for group, topic, name, at, left, info, live in session.rows(
         "SELECT h.consumer_group, h.topic, h.subscriber_name, h.heartbeat_at, h.deregistered_at, h.info, "
         f"CASE WHEN {heartbeats.fresh('h', session)} THEN 1 ELSE 0 END FROM {HEARTBEATS} h "
         f"WHERE h.deregistered_at = 0 {where}ORDER BY h.consumer_group, h.topic, h.subscriber_name",
         (lease_ms, lease_ms, *parameters),
     ):
-        row = SubscriberRow(GroupRef(group, topic), name, int(at), int(left), json.loads(info), bool(live))
+        row = SubscriberStatus(GroupRef(group, topic), name, int(at), int(left), json.loads(info), bool(live))
         found.setdefault(row.ref, []).append(row)
     return found

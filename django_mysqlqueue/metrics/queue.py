@@ -8,12 +8,8 @@ from typing import ClassVar
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.inspection import overview
-from django_mysqlqueue.inspection.bounds import SCRAPES, Bounds
-from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection import SCRAPES, Bounds, GroupOverview, QueueOverview, get_overview
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.publishing import queue_alias
 
 UP_TO = f"counted up to {SCRAPES.count:,}, see mysqlqueue_count_exact"
 LABELS = ("topic", "group")
@@ -47,8 +43,7 @@ class QueueCollector(Collector):
         Raises:
             django.db.Error: the database cannot be read.
         """
-        lease_ms = int(get_settings().lease_duration * 1000)
-        state = overview.read(queue_alias(self.using), lease_ms=lease_ms, bounds=self.bounds)
+        state = get_overview(using=self.using, bounds=self.bounds)
         families = _Families()
         families.add_queue(state)
         for group in state.groups:

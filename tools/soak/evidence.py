@@ -9,8 +9,7 @@ from typing import Any
 
 from django.db import connection
 
-from django_mysqlqueue.inspection import overview
-from django_mysqlqueue.inspection.bounds import EXACT
+from django_mysqlqueue.inspection import EXACT, get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.service import retention
 from soak import plan, records
@@ -48,7 +47,7 @@ def create_tables() -> None:
 
 def lags() -> dict[str, int]:
     """What each group has not settled, and what waits in the outbox."""
-    queue = overview.read("default", lease_ms=int(plan.LEASE * 1000), bounds=EXACT)
+    queue = get_overview(using="default", bounds=EXACT, lease_duration=plan.LEASE)
     names = {group.name for group in plan.GROUPS}
     found = {one.ref.group: one.lag.value for one in queue.groups if one.ref.group in names}
     return found | {"outbox": OutboxMessage.objects.count()}

@@ -17,7 +17,7 @@ from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.dead_letters import FullLetter, Look
+from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service import groups, messages
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -90,7 +90,7 @@ class LettersOperation(AdminOperation):
         )
 
     @functools.cached_property
-    def found(self) -> Look:
+    def found(self) -> DeadLetterMatches:
         """The dead letters that match.
 
         Raises:
@@ -290,7 +290,7 @@ class EditForm(ReasonForm):
         return text
 
 
-def _encoded(edited: Editable, letter: FullLetter) -> bytes | None:
+def _encoded(edited: Editable, letter: DeadLetter) -> bytes | None:
     """A payload as it would be stored if nothing was changed; None: it would be refused."""
     try:
         return messages.encode_body(edited.parse(edited.text), letter.metadata)[0]

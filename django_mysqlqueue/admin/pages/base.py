@@ -12,7 +12,7 @@ from django.template.response import TemplateResponse
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
+from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
@@ -52,7 +52,7 @@ class Page:
     """Whether it refreshes itself."""
     bounds: ClassVar[Bounds] = PAGES
     """How much it reads."""
-    stall_times: ClassVar[StallTimes] = STALL_TIMES
+    stall_times: ClassVar[StallTimes] = StallTimes()
     """From when on something that does not move is a problem."""
 
     def __init__(self, dashboard: DashboardContext, request: HttpRequest) -> None:

@@ -11,13 +11,9 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.words import last_line, moment, redacted
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import overview, partitions, problems
-from django_mysqlqueue.inspection.outbox import read_outbox
-from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection import GroupOverview, find_problems, get_overview, partitions
 from django_mysqlqueue.inspection.partitions import Partition
-from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
 
 
@@ -49,14 +45,11 @@ class GroupPage(Page):
         ref = self.ref()
         if ref is None:
             raise BadQuery(_("No group is named: group and topic are needed."))
-        thresholds = get_settings().health
-        group = overview.one_group(
-            self.using, ref, lease_ms=self.lease_ms, bounds=self.bounds, window=thresholds.window
-        )
-        if group is None:
+        overview = get_overview(group=ref.group, topic=ref.topic, using=self.using, bounds=self.bounds)
+        if not overview.groups:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})
+        (group,), now = overview.groups, overview.now
         session = Session(self.using)
-        now = session.now()
         order = "key" if self.text("order") == "key" or self.text("prefix") or self.text("after") else "oldest"
         prefix = self.text("prefix") or ""
         if order == "oldest":
@@ -69,15 +62,10 @@ class GroupPage(Page):
                 session, ref, after=after, prefix=prefix, start=group.start_offset, limit=PAGE_ROWS, bounds=self.bounds
             )
         live = {row.name for row in group.live}
-        outbox = read_outbox(session, now, bounds=self.bounds)
-        whole = QueueOverview(now, 0, 0, outbox, (group,), Count(0), window=thresholds.window)
+        problems = find_problems(overview, stall_times=self.stall_times)
         return {
             "group": group,
-            "problems": [
-                one
-                for one in problems.find(self.using, whole, thresholds, stall_times=self.stall_times)
-                if one.ref == ref
-            ],
+            "problems": [one for one in problems if one.ref == ref],
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],

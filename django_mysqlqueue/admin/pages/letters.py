@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, Refused
 from django_mysqlqueue.admin.permissions import may_search_errors, may_see_payloads, search_refused
 from django_mysqlqueue.admin.words import last_line, moment, redacted, redacted_line
-from django_mysqlqueue.inspection import dead_letters
-from django_mysqlqueue.inspection.dead_letters import ErrorKind, FullLetter, Happening, ListedLetter
+from django_mysqlqueue.inspection import DeadLetterSummary, RecordedDelivery, dead_letters, message_history
+from django_mysqlqueue.inspection.dead_letters import DeadLetter, ErrorKind
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
@@ -38,7 +38,7 @@ BAD = {Outcome.FAILED, Outcome.LOST, Outcome.DEAD_LETTERED, Outcome.DISCARDED}
 class Row:
     """A dead letter in the table."""
 
-    letter: ListedLetter
+    letter: DeadLetterSummary
     failed_at: str
     error: str
 
@@ -129,7 +129,7 @@ class DeadLettersPage(Page):
             raise BadQuery(_("%(name)s=%(text)r is not a date and a time.") % {"name": name, "text": text}) from None
 
     @staticmethod
-    def _row(letter: ListedLetter) -> Row:
+    def _row(letter: DeadLetterSummary) -> Row:
         error = redacted_line(last_line(letter.error), topic=letter.ref.topic, cut=dead_letters.is_cut(letter.error))
         return Row(letter, moment(letter.failed_at), error)
 
@@ -143,7 +143,7 @@ class DeadLettersPage(Page):
 class Event:
     """Something that is recorded of the letter or of the message that it copies."""
 
-    happening: Happening
+    delivery: RecordedDelivery
     at: str
     outcome: str
     css: str
@@ -169,12 +169,12 @@ class DeadLetterPage(Page):
         session = Session(self.using)
         letter = dead_letters.one(session, offset)
         offsets = [offset] if letter is None else [offset, letter.listed.original_offset]
-        events = dead_letters.recorded(session, offsets, bounds=self.bounds)
+        events = [event for one in offsets for event in message_history.recorded(session, one, bounds=self.bounds)[0]]
         # What operators did with the letter, and what the group that failed did with the message.
         operators = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
         events = [
             event
-            for event in events
+            for event in sorted(events, key=lambda event: event.event_id)
             if (event.offset == offset and event.outcome in operators)
             or (letter is not None and event.offset != offset and event.ref == letter.listed.ref)
         ]
@@ -183,7 +183,7 @@ class DeadLetterPage(Page):
             return {"offset": offset, "letter": None, "events": shown}
         return {"offset": offset, "letter": letter, "events": shown, **self._letter(letter)}
 
-    def _letter(self, letter: FullLetter) -> dict[str, Any]:
+    def _letter(self, letter: DeadLetter) -> dict[str, Any]:
         listed = letter.listed
         topic = listed.ref.topic
         found: dict[str, Any] = {
@@ -199,26 +199,18 @@ class DeadLetterPage(Page):
             found["cannot_edit"] = contents.editable(letter).refusal
         return found
 
-    def _events(self, session: Session, events: Iterable[Happening]) -> list[Event]:
+    def _events(self, session: Session, events: Sequence[RecordedDelivery]) -> list[Event]:
         found: list[Event] = []
-        left = RELATED_LOOKED_UP
+        became = message_history.made_of(session, [event for event in events if event.related_id][:RELATED_LOOKED_UP])
         for event in events:
             link = ""
-            if event.related_id and left:
-                left -= 1
-                link = self._related(session, event)
+            if event.event_id in became:
+                page = "deadletter" if event.outcome == Outcome.DEAD_LETTERED else "message"
+                link = self.dashboard.url(page, offset=became[event.event_id])
             # The whole line goes through REDACT: an end of it may be a part of what it looks for.
             topic = naming.first_topic(event.ref.topic)
             error = redacted(last_line(event.error), topic=topic, kind="error")[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
-            found.append(Event(event, moment(event.at), outcome, css, error, link))
+            found.append(Event(event, moment(event.settled_at), outcome, css, error, link))
         return found
-
-    def _related(self, session: Session, event: Happening) -> str:
-        became_letter = event.outcome == Outcome.DEAD_LETTERED
-        topic = naming.dlq_topic(event.ref.topic) if became_letter else naming.first_topic(event.ref.topic)
-        offset = dead_letters.place(session, topic, event.key, event.related_id)
-        if offset is None:
-            return ""
-        return self.dashboard.url("deadletter" if became_letter else "message", offset=offset)

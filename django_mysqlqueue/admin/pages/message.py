@@ -22,8 +22,14 @@ from django_mysqlqueue.admin.words import (
 )
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import log_entries, message_history
-from django_mysqlqueue.inspection.message_history import Content, Recorded, State
+from django_mysqlqueue.inspection import (
+    GroupState,
+    MessageContent,
+    MessageHistory,
+    RecordedDelivery,
+    log_entries,
+    message_history,
+)
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
@@ -85,9 +91,8 @@ class MessagePage(Page):
         if offset is None:
             return {"offset": "", "named": False}
         session = Session(self.using)
-        found = message_history.content(session, offset, most=SHOWN_CHARACTERS)
-        events, more_events = message_history.recorded(session, offset, bounds=self.bounds)
-        if found is None and not events:
+        history = message_history.read_history(session, offset, most=SHOWN_CHARACTERS, bounds=self.bounds)
+        if history is None:
             raise BadQuery(
                 _(
                     "There is no message at offset %(offset)s, and nothing is recorded of one: it was cleaned up, "
@@ -95,6 +100,7 @@ class MessagePage(Page):
                 )
                 % {"offset": offset}
             )
+        found, events = history.content, history.deliveries
         self._topic = found.entry.topic if found else events[0].ref.topic
         self._made = message_history.made_of(session, events)
         self._now = session.now()
@@ -106,9 +112,9 @@ class MessagePage(Page):
             "topic": self._topic,
             "key": found.entry.key if found else events[0].key,
             "links": self._links(session, found) if found else [],
-            "lives": list(self._lives(session, offset, found, events)),
+            "lives": list(self._lives(session, offset, history)),
             "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
-            "more_events": more_events,
+            "more_events": history.more_deliveries,
             "shown_events": self.bounds.recorded,
             "first_steps": self._first_steps(found),
             **(self._said(found) if found else {}),
@@ -116,7 +122,7 @@ class MessagePage(Page):
 
     # -- what it says ---------------------------------------------------------
 
-    def _said(self, found: Content) -> dict[str, Any]:
+    def _said(self, found: MessageContent) -> dict[str, Any]:
         entry = found.entry
         said: dict[str, Any] = {
             "size": f"{entry.size:,}",
@@ -135,7 +141,7 @@ class MessagePage(Page):
     def _redacted(self, text: str, kind: str) -> str:
         return redacted(text, topic=self._topic, kind=kind) if text else ""
 
-    def _links(self, session: Session, found: Content) -> list[Step]:
+    def _links(self, session: Session, found: MessageContent) -> list[Step]:
         """Which other messages it comes from."""
         entry = found.entry
         links = []
@@ -171,7 +177,7 @@ class MessagePage(Page):
 
     # -- its life -------------------------------------------------------------
 
-    def _first_steps(self, found: Content | None) -> list[Step]:
+    def _first_steps(self, found: MessageContent | None) -> list[Step]:
         if found is None:
             return [Step(_("The message itself is not in the log any more: this is what was recorded of it."))]
         return [
@@ -179,16 +185,14 @@ class MessagePage(Page):
             Step(_("Took its place in the log."), moment(found.entry.published_at)),
         ]
 
-    def _lives(
-        self, session: Session, offset: int, found: Content | None, events: Iterable[Recorded]
-    ) -> Iterable[Life]:
-        of_group: dict[GroupRef, list[Recorded]] = {}
-        for event in events:
+    def _lives(self, session: Session, offset: int, history: MessageHistory) -> Iterable[Life]:
+        found = history.content
+        of_group: dict[GroupRef, list[RecordedDelivery]] = {}
+        for event in history.deliveries:
             if event.outcome not in BY_OPERATORS:
                 of_group.setdefault(event.ref, []).append(event)
-        states = message_history.states(session, found.entry, bounds=self.bounds) if found else []
-        live = self._live(session) if states else {}
-        for state in states:
+        live = self._live(session) if history.groups else {}
+        for state in history.groups:
             mine = of_group.pop(state.ref, [])
             yield self._life(session, offset, found, state, mine, live.get(state.ref, set()))
         for ref, mine in of_group.items():
@@ -205,9 +209,9 @@ class MessagePage(Page):
         self,
         session: Session,
         offset: int,
-        found: Content | None,
-        state: State,
-        events: list[Recorded],
+        found: MessageContent | None,
+        state: GroupState,
+        events: list[RecordedDelivery],
         live: set[str],
     ) -> Life:
         steps = [step for event in events for step in self._steps(session, offset, found, event)]
@@ -234,7 +238,9 @@ class MessagePage(Page):
         may_give_up = state.standing in ("waits", "in_flight") and not held and not naming.is_dlq(state.ref.topic)
         return Life(state.ref, tag, css, steps, self._unknown(state, ended), may_retry, may_give_up)
 
-    def _steps(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
+    def _steps(
+        self, session: Session, offset: int, found: MessageContent | None, event: RecordedDelivery
+    ) -> Iterable[Step]:
         """A recorded delivery: handed out, and how it ended."""
         by = event.by or _("a subscriber")
         values = {"attempt": event.attempt, "by": by, "took": duration(event.handled_ms / 1000)}
@@ -276,7 +282,9 @@ class MessagePage(Page):
             case other:
                 yield Step(f"{other}: {by}", at, error=last_line(error), traceback=traceback, anchor=anchor)
 
-    def _after_letter(self, session: Session, offset: int, found: Content | None, event: Recorded) -> Iterable[Step]:
+    def _after_letter(
+        self, session: Session, offset: int, found: MessageContent | None, event: RecordedDelivery
+    ) -> Iterable[Step]:
         """Where it went on, when its dead letter has gone."""
         onwards = message_history.successors(session, event.ref, event.key, offset, found, bounds=self.bounds)
         for one in onwards:
@@ -293,7 +301,7 @@ class MessagePage(Page):
             )
             yield Step(text)
 
-    def _operation(self, event: Recorded) -> Step:
+    def _operation(self, event: RecordedDelivery) -> Step:
         """What an operator did with this dead letter."""
         at, by = moment(event.settled_at), event.by or _("Somebody")
         if event.outcome == Outcome.DISCARDED:
@@ -310,7 +318,9 @@ class MessagePage(Page):
 
     # -- how it stands now ----------------------------------------------------
 
-    def _standing(self, state: State, ended: Recorded | None, live: set[str]) -> tuple[str, str, Step | None]:
+    def _standing(
+        self, state: GroupState, ended: RecordedDelivery | None, live: set[str]
+    ) -> tuple[str, str, Step | None]:
         """A word for it, its class, and a sentence where the records do not say it all."""
         values = {"by": state.held_by, "attempt": state.failed + 1, "since": moment(state.since)}
         if ended is not None and state.standing in ("settled", "skipped"):
@@ -340,7 +350,7 @@ class MessagePage(Page):
                 text = _("Not claimed yet; unsettled messages before it in its partition: %(number)s.")
                 return _("not claimed yet"), "", Step(text % {"number": state.before} + self._nobody(live))
 
-    def _waiting(self, state: State, live: set[str]) -> Step:
+    def _waiting(self, state: GroupState, live: set[str]) -> Step:
         if state.until > self._now:
             left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
             text = _("It waits for %(time)s more, until %(at)s.") % left
@@ -356,7 +366,7 @@ class MessagePage(Page):
         return "" if live else " " + _("No subscriber of the group is alive.")
 
     @staticmethod
-    def _unknown(state: State, ended: Recorded | None) -> str:
+    def _unknown(state: GroupState, ended: RecordedDelivery | None) -> str:
         """What the records cannot say, and why."""
         settings = get_settings()
         level = settings.recorded_of(state.ref.group)
@@ -375,6 +385,6 @@ class MessagePage(Page):
         return ""
 
 
-def _end_of(events: list[Recorded]) -> Recorded | None:
+def _end_of(events: list[RecordedDelivery]) -> RecordedDelivery | None:
     """The record of how it was settled, the last time."""
     return next((event for event in reversed(events) if event.outcome in ENDS), None)

@@ -13,8 +13,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import log_entries
-from django_mysqlqueue.inspection.log_entries import Entry, Listing
+from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql.session import Session
 
@@ -25,7 +24,7 @@ FILTERS = ("topic", "key", "keyed", "offset", "time", "id")
 class Row:
     """A message in the table."""
 
-    entry: Entry
+    entry: LogMessage
     size: str
     published: str
     age: str
@@ -42,7 +41,7 @@ class MessagesPage(Page):
         said, is_newest, upwards = "", True, False
         if message_id is not None:
             found = log_entries.by_id(session, message_id, topic=topic, key=key, bounds=self.bounds)
-            listing = Listing(found.entries, None, None)
+            listing = MessageListing(found.entries, None, None)
             if not found.entries:
                 said = self._nowhere(found, named=key is not None)
         else:
@@ -50,8 +49,14 @@ class MessagesPage(Page):
             if before is None and after is None:
                 before = self._start(session)
             is_newest, upwards = before is None and after is None, after is not None
-            listing = log_entries.page(
-                session, topic=topic, key=key, before=before, after=after, limit=PAGE_ROWS, bounds=self.bounds
+            listing = list_messages(
+                topic=topic,
+                key=key,
+                before=before,
+                after=after,
+                limit=PAGE_ROWS,
+                using=self.using,
+                bounds=self.bounds,
             )
             if listing.looked:
                 values = {"first": listing.looked[0], "last": listing.looked[1]}
@@ -107,7 +112,7 @@ class MessagesPage(Page):
             raise BadQuery(_("time=%(value)r: must be a date and a time") % {"value": text})
         return int(seconds * 1000) + 1000
 
-    def _nowhere(self, found: log_entries.Found, *, named: bool) -> str:
+    def _nowhere(self, found: log_entries.IdSearch, *, named: bool) -> str:
         said = [_("No message of this id is in the log.")]
         if not named:
             text = _("It was looked for in every partition.")
@@ -123,6 +128,6 @@ class MessagesPage(Page):
         return " ".join(said)
 
     @staticmethod
-    def _row(entry: Entry, now: int) -> Row:
+    def _row(entry: LogMessage, now: int) -> Row:
         passed = duration((now - entry.published_at) / 1000)
         return Row(entry, f"{entry.size:,}", moment(entry.published_at), passed)

@@ -14,11 +14,8 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import overview, problems
-from django_mysqlqueue.inspection.overview import GroupOverview
-from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.inspection import GroupOverview, Problem, QueueOverview, find_problems, get_overview
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
 from django_mysqlqueue.sql.session import Session
@@ -65,8 +62,7 @@ class OverviewPage(Page):
     template = "overview.html"
 
     def context(self) -> dict[str, Any]:
-        thresholds = get_settings().health
-        found = overview.read(self.using, lease_ms=self.lease_ms, bounds=self.bounds, window=thresholds.window)
+        found = get_overview(using=self.using, bounds=self.bounds)
         session = Session(self.using)
         span = self.text("span")
         span = span if span in SPANS else "hour"
@@ -75,17 +71,14 @@ class OverviewPage(Page):
         return {
             "overview": found,
             "cards": self._cards(found),
-            "problems": [
-                self._linked(problem)
-                for problem in problems.find(self.using, found, thresholds, stall_times=self.stall_times)
-            ],
+            "problems": [self._linked(one) for one in find_problems(found, stall_times=self.stall_times)],
             "rows": [self._row(group, minutes, found.now) for group in found.groups],
             "span": span,
             "spans": [("hour", _("last hour")), ("day", _("last day"))],
             **self._charts(rollups.since(session, grain, found.now - grain * number * 1000), grain, number, found.now),
         }
 
-    def _cards(self, found: overview.QueueOverview) -> list[Card]:
+    def _cards(self, found: QueueOverview) -> list[Card]:
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
         waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
         return [

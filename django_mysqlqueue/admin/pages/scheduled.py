@@ -13,8 +13,8 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.humanize import duration
-from django_mysqlqueue.inspection import scheduled
-from django_mysqlqueue.inspection.scheduled import Content, Scheduled
+from django_mysqlqueue.inspection import ScheduledMessage, list_scheduled, scheduled
+from django_mysqlqueue.inspection.scheduled import ScheduledContent
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
 
@@ -23,7 +23,7 @@ from django_mysqlqueue.sql.session import Session
 class Row:
     """A scheduled message in the table."""
 
-    message: Scheduled
+    message: ScheduledMessage
     at: str
     left: str
     """'': it has come due, and the sequencer has not moved it yet."""
@@ -41,8 +41,8 @@ class ScheduledPage(Page):
         session = Session(self.using)
         now = session.now()
         topic = self.text("topic")
-        found = scheduled.page(session, topic=topic, after=self._after(), limit=PAGE_ROWS, bounds=self.bounds)
-        said: dict[int, Content] = {}
+        found = list_scheduled(topic=topic, after=self._after(), limit=PAGE_ROWS, using=self.using, bounds=self.bounds)
+        said: dict[int, ScheduledContent] = {}
         if may_see_payloads(self.request):
             said = scheduled.contents(session, [row.outbox_id for row in found.rows])
         topics = scheduled.topics(session, bounds=self.bounds)
@@ -69,7 +69,7 @@ class ScheduledPage(Page):
         return min(int(at[:19]), 2**62), min(int(row_id[:19]), 2**62)
 
     @staticmethod
-    def _row(message: Scheduled, now: int, content: Content | None) -> Row:
+    def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None) -> Row:
         left = duration((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
         payload, metadata = None, ""
         if content is not None:

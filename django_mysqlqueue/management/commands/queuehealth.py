@@ -11,9 +11,15 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import counted, duration
-from django_mysqlqueue.inspection import health
-from django_mysqlqueue.inspection.bounds import CHECKS, STALL_TIMES, Bounds, StallTimes
-from django_mysqlqueue.inspection.health import Finding, Limits, Report
+from django_mysqlqueue.inspection import (
+    CHECKS,
+    Bounds,
+    HealthFinding,
+    HealthLimits,
+    HealthReport,
+    StallTimes,
+    check_health,
+)
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.connection import READ_SECONDS
@@ -22,7 +28,7 @@ from django_mysqlqueue.sql.connection import READ_SECONDS
 class Command(QueueCommand):
     read_timeout = READ_SECONDS
     bounds: ClassVar[Bounds] = CHECKS
-    stall_times: ClassVar[StallTimes] = STALL_TIMES
+    stall_times: ClassVar[StallTimes] = StallTimes()
     help = (
         "Exit with 1 if messages are stuck, handlers fail or a limit is exceeded, and print the problems. "
         "For alerting, not for liveness probes: a database that hangs must not restart the subscribers."
@@ -67,7 +73,7 @@ class Command(QueueCommand):
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         try:
-            limits = Limits(
+            limits = HealthLimits(
                 options["max_lag"],
                 options["max_age"],
                 options["max_dead_letters"],
@@ -77,11 +83,11 @@ class Command(QueueCommand):
                 min_attempts=options["min_attempts"],
                 window=options["window"],
             )
-            report = health.check(
-                using,
+            report = check_health(
                 limits,
                 groups=options["group"],
                 topics=options["topic"],
+                using=using,
                 bounds=self.bounds,
                 stall_times=self.stall_times,
             )
@@ -94,7 +100,7 @@ class Command(QueueCommand):
         if not report.healthy:
             sys.exit(1)
 
-    def _text(self, report: Report) -> None:
+    def _text(self, report: HealthReport) -> None:
         for finding in report.findings:
             self.stdout.write(self.style.ERROR(f"PROBLEM  {finding.text}"))
         for note in report.notes:
@@ -109,13 +115,13 @@ class Command(QueueCommand):
             )
 
 
-def _outbox_age(report: Report) -> float | None:
+def _outbox_age(report: HealthReport) -> float | None:
     """Seconds that the oldest message in the outbox has been due."""
     since = report.state.outbox.waiting_since
     return None if since is None else max(0.0, (report.state.now - since) / 1000)
 
 
-def _as_json(using: str, report: Report) -> dict[str, Any]:
+def _as_json(using: str, report: HealthReport) -> dict[str, Any]:
     return {
         "database": using,
         "healthy": report.healthy,
@@ -147,7 +153,7 @@ def _count(count: Count) -> dict[str, Any]:
     return {"value": count.value, "exact": count.exact}
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: HealthFinding) -> dict[str, Any]:
     return {
         "kind": finding.kind,
         "text": finding.text,

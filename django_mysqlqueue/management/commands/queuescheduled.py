@@ -84,7 +84,7 @@ class Command(ScheduledCommand):
             at = timezone.localtime(datetime.datetime.fromtimestamp(one.deliver_at / 1000, datetime.UTC))
             self.stdout.write(f"{at.isoformat(' ', 'seconds')}  {one.topic}  {one.message_id}")
 
-    def _print_json(self, using: str, found: Sequence[scheduled.Scheduled]) -> None:
+    def _print_json(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> None:
         rows = [
             {
                 "topic": one.topic,

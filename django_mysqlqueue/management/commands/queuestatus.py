@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import counted, duration
-from django_mysqlqueue.inspection import overview, partitions, problems
-from django_mysqlqueue.inspection.bounds import EXACT
-from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
-from django_mysqlqueue.inspection.problems import Problem
+from django_mysqlqueue.inspection import (
+    EXACT,
+    GroupOverview,
+    Problem,
+    QueueOverview,
+    find_problems,
+    get_overview,
+    partitions,
+)
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.service.refs import GroupRef
@@ -116,14 +120,12 @@ class Command(QueueCommand):
 
 def read_status(using: str) -> Status:
     """Reads the whole state, counted to the end."""
-    settings = get_settings()
     session = Session(using)
-    thresholds = settings.health
-    queue = overview.read(using, lease_ms=int(settings.lease_duration * 1000), bounds=EXACT, window=thresholds.window)
+    queue = get_overview(using=using, bounds=EXACT)
     leases: dict[GroupRef, dict[str, int]] = {}
     for (owner, ref), count in partitions.shares(session).items():
         leases.setdefault(ref, {})[owner] = count
-    return Status(queue, read_topics(session, queue.now), leases, problems.find(using, queue, thresholds))
+    return Status(queue, read_topics(session, queue.now), leases, find_problems(queue))
 
 
 def _as_json(using: str, status: Status) -> dict[str, Any]:
