@@ -144,15 +144,14 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
         text = _("A seek of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
         yield Problem(0, "seek_ended_early", text, ref)
     elif group.paused:
-        text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": _waiting(group.lag)}
-        yield Problem(1 if group.lag else 2, "paused", text, ref)
+        text = _("%(ref)s is paused; %(lag)s.") % {"ref": ref, "lag": _waiting(_backlog(group))}
+        yield Problem(1 if group.has_work else 2, "paused", text, ref)
     elif group.has_work and not group.live:
         text = _(
             "No live subscribers for %(ref)s; %(lag)s, the oldest for %(age)s. GC keeps all messages for the group. "
             "Start a subscriber, or drop the group if it is no longer needed."
         )
-        backlog = group.lag + (group.waiting.count if group.waiting is not None else Count(0))
-        values = {"ref": ref, "lag": _waiting(backlog), "age": duration(waits)}
+        values = {"ref": ref, "lag": _waiting(_backlog(group)), "age": duration(waits)}
         # They may be being restarted.
         yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, ref)
     elif group.live:
@@ -246,31 +245,30 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
 
 
 def _silent(session: Session, overview: QueueOverview) -> Iterator[Problem]:
-    """Subscribers that have neither left nor given a sign of life, each once, while that matters to somebody."""
-    last: dict[str, tuple[int, GroupRef]] = {}
-    idle: dict[str, tuple[int, GroupRef]] = {}
-    for group in overview.groups:
-        for row in group.subscribers:
-            if not row.live:
-                # What it still has claimed is unsettled, and so part of the lag.
-                found = last if group.lag or not group.lag.exact else idle
-                found[row.name] = max(found.get(row.name, (0, row.ref)), (row.heartbeat_at, row.ref))
-    for name in _with_leases(session, sorted(idle.keys() - last.keys())[:NAMES]):
-        last[name] = idle[name]
-    for name, (at, ref) in sorted(last.items()):
-        text = _("The subscriber %(name)s vanished: no sign of life for %(age)s.")
-        values = {"name": name, "age": duration(_age(overview.now, at))}
-        yield Problem(2, "silent", text % values, ref, subscriber=name)
+    """Subscribers that have neither left nor sent a heartbeat, for each group to which that matters."""
+    lost = {(row.name, group.ref): row for group in overview.groups for row in group.subscribers if not row.live}
+    # What it still has claimed is unsettled, and so part of the lag.
+    behind = {group.ref for group in overview.groups if group.lag or not group.lag.exact}
+    idle = sorted({name for name, ref in lost if ref not in behind})[:NAMES]
+    owners = _with_leases(session, idle)
+    for (name, ref), row in sorted(lost.items()):
+        if ref in behind or (name, ref) in owners:
+            text = _("The subscriber %(name)s vanished from %(ref)s: no heartbeat for %(age)s.")
+            values = {"name": name, "ref": ref, "age": duration(_age(overview.now, row.heartbeat_at))}
+            yield Problem(2, "silent", text % values, ref, subscriber=name)
 
 
-def _with_leases(session: Session, names: Sequence[str]) -> list[str]:
-    """Those subscribers that are on record as owners of a partition."""
+def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, GroupRef]]:
+    """Those of some subscribers that own partitions, and the groups that these are of."""
     if not names:
-        return []
+        return set()
     places = ", ".join(["%s"] * len(names))
-    hint = session.dialect.force_index("queue_leases_owner")
-    rows = session.rows(f"SELECT DISTINCT leased_by FROM {LEASES}{hint} WHERE leased_by IN ({places})", names)
-    return [name for (name,) in rows]
+    rows = session.rows(
+        f"SELECT DISTINCT leased_by, consumer_group, topic FROM {LEASES}"
+        f"{session.dialect.force_index('queue_leases_owner')} WHERE leased_by IN ({places})",
+        names,
+    )
+    return {(name, GroupRef(group, topic)) for name, group, topic in rows}
 
 
 def _outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
@@ -339,6 +337,11 @@ def _oldest_transaction(session: Session) -> tuple[int, int] | None:
         else:
             return None if row is None else (int(row[0]), int(row[1]))
     return None
+
+
+def _backlog(group: GroupOverview) -> Count:
+    """What the group has to do, in the log and in the outbox."""
+    return group.lag + (group.waiting.count if group.waiting is not None else Count(0))
 
 
 def _waiting(count: Count) -> str:
