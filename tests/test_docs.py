@@ -495,6 +495,25 @@ def test_fields_of_the_status_exist(db):
     assert len(named) > 6
 
 
+def test_the_examples_of_inspection_run(db, clock, capsys):
+    """The group is a hundred seconds late, and one message is a dead letter."""
+    sub = Sub(handler("orders", "billing", lambda delivery: delivery.reject("no")))
+    publish("orders", 1)
+    sub.settle()
+    publish("orders", 2)
+    sequence()
+    clock.advance(100)
+    exec(_block("reference/inspection.md", 'list_dead_letters("orders"'), {})  # noqa: S102
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "lag 1, 0 live subscribers"
+    assert others[0].startswith("No live subscribers for billing/orders")
+    assert others[-1].endswith("['no']")
+    found: dict[str, Any] = {}
+    exec(_block("howto/observe.md", "def groups_that_are_late"), found)  # noqa: S102
+    assert found["groups_that_are_late"](60) == ["billing"]
+    assert found["groups_that_are_late"](1000) == []
+
+
 def test_relative_links_lead_somewhere():
     """Sphinx sees those of docs/ alone."""
     for page in PAGES:

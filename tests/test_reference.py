@@ -16,7 +16,7 @@ from tools import reference
 
 pytestmark = pytest.mark.any_engine
 
-DOORS = ("", ".testing", ".signals", ".otel", ".health", ".metrics")
+DOORS = ("", ".inspection", ".testing", ".signals", ".otel", ".health", ".metrics")
 """Modules that users import from: whatever their ``__all__`` names is public."""
 DESCRIBED_ELSEWHERE = ("django_mysqlqueue.admin", "django_mysqlqueue.models")
 """Classes to register or to query: docs/howto/dashboard.md, docs/tables.md."""

@@ -72,17 +72,23 @@ class DeadLetterSummary:
     """A dead letter in a list; times in epoch milliseconds."""
 
     offset: int
+    """Its offset in the DLQ topic."""
     key: str
+    """The partition key."""
     ref: GroupRef
-    """The group that failed, and the topic the message was published to."""
+    """The group that it failed in, and the topic that the message was published to."""
     original_id: str
+    """The id of the message."""
     original_offset: int
+    """The offset of the message."""
     failed_at: int
+    """When it failed for the last time."""
     attempts: int
+    """How many attempts failed."""
     size: int
-    """Payload size in bytes."""
+    """Size of its payload in bytes."""
     error: str
-    """The end of it."""
+    """The last 300 characters of the last traceback or of the reason."""
 
 
 @dataclass(frozen=True, slots=True)

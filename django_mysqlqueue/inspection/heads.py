@@ -15,20 +15,23 @@ STATE = DeliveryState._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class HeadMessage:
-    """A partition with work, and the first message in it that its group has not settled."""
+    """The first message of a partition that a group has not settled."""
 
     key: str
+    """The partition key."""
     offset: int
     published_at: int
-    """Epoch milliseconds."""
+    """When it took its place in the log, in epoch milliseconds."""
     started: bool
-    """The group has a state row of it: it was claimed at least once."""
+    """It was claimed at least once."""
     attempts: int
-    """Failed or lost ones."""
+    """Attempts that failed, or whose subscriber was lost."""
     delivered_by: str
-    """Who handles it now, or ''."""
+    """The subscriber that holds it now; empty if none does."""
     invisible_until: int
+    """When it is due again, in epoch milliseconds; 0: it is due."""
     last_error: str
+    """The last error's traceback, or empty."""
 
 
 def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[HeadMessage]:

@@ -1,4 +1,4 @@
-"""Whether the queue is well: limits that an operator sets, and what stands still whatever they say."""
+"""Whether the queue is healthy: limits that an operator sets, and problems that need no limit."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ LOSES_MESSAGES = ("groupless",)
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """What each group may have at most, or must have at least; None: that is not looked at.
+    """What each group may have at most, or must have at least; None: no limit.
 
     Raises:
         OperationRefused: names the value and the rule.
     """
 
     lag: int | None = None
-    """Unsettled messages in the log."""
+    """Messages of the log that it has not settled."""
     age: float | None = None
-    """Seconds that the oldest of them, or the oldest in the outbox, may wait."""
+    """Seconds that the oldest message may wait for the group, or in the outbox."""
     dead_letters: int | None = None
     subscribers: int | None = None
-    """Live ones, at least."""
+    """Live subscribers, at least."""
     recent_dead_letters: int | None = None
-    """Dead letters within the window; None: as the setting ``HEALTH`` says, as for those that follow."""
+    """Dead letters within the window; None, as for the next three: what the setting ``HEALTH`` has."""
     failure_ratio: float | None = None
     """Failed attempts within the window, as a share of all that ended (0 to 1)."""
     min_attempts: int | None = None
@@ -91,32 +91,36 @@ class HealthLimits:
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One thing in words."""
+    """Something that the check has found."""
 
     kind: str
-    """That of a ``Problem``, or the limit that is passed: ``lag``, ``age``, ``dead_letters``, ``subscribers``."""
+    """That of a ``Problem``, or the limit that is exceeded: ``lag``, ``age``, ``dead_letters``, ``subscribers``."""
     text: str
+    """A sentence about it, in the active language."""
     ref: GroupRef | None = None
+    """The group that it is about, and its topic."""
     key: str | None = None
-    """The partition that the text names."""
+    """The partition that it is about; the text names it then."""
     topic: str | None = None
     """The topic that it is about, where that has no group."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What was found."""
+    """Whether the queue is healthy, and why not."""
 
     groups: tuple[GroupOverview, ...]
-    """Those that were looked at."""
+    """The groups that were checked."""
     state: QueueOverview
+    """The whole queue."""
     findings: tuple[HealthFinding, ...]
-    """Why the queue is not well, worst first."""
+    """Why the queue is unhealthy."""
     notes: tuple[HealthFinding, ...]
-    """What else a person should know of."""
+    """Problems that do not make it unhealthy."""
 
     @property
     def healthy(self) -> bool:
+        """Whether there are no findings."""
         return not self.findings
 
 

@@ -28,22 +28,30 @@ LAST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """A message in the log, without what it says. Times in epoch milliseconds."""
+    """A message of the log, without its payload. Times in epoch milliseconds."""
 
     offset: int
+    """Its place in the log."""
     topic: str
     key: str
+    """The partition key."""
     message_id: str
     size: int
-    """Bytes of payload."""
+    """Size of its payload in bytes."""
     created_at: int
+    """When it was published."""
     published_at: int
+    """When it took its place in the log."""
     target_group: str
+    """The only group that it is for; empty: it is for all."""
     failed_group: str
-    """Of a dead letter: who failed it."""
+    """Of a dead letter, the group that it failed in; otherwise empty."""
     original_id: str
+    """Of a dead letter and of a redriven message, the id of the first message; otherwise empty."""
     original_topic: str
+    """The topic that this was published to."""
     original_offset: int
+    """The offset that it had there."""
 
 
 COLUMNS = (
@@ -60,11 +68,11 @@ class MessageListing:
     entries: list[LogMessage]
     """Newest first."""
     newer: int | None
-    """Go on above this offset; None: this is the newest page."""
+    """``after`` of the next newer page; None: this is the newest."""
     older: int | None
-    """Go on below this offset; None: there is nothing older."""
+    """``before`` of the next older page; None: there is none."""
     looked: tuple[int, int] | None = None
-    """The lowest and the highest offset that were looked at, where that is not all there is."""
+    """The lowest and the highest offset that were read, if the log was walked and has more."""
 
 
 def list_messages(

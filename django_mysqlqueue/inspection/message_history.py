@@ -35,63 +35,83 @@ Standing = Literal["elsewhere", "skipped", "settled", "in_flight", "waits", "unc
 
 @dataclass(frozen=True, slots=True)
 class MessageContent:
-    """A message of the log with what it says."""
+    """A message of the log with its payload."""
 
     entry: LogMessage
+    """Its place in the log."""
     payload: bytes
-    """Its beginning, where it is long."""
     metadata: dict[str, Any]
     failed_at: int
+    """Of a dead letter, when it failed for the last time, in epoch milliseconds; otherwise 0."""
     failure_count: int
+    """Of a dead letter, how many attempts failed."""
     last_error: str
+    """Of a dead letter, the last traceback or the reason; otherwise empty."""
 
     @property
     def replaces(self) -> str:
-        """The id of the message in whose place an operator has sent it, or ''."""
+        """The id of the message that an operator replaced with it, or empty."""
         value = self.metadata.get(REPLACES)
         return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDelivery:
-    """A row of the recorded deliveries. Times in epoch milliseconds."""
+    """A recorded delivery, or an operation on a dead letter. Times in epoch milliseconds."""
 
     event_id: int
     ref: GroupRef
+    """The group and its topic."""
     key: str
+    """The partition key."""
     offset: int
     attempt: int
+    """The number of the attempt, from 1."""
     outcome: str
+    """A value of ``DeliveryEvent.Outcome``."""
     delivered_at: int
+    """When a subscriber claimed it; 0 for an operation."""
     settled_at: int
+    """When it ended."""
     handled_ms: int
+    """How long the handler took, in milliseconds."""
     by: str
+    """The subscriber or operator."""
     error: str
+    """The traceback or the reason, or empty."""
     related_id: str
+    """The id of the message that it became: a dead letter, or a redriven message."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """Where a message stands for one group of its topic."""
+    """A message's state for one consumer group of its topic."""
 
     ref: GroupRef
+    """The group and its topic."""
     standing: Standing
-    """``elsewhere``: it is for another group; ``skipped``: it is before the place where the group begins;
-    ``passed``: the cursor is behind it and the group has nothing of it."""
+    """``settled``, ``in_flight``, ``unclaimed``; ``waits``: for another attempt, or for a snooze to end; ``elsewhere``:
+    it is for another group; ``skipped``: it is before the group's start offset; ``passed``: the group is past it
+    without a delivery."""
     mode: str
+    """``"ordered"`` or ``"shared"``."""
     paused: bool
     unfinished: Literal["", "seek", "drop"]
-    """What has begun on the group and not ended."""
+    """The operation on the group that has not finished."""
     start_offset: int
+    """The group's start offset."""
     failed: int = 0
-    """Attempts that count."""
+    """Failed attempts."""
     held_by: str = ""
+    """In flight: the subscriber that has claimed it."""
     since: int = 0
+    """In flight: since when, in epoch milliseconds."""
     until: int = 0
-    """In flight in shared mode: when another may have it; waiting: when it is due. Epoch milliseconds."""
+    """In flight in shared mode: when another subscriber may claim it; waiting: when it is due. Epoch milliseconds."""
     last_error: str = ""
+    """The last traceback, or empty."""
     before: Count | None = None
-    """Unclaimed: how many messages of its partition are before it."""
+    """Unclaimed: how many unsettled messages of its partition are before it."""
 
 
 @dataclass(frozen=True, slots=True)

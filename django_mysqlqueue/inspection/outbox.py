@@ -18,6 +18,7 @@ class DueMessages:
     """Messages of a topic that are due and not in the log yet. No group's lag counts them."""
 
     count: Count
+    """How many there are."""
     since: int
     """When the first of them was published or came due, epoch milliseconds."""
 
@@ -29,12 +30,13 @@ class OutboxOverview:
     topics: Mapping[str, DueMessages]
     """By topic: what is due. Of more messages than a count goes, the topics of those that wait longest."""
     scheduled: Count
-    """For later."""
+    """Messages that are scheduled for later."""
     next_at: int | None
     """When the first of those comes due, epoch milliseconds."""
 
     @property
     def waiting(self) -> Count:
+        """Messages that are due, of all topics."""
         return total(one.count for one in self.topics.values())
 
     @property

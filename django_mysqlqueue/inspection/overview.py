@@ -47,39 +47,45 @@ GROUPS = ConsumerGroup._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class GroupOverview:
-    """A consumer group of a topic. Counts are of messages, times in epoch milliseconds."""
+    """A consumer group on a topic. Counts are of messages, times in epoch milliseconds."""
 
     ref: GroupRef
+    """Its name and its topic: ``ref.group``, ``ref.topic``."""
     mode: str
+    """``"ordered"`` or ``"shared"``."""
     paused: bool
     after_seek: str
+    """Not empty while a seek or drop has not finished."""
     start_offset: int
+    """It gets the messages above this offset, in partitions that it has not read yet."""
     registered_at: int
     sought_at: int
     """When its last seek began or ended; 0: never."""
     lag: Count
-    """In the log, and not settled."""
+    """Messages of the log that it has not settled."""
     waiting: DueMessages | None
-    """Messages of the topic that are due in the outbox; None: there are none."""
+    """Messages of the topic that are due in the outbox; None if there are none."""
     in_flight: Count
-    """Handed out to a subscriber."""
+    """Messages that subscribers have claimed."""
     retrying: Count
-    """Failed, and waiting for another attempt."""
+    """Messages that failed and wait for another attempt."""
     dead_letters: Count
+    """Messages in the DLQ topic that failed in this group."""
     recent_dead_letters: Count
-    """Of those, what failed within the window of the overview."""
+    """Those of them that failed within the window of the overview."""
     heads: tuple[HeadMessage, ...]
-    """The partitions whose first unsettled message is the oldest, oldest first; at most ``Bounds.heads``."""
+    """The first unsettled messages of partitions, oldest first; at most ``Bounds.heads``."""
     subscribers: tuple[SubscriberStatus, ...]
-    """Live and silent ones; those that have left are not among them."""
+    """Live and lost ones, without those that have deregistered."""
 
     @property
     def live(self) -> tuple[SubscriberStatus, ...]:
+        """The live subscribers."""
         return tuple(row for row in self.subscribers if row.live)
 
     @property
     def oldest_at(self) -> int | None:
-        """Since when the oldest unprocessed message waits for the group, in the log or due in the outbox."""
+        """Since when the oldest unprocessed message waits, in the log or due in the outbox; None if none waits."""
         times = [self.waiting_since(head.published_at) for head in self.heads]
         if self.waiting is not None:
             times.append(self.waiting_since(self.waiting.since))
@@ -91,7 +97,11 @@ class GroupOverview:
         return bool(self.lag) or self.waiting is not None
 
     def waiting_since(self, at: int) -> int:
-        """Since when a message that was published at a time waits for the group, epoch milliseconds."""
+        """Return since when a message waits for the group: not from before its registration or last seek.
+
+        Args:
+            at: when the message took its place in the log, in epoch milliseconds.
+        """
         return waiting_since(at, self.registered_at, self.sought_at)
 
 
@@ -109,6 +119,7 @@ class QueueOverview:
     """When messages were last moved from the outbox into the log; 0: never."""
     outbox: OutboxOverview
     groups: tuple[GroupOverview, ...]
+    """In order of topic and group."""
     dead_letters: Count
     """In all DLQ topics that were read, even if the group that failed them is gone."""
     more_groups: bool

@@ -53,18 +53,22 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that a person should know of; worst first when sorted."""
+    """Something that is wrong, or will be."""
 
     severity: int
     """0: messages are stalled, or handlers fail; 1: something will lead to that; 2: worth knowing."""
     kind: Kind
+    """Which problem it is; ``howto/dashboard.md`` describes each."""
     text: str
+    """A sentence about it, in the active language."""
     ref: GroupRef | None = None
+    """The group that it is about, and its topic."""
     key: str | None = None
     """The partition that it is about."""
     offset: int | None = None
     """The message that it is about."""
     subscriber: str | None = None
+    """The subscriber that it is about."""
     topic: str | None = None
     """The topic that it is about, where that has no group."""
 

@@ -23,13 +23,14 @@ READ_BYTES = 20_001
 
 @dataclass(frozen=True, slots=True)
 class ScheduledListing:
-    """A page of scheduled messages in order of time."""
+    """A page of scheduled messages."""
 
     rows: tuple[ScheduledMessage, ...]
+    """In order of their time."""
     after: tuple[int, int] | None
-    """Where to look on: (deliver_at, outbox_id); None: that was all."""
+    """``after`` of the next page; None: this is the last."""
     whole: bool
-    """The page is full, or everything behind its beginning was looked through."""
+    """The page is full, or all scheduled messages after its beginning were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +152,20 @@ def contents(session: Session, ids: Sequence[int]) -> dict[int, ScheduledContent
 
 @dataclass(frozen=True, slots=True)
 class ScheduledMessage:
-    """A message that waits for its time."""
+    """A message that waits in the outbox until it is due."""
 
     outbox_id: int
+    """Primary key of its row."""
     topic: str
     key: str
-    """Its partition key."""
+    """The partition key."""
     message_id: str
     size: int
-    """Payload size in bytes."""
+    """Size of its payload in bytes."""
     deliver_at: int
-    """Epoch milliseconds."""
+    """When it is due, in epoch milliseconds."""
     created_at: int
+    """When it was published, in epoch milliseconds."""
 
 
 def next_scheduled(

@@ -17,17 +17,23 @@ HEARTBEATS = SubscriberHeartbeat._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStatus:
-    """One subscriber's sign of life for one group."""
+    """A subscriber of a group, by its last heartbeat."""
 
     ref: GroupRef
+    """The group and its topic."""
     name: str
     heartbeat_at: int
+    """When its last heartbeat was, in epoch milliseconds."""
     deregistered_at: int
+    """0: it has not left."""
     info: dict[str, Any]
+    """What it tells of its process: host, process id, versions."""
     live: bool
+    """Whether that heartbeat is younger than ``LEASE_DURATION``."""
 
     @property
     def subset(self) -> Subset:
+        """The partitions that it works on."""
         return Subset.read(self.info.get("subset"))
 
 
