@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, json_lines, metadata_text, payload_text, redacted
+from django_mysqlqueue.admin.words import json_lines, metadata_text, payload_text, redacted
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.inspection.dead_letters import DeadLetter
 from django_mysqlqueue.service import messages
@@ -20,12 +20,7 @@ EDITED_CHARACTERS = 250_000
 
 def payload(beginning: bytes, size: int, *, topic: str) -> str:
     """What is shown of a payload of ``size`` bytes whose first ones are given."""
-    if size <= len(beginning):
-        text = payload_text(beginning)
-    else:
-        text = beginning[:SHOWN_CHARACTERS].decode(errors="backslashreplace")
-        text += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{size:,}"}
-    return redacted(text, topic=topic, kind="payload")
+    return redacted(payload_text(beginning, size), topic=topic, kind="payload")
 
 
 def metadata(found: Mapping[str, Any], *, topic: str) -> str:

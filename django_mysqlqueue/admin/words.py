@@ -38,18 +38,23 @@ def moment(milliseconds: int | None) -> str:
     return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
-def payload_text(payload: bytes) -> str:
-    """A payload as text: JSON in readable lines, anything else as it is, bytes that are no text escaped."""
-    if len(payload) <= SHOWN_CHARACTERS:
+def payload_text(beginning: bytes, size: int) -> str:
+    """A payload as text: JSON in readable lines, anything else as it is, bytes that are no text escaped.
+
+    Args:
+        beginning: the payload, or as much of it as was read.
+        size: its size in bytes, which is named if not all of it is shown.
+    """
+    if size <= SHOWN_CHARACTERS:
         try:
-            lines = json_lines(json.loads(payload))
+            lines = json_lines(json.loads(beginning))
         except (ValueError, RecursionError):
             lines = None
         if lines is not None:
             return lines
-    text = payload[:SHOWN_CHARACTERS].decode(errors="backslashreplace")
-    if len(payload) > SHOWN_CHARACTERS:
-        text += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{len(payload):,}"}
+    text = beginning[:SHOWN_CHARACTERS].decode(errors="backslashreplace")
+    if size > SHOWN_CHARACTERS:
+        text += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{size:,}"}
     return text
 
 

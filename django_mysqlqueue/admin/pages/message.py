@@ -131,10 +131,7 @@ class MessagePage(Page):
             "error": self._redacted(found.last_error, "error"),
         }
         if may_see_payloads(self.request):
-            payload = payload_text(found.payload)
-            if entry.size > SHOWN_CHARACTERS:
-                payload += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{entry.size:,}"}
-            said["payload"] = self._redacted(payload, "payload")
+            said["payload"] = self._redacted(payload_text(found.payload, entry.size), "payload")
             said["metadata"] = self._redacted(metadata_text(found.metadata), "metadata")
         return said
 
