@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from django_mysqlqueue.humanize import counted, duration
 from django_mysqlqueue.inspection import (
     EXACT,
+    Bounds,
     GroupOverview,
     Problem,
     QueueOverview,
@@ -118,10 +119,10 @@ class Command(QueueCommand):
             self.stdout.write(f"  {line.rstrip()}")
 
 
-def read_status(using: str) -> Status:
-    """Reads the whole state, counted to the end."""
+def read_status(using: str, bounds: Bounds = EXACT) -> Status:
+    """Reads the whole state, counted to the end unless ``bounds`` end before."""
     session = Session(using)
-    queue = get_overview(using=using, bounds=EXACT)
+    queue = get_overview(using=using, bounds=bounds)
     leases: dict[GroupRef, dict[str, int]] = {}
     for (owner, ref), count in partitions.shares(session).items():
         leases.setdefault(ref, {})[owner] = count
