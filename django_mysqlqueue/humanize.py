@@ -39,16 +39,14 @@ def duration(seconds: float) -> str:
     return f"{first} {small // smaller} {names[place + 1]}" if small else first
 
 
-def counted(number: int, noun: str, *, most: int | None = None) -> str:
-    """Format a count with its noun, in English: ``1 message``, ``2 messages``, ``10,000 or more messages``.
+def counted(number: int, noun: str) -> str:
+    """Format a count with its noun, in English: ``1 message``, ``2 messages``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
-    Args:
-        number: the count.
-        noun: the noun in the singular; the plural adds an s.
-        most: where the count stopped; from there on it says so.
-    """
-    plural = "" if number == 1 else "s"
-    return f"{number:,}{' or more' if most is not None and number >= most else ''} {noun}{plural}"
+
+def up_to(most: int, number: int) -> str:
+    """Format a count that stopped at ``most``: ``12``, ``10,000 or more``."""
+    return f"{number:,}" if number < most else _("%(number)s or more") % {"number": f"{number:,}"}
 
 
 def messages(number: int) -> str:

@@ -674,8 +674,8 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, settings):
         found.append({mode: costs(mode) for mode in ("ordered", "shared")})
     for mode in found[0]:
         few, many = (costs[mode] for costs in found)
-        # GC looks at CHUNK_ROWS rows where there are so many; find_work at a page, then at four rows a partition.
-        bounds = {"gc": few["gc"] + 2 * retention.CHUNK_ROWS, "find work": few["find work"] + 500 + 8 * KEYS}
+        # GC looks at the rows of a step where there are so many; find_work at a page, then at four rows a partition.
+        bounds = {"gc": few["gc"] + 2 * retention.STEP.rows, "find work": few["find work"] + 500 + 8 * KEYS}
         for name, count in many.items():
             assert count <= bounds.get(name, few[name] * 1.2 + 60), (mode, name, few, many)
 

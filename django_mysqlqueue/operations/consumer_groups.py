@@ -10,12 +10,12 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import dropping, group_mode, pausing, seeking
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import alias_for, group_of, milliseconds
 from django_mysqlqueue.operations.results import DropResult, Result, SeekResult
-from django_mysqlqueue.operations.wording import counted
 from django_mysqlqueue.service import heartbeats, retention
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -152,8 +152,8 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> Seek
         changed=0,
         summary=(
             _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
-            _("Settled messages that will be redelivered: %(number)s.") % {"number": counted(found.replayed)},
-            _("Unsettled messages that will be skipped: %(number)s.") % {"number": counted(found.skipped)},
+            _("Settled messages that will be redelivered: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
+            _("Unsettled messages that will be skipped: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
             _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
         ),
         warnings=_warnings(found),
@@ -238,8 +238,9 @@ def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple
         changed=0,
         summary=(
             _("The group %(ref)s and its position in every partition will be deleted.") % {"ref": ref},
-            _("Messages that it has not settled: %(number)s.") % {"number": counted(found.skipped)},
-            _("Messages that GC keeps for it alone, and may then delete: %(number)s.") % {"number": counted(kept)},
+            _("Messages that it has not settled: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
+            _("Messages that GC keeps for it alone, and may then delete: %(number)s.")
+            % {"number": up_to(COUNTED, kept)},
         ),
         warnings=tuple(warnings),
         group=ref.group,

@@ -8,11 +8,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import alias_for, check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result
-from django_mysqlqueue.operations.wording import counted
 from django_mysqlqueue.service.refs import GroupRef
 
 NAMED = 5
@@ -62,11 +62,11 @@ def retry(
                 alias, ref, by=actor, reason=reason, rows=rows, reset_attempts=reset_attempts, progress=progress
             )
             text = _("Messages of the group %(ref)s that are due now: %(number)s.") if changed else _nothing_waits()
-            summary = [text % {"number": counted(changed), "ref": ref}]
+            summary = [text % {"number": up_to(COUNTED, changed), "ref": ref}]
             return Result(operation="retry", dry_run=False, planned=changed, changed=changed, summary=tuple(summary))
         planned = retrying.waiting(alias, ref, most=COUNTED) if rows is None else len(rows)
         text = _("Messages of the group %(ref)s that will be retried now: %(number)s.") if planned else _nothing_waits()
-        summary = [text % {"number": counted(planned), "ref": ref}]
+        summary = [text % {"number": up_to(COUNTED, planned), "ref": ref}]
         if planned and reset_attempts:
             summary.append(_("Attempts count from one again."))
         return Result(operation="retry", dry_run=True, planned=planned, changed=0, summary=tuple(summary))
@@ -131,12 +131,15 @@ def dead_letter(
         dlq = naming.dlq_topic(topic)
         if not dry_run:
             changed = dead_lettering.dead_letter_now(alias, ref, wanted, by=actor, reason=reason)
-            text = _("Messages dead-lettered to %(topic)s: %(number)s.") % {"topic": dlq, "number": counted(changed)}
+            text = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
+                "topic": dlq,
+                "number": up_to(COUNTED, changed),
+            }
             return Result(operation="dead_letter", dry_run=False, planned=changed, changed=changed, summary=(text,))
         found = dead_lettering.find(alias, ref, wanted)
         summary = [
             _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
-            % {"ref": ref, "topic": dlq, "number": counted(len(found))},
+            % {"ref": ref, "topic": dlq, "number": up_to(COUNTED, len(found))},
             *(
                 ngettext(
                     "Message %(offset)s has failed %(failed)s time.",

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import (
@@ -17,11 +18,10 @@ from django_mysqlqueue.operations.lookups import (
     check_known,
     check_topic,
     dead_letters_by_id,
-    did_you_mean,
     milliseconds,
+    named_or_meant,
 )
 from django_mysqlqueue.operations.results import EditResult, Result
-from django_mysqlqueue.operations.wording import counted
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, failed_groups, matching_offsets
 from django_mysqlqueue.service.refs import GroupRef
@@ -251,7 +251,7 @@ def _check_group(alias: str, dlq: str, group: str) -> None:
     known |= failed_groups(Session(alias), dlq)
     raise OperationRefused(
         f"There is no group {group!r} of {topic!r}, and {dlq} has no dead letters of a former one. "
-        f"Groups: {did_you_mean(group, sorted(known))}"
+        f"Groups: {named_or_meant(group, sorted(known))}"
     )
 
 
@@ -261,14 +261,14 @@ def _preview(operation: str, alias: str, letters: DeadLetterFilter, limit: int |
         planned = min(planned, limit)
     if not planned:
         text = _nothing()
-    summary = (text % {"topic": letters.topic, "number": counted(planned)},)
+    summary = (text % {"topic": letters.topic, "number": up_to(COUNTED, planned)},)
     return Result(operation=operation, dry_run=True, planned=planned, changed=0, summary=summary)
 
 
 def _result(operation: str, letters: DeadLetterFilter, changed: int, text: str) -> Result:
     if not changed:
         text = _nothing()
-    summary = (text % {"topic": letters.topic, "number": counted(changed)},)
+    summary = (text % {"topic": letters.topic, "number": up_to(COUNTED, changed)},)
     return Result(operation=operation, dry_run=False, planned=changed, changed=changed, summary=summary)
 
 

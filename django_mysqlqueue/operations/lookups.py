@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ from django.utils.timezone import is_naive, make_aware
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import close_names, did_you_mean, listed
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log
 from django_mysqlqueue.service.groups import Registered
@@ -21,8 +21,6 @@ from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
-LISTED = 20
-"""An error about a name lists so many of those that exist."""
 
 
 @contextmanager
@@ -50,14 +48,14 @@ def group_of(using: str, group: str, topic: str) -> Registered:
     if registered is not None:
         return registered
     refs = groups.registered_refs(using)
-    text = f"There is no group {group!r} of {topic!r}. Registered: {listed(_named(one) for one in refs)}."
+    text = f"There is no group {group!r} of {topic!r}. Registered: {listed([_named(one) for one in refs])}."
     if GroupRef(topic, group) in refs:
         raise OperationRefused(f"{text} The group comes first, then the topic: {topic} {group}")
     meant = [
-        *(GroupRef(name, topic) for name in _close(group, [one.group for one in refs])),
-        *(GroupRef(group, name) for name in _close(topic, [one.topic for one in refs])),
+        *(GroupRef(name, topic) for name in close_names(group, [one.group for one in refs])),
+        *(GroupRef(group, name) for name in close_names(topic, [one.topic for one in refs])),
     ]
-    raise OperationRefused(text + _hint([_named(one) for one in meant if one in refs]))
+    raise OperationRefused(f"{text} {did_you_mean(_named(one) for one in meant if one in refs)}".rstrip())
 
 
 def check_topic(using: str, topic: str) -> None:
@@ -68,7 +66,7 @@ def check_topic(using: str, topic: str) -> None:
     """
     known = log.known(Session(using))
     if not {topic, naming.first_topic(topic), naming.dlq_topic(topic)} & set(known):
-        raise OperationRefused(f"There is no topic {topic!r}. Topics: {did_you_mean(topic, known)}")
+        raise OperationRefused(f"There is no topic {topic!r}. Topics: {named_or_meant(topic, known)}")
 
 
 def check_known(text: str, wanted: Iterable[object], known: Collection[object]) -> None:
@@ -82,7 +80,7 @@ def check_known(text: str, wanted: Iterable[object], known: Collection[object]) 
     """
     unknown = [one for one in dict.fromkeys(wanted) if one not in known]
     if unknown:
-        raise OperationRefused(text.format(listed(repr(one) for one in unknown)))
+        raise OperationRefused(text.format(listed([repr(one) for one in unknown])))
 
 
 def unsettled_by_id(using: str, ref: GroupRef, ids: Sequence[str]) -> dict[str, list[int]]:
@@ -138,25 +136,10 @@ def milliseconds(name: str, moment: datetime.datetime) -> int:
     return int((make_aware(moment) if is_naive(moment) else moment).timestamp() * 1000)
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
+def named_or_meant(name: str, known: Sequence[str]) -> str:
     """The end of an error about a name: those that exist, and the nearest of them."""
-    return f"{listed(known)}.{_hint(_close(name, known))}"
-
-
-def listed(known: Iterable[str]) -> str:
-    """``a, b, c``; ``none``; with more than ``LISTED`` the number of the others."""
-    names = list(known)
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return (", ".join(names[:LISTED]) or "none") + more
+    return f"{listed(known)}. {did_you_mean(close_names(name, known))}".rstrip()
 
 
 def _named(ref: GroupRef) -> str:
     return f"{ref.group} of {ref.topic}"
-
-
-def _close(name: str, known: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name, sorted(set(known)), n=3)
-
-
-def _hint(close: Sequence[str]) -> str:
-    return f" Did you mean {' or '.join(close)}?" if close else ""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations import rescheduling
+from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import alias_for, check_topic, milliseconds
 from django_mysqlqueue.operations.results import ScheduledResult
-from django_mysqlqueue.operations.wording import counted
 from django_mysqlqueue.service import scheduling
 from django_mysqlqueue.sql.session import Session
 
@@ -186,11 +187,11 @@ def _change(
     else:
         number, text = change(), done
     left = len(set(rows)) - number
-    summary = [text % {"number": counted(number)}] if number else []
+    summary = [text % {"number": up_to(COUNTED, number)}] if number else []
     if left:
         summary.append(
             _("Messages left as they are, because they came due or another transaction is changing them: %(number)s.")
-            % {"number": counted(left)}
+            % {"number": up_to(COUNTED, left)}
         )
     return ScheduledResult(
         operation=operation,

@@ -9,7 +9,7 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.operations.lookups import alias_for, check_known, did_you_mean, group_of
+from django_mysqlqueue.operations.lookups import alias_for, check_known, group_of, named_or_meant
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.sql.session import Session
@@ -82,7 +82,7 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
         known = heartbeats.names(session)
         if subscriber not in known:
             raise OperationRefused(
-                f"There is no subscriber {subscriber!r}. Subscribers: {did_you_mean(subscriber, known)}"
+                f"There is no subscriber {subscriber!r}. Subscribers: {named_or_meant(subscriber, known)}"
             )
         if dry_run:
             number = 1
