@@ -215,7 +215,7 @@ def _ready_batches(rows: int, partitions: int) -> Any:
     """A source that hands over one batch again and again, without a database: what Spark makes of a Python source."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-    from django_mysqlqueue.pipeline.layout import ddl
+    from django_mysqlqueue.pipeline.log_schema import ddl
 
     class Ready(DataSource):
         @classmethod
@@ -234,7 +234,7 @@ def _ready_batches(rows: int, partitions: int) -> Any:
 
         def read(self, partition: InputPartition) -> Any:
             from django_mysqlqueue.pipeline.batches import Selection
-            from django_mysqlqueue.pipeline.layout import NAMES
+            from django_mysqlqueue.pipeline.log_schema import NAMES
 
             row = (1, b"orders", b"k1", b"i" * 36, b"x" * 200, 200, b"{}", 1_790_000_000_000, 1_790_000_000_000, b"")
             batch = Selection(NAMES).batch([row] * 2000)
@@ -246,7 +246,7 @@ def _ready_batches(rows: int, partitions: int) -> Any:
 
 def _driver(place: Any, rows: int) -> None:
     """One process, one connection, no Arrow: what Python's driver can do at most."""
-    from django_mysqlqueue.pipeline.layout import NAMES
+    from django_mysqlqueue.pipeline.log_schema import NAMES
 
     seen = 0
     with place.connect() as database:

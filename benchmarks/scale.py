@@ -423,10 +423,10 @@ class Case:
     def housekeeping(self) -> None:
         """A slice of what comes round every minute."""
         from django_mysqlqueue.service import leasing, partitions, retention
-        from django_mysqlqueue.service.retention import Place
+        from django_mysqlqueue.service.retention import Checkpoint
 
         self.timed("find work", lambda: leasing.find_work(self.session, self.ref, after=None, limit=500))
-        self.timed("collect", lambda: retention.collect_step(self.alias, Place(self.topic)))
+        self.timed("collect", lambda: retention.collect_step(self.alias, Checkpoint(self.topic)))
         if self.mode == "shared":
             self.timed(
                 "sweep",

@@ -21,7 +21,7 @@ from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling import observers
 from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.log import error_line
-from django_mysqlqueue.service import tracing
+from django_mysqlqueue.service import publish_hooks
 from django_mysqlqueue.service.messages import Message
 from django_mysqlqueue.version import __version__
 
@@ -49,13 +49,13 @@ def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace:
             and handling are one trace. A batch has several contexts: its span only links to them.
     """
     tracer = api.get_tracer("django_mysqlqueue", __version__, tracer_provider, SCHEMA)
-    tracing.trace = _Publishing(tracer)
+    publish_hooks.trace = _Publishing(tracer)
     observers.trace = _Handling(tracer, continue_trace)
 
 
 def uninstrument() -> None:
     """Stop tracing this process."""
-    tracing.trace = observers.trace = None
+    publish_hooks.trace = observers.trace = None
 
 
 # -- publishing -----------------------------------------------------------------

@@ -265,7 +265,7 @@ def test_subscribers_and_their_shares(client):
 
 
 def test_leases_in_pages_and_by_owner(client, monkeypatch):
-    monkeypatch.setattr("django_mysqlqueue.admin.pages.workers.PAGE_ROWS", 3)
+    monkeypatch.setattr("django_mysqlqueue.admin.pages.subscribers.PAGE_ROWS", 3)
     sub = Sub(handler("t", "g"), handler("u", "g"))
     for topic in "tu":
         log(4, keys="abcd", topic=topic)

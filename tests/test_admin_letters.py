@@ -17,11 +17,11 @@ from django.core.management import call_command
 from django.db import connection
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.admin.operations import letters as operations
+from django_mysqlqueue.admin.formatting import moment
+from django_mysqlqueue.admin.operations import dead_letters as operations
 from django_mysqlqueue.admin.operations import scheduled as scheduled_operations
-from django_mysqlqueue.admin.pages import letters as pages
+from django_mysqlqueue.admin.pages import dead_letters as pages
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.inspection import dead_letters as letters
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, OutboxMessage, QueueMessage
@@ -46,7 +46,7 @@ def offsets(context):
 
 def bound(monkeypatch, **bounds):
     """The pages, and the operations on what they list, read no more than that."""
-    for reader in (Page, operations.LettersOperation):
+    for reader in (Page, operations.DeadLettersOperation):
         monkeypatch.setattr(reader, "bounds", Bounds(**bounds))
 
 

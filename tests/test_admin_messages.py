@@ -17,7 +17,7 @@ from django_mysqlqueue.inspection import message_history
 from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, pausing, redriving, seeking
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -420,7 +420,7 @@ def test_a_seek_makes_it_skipped_and_its_records_stay(client, settings):
     sub.work(1)
     sub.flush()
     sub.leave()
-    seeking.seek(USING, G, seeking.place_of(USING, "latest"), by="ada")
+    seeking.seek(USING, G, seeking.position_of(USING, "latest"), by="ada")
     assert life(client, first)[0] == "acked"
     tag, told, _ = life(client, second)
     assert tag == "before its start"
@@ -433,7 +433,7 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
     Sub(handler())
     monkeypatch.setattr(module, "_end", None)
     with pytest.raises(TypeError):
-        getattr(module, operation)(USING, G, *([Place(0)] if module is seeking else []), by="ada")
+        getattr(module, operation)(USING, G, *([Position(0)] if module is seeking else []), by="ada")
     assert (
         life(client, offset)[1][-1]
         == f"A {operation} of the group has not finished. If it was interrupted, run it again."

@@ -624,7 +624,7 @@ def a_group_after_a_seek(stage: Stage) -> State:
     stage.log(4)
     sub.settle()
     stage.wait(1000)
-    seeking.seek(USING, GroupRef("g", "t"), seeking.place_of(USING, "earliest"), by="ada")
+    seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), by="ada")
     stage.wait(40)
     return State({"g/t": Group(lag=4, age=40, subscribers=1)})
 

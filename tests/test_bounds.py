@@ -87,7 +87,7 @@ def test_a_step_of_gc_forgets_a_bounded_number_of_offsets_rows(db, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
     publish_many("t", (Message(n, key=f"k{n}") for n in range(100)))
     Sub(handler(), lease_renewal_interval=0.0).settle()
-    place = retention.Place()
+    place = retention.Checkpoint()
     while place is not None:
         done = retention.collect_step(USING, place, limits=retention.Limits(rows=10))
         assert done.offsets_rows <= 10

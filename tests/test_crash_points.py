@@ -20,7 +20,7 @@ from django.db import OperationalError, connection, connections
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.operations import seeking, steps
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.sql.connection import drop_connection
 from tests import draining, invariants
@@ -415,7 +415,7 @@ def test_every_function_that_writes_has_a_case(db, crasher):
             act.run()
     # An operation that another one has stopped.
     groups.register(USING, G, mode="ordered", start="earliest")
-    operation = groups.run(USING, lambda session: seeking._begin(session, G, Place(0), "stopped", ""))
+    operation = groups.run(USING, lambda session: seeking._begin(session, G, Position(0), "stopped", ""))
     with watched(seen, [connections[ALIAS]]), pytest.raises(steps.Stopped), audit.stopping(ALIAS, operation):
         steps.refuse_stopped(G, operation, None)
     assert Operation.objects.get(pk=operation).ended_at

@@ -20,7 +20,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.operations import dead_lettering, pausing, redriving, seeking
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
@@ -263,7 +263,7 @@ def test_there_is_no_dlq_of_a_dlq(db):
 
 def test_a_seek_that_did_not_finish_comes_first(db):
     _, _, offsets = retrying_sub()
-    seeking.run(USING, lambda session: seeking._begin(session, G, Place(0), ME, ""))
+    seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, ""))
     before = everything()
     with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
         dead_letter_now(USING, G, offsets[:1], by=ME)

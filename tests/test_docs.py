@@ -26,10 +26,10 @@ from django.core.management import CommandError, call_command, get_commands, loa
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
+from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, redacted
 from django_mysqlqueue.admin.operations.base import IdsField
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS
-from django_mysqlqueue.admin.pages.workers import SHOWN_IN_FLIGHT
-from django_mysqlqueue.admin.words import SHOWN_CHARACTERS, redacted
+from django_mysqlqueue.admin.pages.subscribers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.inspection import bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import groups

@@ -24,7 +24,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dead_lettering, dropping, pausing, redriving, rescheduling, retrying, seeking
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, rollups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session, run
@@ -134,12 +134,12 @@ def _() -> None:
 
 @act("seek back", handled)
 def _() -> None:
-    seeking.seek(ALIAS, G, Place(0), by=ME)
+    seeking.seek(ALIAS, G, Position(0), by=ME)
 
 
 @act("seek to the end past what is claimed", claimed)
 def _() -> None:
-    seeking.seek(ALIAS, G, seeking.place_of(ALIAS, "latest"), by=ME)
+    seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), by=ME)
 
 
 @act("drop", claimed)
@@ -150,12 +150,12 @@ def _() -> None:
 def half_sought() -> None:
     """A seek of the group died; what it had not deleted is still there."""
     claimed()
-    run(USING, lambda session: seeking._begin(session, G, Place(0), "bob", ""))
+    run(USING, lambda session: seeking._begin(session, G, Position(0), "bob", ""))
 
 
 @act("seek where another died", half_sought)
 def _() -> None:
-    seeking.seek(ALIAS, G, Place(0), by=ME)
+    seeking.seek(ALIAS, G, Position(0), by=ME)
 
 
 @act("drop where a seek died", half_sought)

@@ -38,7 +38,7 @@ from django_mysqlqueue.operations import (
     steps,
 )
 from django_mysqlqueue.operations.limits import LIMITS, Limits
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import groups, heartbeats, leasing, retention, rollups
 from django_mysqlqueue.service import log as service_log
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
@@ -109,8 +109,8 @@ def test_an_unknown_group_is_refused_and_nothing_recorded(db):
     for operation in (
         lambda: pausing.pause(USING, ref, by=ME),
         lambda: pausing.resume(USING, ref, by=ME),
-        lambda: seeking.seek(USING, ref, Place(0), by=ME),
-        lambda: seeking.preview(USING, ref, Place(0)),
+        lambda: seeking.seek(USING, ref, Position(0), by=ME),
+        lambda: seeking.preview(USING, ref, Position(0)),
         lambda: retrying.retry_now(USING, ref, by=ME),
     ):
         with pytest.raises(OperationRefused, match="no group 'nobody' of 't'"):
@@ -148,7 +148,7 @@ def test_seek_to_the_beginning_replays_everything(db, mode):
     got = Recorder()
     sub = Sub(handler(function=got, mode=mode))
     sub.settle()
-    place = seeking.place_of(USING, "earliest")
+    place = seeking.position_of(USING, "earliest")
     assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=6, skipped=0)
     seeking.seek(USING, G, place, by=ME)
     resumed(sub).settle()
@@ -163,7 +163,7 @@ def test_seek_to_the_end_skips_what_is_unsettled(db, mode):
     got = Recorder()
     sub = Sub(handler(function=got, mode=mode), batch_size=2, prefetch=2)
     sub.step()  # some are in flight
-    place = seeking.place_of(USING, "latest")
+    place = seeking.position_of(USING, "latest")
     assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=0, skipped=6)
     assert seeking.seek(USING, G, place, by=ME) == 2
     assert lag() == 0
@@ -185,10 +185,10 @@ def test_seek_to_an_offset_and_to_a_time(db, clock):
     sub = Sub(handler(function=got))
     sub.settle()
     del got.deliveries[:]
-    assert seeking.place_of(USING, time_ms=moment).offset == later - 1
-    assert seeking.place_of(USING, time_ms=0).offset < offsets[0]
-    assert seeking.place_of(USING, time_ms=moment + 10**9) == seeking.place_of(USING, "latest")
-    seeking.seek(USING, G, seeking.place_of(USING, offsets[1]), by=ME, detail="once more")
+    assert seeking.position_of(USING, time_ms=moment).offset == later - 1
+    assert seeking.position_of(USING, time_ms=0).offset < offsets[0]
+    assert seeking.position_of(USING, time_ms=moment + 10**9) == seeking.position_of(USING, "latest")
+    seeking.seek(USING, G, seeking.position_of(USING, offsets[1]), by=ME, detail="once more")
     resumed(sub).settle()
     assert got.payloads == [1, 2, 3, 4, 5]
     operation = Operation.objects.get()
@@ -200,14 +200,14 @@ def test_seek_to_an_offset_and_to_a_time(db, clock):
 def test_a_seek_to_nowhere_is_refused(db, target):
     log(1)
     with pytest.raises(OperationRefused, match="must be 'earliest', 'latest' or a number from 1"):
-        seeking.place_of(USING, target)
+        seeking.position_of(USING, target)
 
 
 def test_a_seek_beyond_the_end_of_the_log_is_refused(db):
     (last,) = log(1)
     with pytest.raises(OperationRefused, match=f"the log ends at {last}"):
-        seeking.place_of(USING, last + 2)
-    assert seeking.place_of(USING, last + 1) == Place(last)
+        seeking.position_of(USING, last + 2)
+    assert seeking.position_of(USING, last + 1) == Position(last)
 
 
 @pytest.fixture
@@ -227,20 +227,20 @@ def test_an_emptied_log_ends_where_it_ended(emptied):
     session = Session(USING)
     assert service_log.end_of_log(session) == emptied
     for place in (
-        seeking.place_of(USING, "latest"),
-        seeking.place_of(USING, emptied + 1),
-        seeking.place_of(USING, time_ms=0),
-        seeking.place_of(USING, time_ms=session.now() + 10**6),
+        seeking.position_of(USING, "latest"),
+        seeking.position_of(USING, emptied + 1),
+        seeking.position_of(USING, time_ms=0),
+        seeking.position_of(USING, time_ms=session.now() + 10**6),
     ):
-        assert place == Place(emptied)
-    assert seeking.place_of(USING, emptied) == Place(emptied - 1)
+        assert place == Position(emptied)
+    assert seeking.position_of(USING, emptied) == Position(emptied - 1)
     with pytest.raises(OperationRefused, match=f"the log ends at {emptied}"):
-        seeking.place_of(USING, emptied + 2)
+        seeking.position_of(USING, emptied + 2)
     assert groups.register(USING, GroupRef("late", "t"), mode="ordered", start="latest").start_offset == emptied
 
 
 def test_a_seek_in_an_emptied_log_loses_nothing(emptied):
-    seeking.seek(USING, G, seeking.place_of(USING, "latest"), by=ME)
+    seeking.seek(USING, G, seeking.position_of(USING, "latest"), by=ME)
     publish("t", "new", key="a")
     got = Recorder()
     Sub(handler(function=got)).settle()
@@ -259,7 +259,7 @@ def test_a_time_behind_the_last_message_that_is_left_is_the_end_of_the_log(db):
     log(3, "a")
     end = offsets_of()[-1]
     QueueMessage.objects.filter(offset=end).delete()
-    assert seeking.place_of(USING, time_ms=Session(USING).now() + 10**6) == Place(end)
+    assert seeking.position_of(USING, time_ms=Session(USING).now() + 10**6) == Position(end)
 
 
 @both_modes
@@ -269,7 +269,7 @@ def test_what_was_in_flight_is_stale_after_a_seek(db, mode):
     sub = Sub(handler(mode=mode))
     sub.step()
     held = sub.take()
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     sub.run(held)
     sub.flush()
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
@@ -285,7 +285,7 @@ def test_an_atomic_handler_that_runs_through_a_seek_leaves_nothing(db):
     sub = Sub(handler(function=lambda delivery: Effect.objects.create(name="half"), atomic=True))
     sub.step()
     held = sub.take()
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     sub.run(held)
     assert not Effect.objects.exists()
     resumed(sub).settle()
@@ -298,7 +298,7 @@ def test_what_waits_in_a_subscriber_does_not_start_after_a_seek(db):
     got = Recorder()
     sub = Sub(handler(function=got))
     sub.step()
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     resumed(sub).settle()
     assert got.payloads == [0, 1, 2, 3]
     assert got.attempts == [(number, 1) for number in range(4)]
@@ -318,13 +318,13 @@ def test_flushes_during_a_seek_move_nothing(db, mode):
 
     def half_way(session):
         groups.lock(session, G)
-        operation = seeking._begin(session, G, Place(0), ME, "")
-        seeking._reset_offsets(session, G, Place(0), operation, "")
+        operation = seeking._begin(session, G, Position(0), ME, "")
+        seeking._reset_offsets(session, G, Position(0), operation, "")
 
     seeking.run(USING, half_way)
     sub.flush()
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     assert lag() == 250
 
 
@@ -340,7 +340,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(seeking, "_delete_states", die)
         with pytest.raises(RuntimeError):
-            seeking.seek(USING, G, Place(0), by=ME)
+            seeking.seek(USING, G, Position(0), by=ME)
     resumed(sub).settle()
     assert len(got.payloads) == 4
     group = ConsumerGroup.objects.get()
@@ -354,7 +354,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     ):
         with pytest.raises(OperationRefused, match="A seek of the group 'g' of 't' has not finished"):
             refused()
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     resumed(sub).settle()
     assert len(got.payloads) == 8
 
@@ -363,7 +363,7 @@ def test_a_group_that_was_paused_stays_so_after_a_seek(db):
     log(2)
     Sub(handler()).settle()
     pausing.pause(USING, G, by=ME)
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "")
 
@@ -372,10 +372,10 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
     offsets = log(4, "a")
     sub = Sub(handler())
     sub.settle()
-    begun = seeking.run(USING, lambda session: seeking._begin(session, G, Place(0), ME, ""))
-    seeking.seek(USING, G, Place(offsets[1]), by="bob")
+    begun = seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, ""))
+    seeking.seek(USING, G, Position(offsets[1]), by="bob")
     for step in (
-        lambda session: seeking._reset_offsets(session, G, Place(0), begun, ""),
+        lambda session: seeking._reset_offsets(session, G, Position(0), begun, ""),
         lambda session: seeking._delete_states(session, G, begun),
         lambda session: seeking._end(session, G, begun),
     ):
@@ -415,13 +415,13 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
     later = Sub(handler())
 
     def the_same_again():
-        seeking.seek(USING, G, Place(0), by="bob")
+        seeking.seek(USING, G, Position(0), by="bob")
         resumed(later)  # it claims, and holds what it has claimed
         pausing.pause(USING, G, by="bob")
 
     frozen_before(monkeypatch, before, the_same_again)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Place(0), by=ME)
+        seeking.seek(USING, G, Position(0), by=ME)
     assert DeliveryState.objects.filter(consumer_group="g").count() == 6
     pausing.resume(USING, G, by=ME)
     later.leave()
@@ -434,8 +434,8 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
 def test_the_record_of_a_seek_says_that_another_stopped_it(db):
     log(2)
     Sub(handler()).settle()
-    seeking.run(USING, lambda session: seeking._begin(session, G, Place(0), ME, "once"))
-    seeking.seek(USING, G, Place(0), by="bob")
+    seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, "once"))
+    seeking.seek(USING, G, Position(0), by="bob")
     first, second = Operation.objects.order_by("id")
     assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: a seek by bob took over")
     assert second.detail == "to offset 1"
@@ -450,7 +450,7 @@ def test_a_seek_that_older_code_has_begun_is_run_again(db):
     ConsumerGroup.objects.update(paused=True, after_seek="resume", start_offset=0)
     with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
         pausing.resume(USING, G, by=ME)
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
 
@@ -458,7 +458,7 @@ def test_a_seek_that_older_code_has_begun_is_run_again(db):
 def seek_or_drop(operation, limits=LIMITS):
     if operation == "drop":
         return dropping.drop(USING, G, by=ME, limits=limits)
-    return seeking.seek(USING, G, Place(0), by=ME, limits=limits)
+    return seeking.seek(USING, G, Position(0), by=ME, limits=limits)
 
 
 def ended_by_older_code(*, paused):
@@ -497,7 +497,7 @@ def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(d
     pausing.pause(USING, G, by="bob")
     frozen_before(monkeypatch, 3, lambda: ended_by_older_code(paused=True))
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Place(0), by=ME)
+        seeking.seek(USING, G, Position(0), by=ME)
     assert ConsumerGroup.objects.get().paused
 
 
@@ -520,7 +520,7 @@ def test_what_is_settled_during_a_seek_and_before_it_deletes_the_row_has_happene
     sub = Sub(handler(function=end, mode=mode))
     sub.step()
     frozen_before(monkeypatch, 3, lambda: rejected(sub))
-    seeking.seek(USING, G, Place(0), by=ME)
+    seeking.seek(USING, G, Position(0), by=ME)
     sub.leave()
     sequence()
     assert [bytes(one.payload) for one in QueueMessage.objects.filter(topic="t_dlq")] == [b"0"]
@@ -555,7 +555,7 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
         lambda: pausing.resume(USING, G, by=ME),
         lambda: pausing.pause(USING, G, by=ME),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
-        lambda: seeking.seek(USING, G, Place(0), by=ME),
+        lambda: seeking.seek(USING, G, Position(0), by=ME),
         lambda: retrying.retry_now(USING, G, by=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], by=ME),
     ):
@@ -623,7 +623,7 @@ def test_a_drop_stops_a_seek(db, monkeypatch, before):
 
     frozen_before(monkeypatch, before, drop_and_register)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Place(0), by=ME)
+        seeking.seek(USING, G, Position(0), by=ME)
     assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: a drop by bob took over"
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
@@ -709,8 +709,10 @@ def test_the_preview_knows_what_is_settled_ahead_of_the_watermark(db):
     sub.step()
     sub.work()
     sub.flush()
-    assert seeking.preview(USING, G, Place(offsets[2])) == seeking.Preview(Place(offsets[2]), replayed=2, skipped=1)
-    assert seeking.preview(USING, G, Place(0)).replayed == 4
+    assert seeking.preview(USING, G, Position(offsets[2])) == seeking.Preview(
+        Position(offsets[2]), replayed=2, skipped=1
+    )
+    assert seeking.preview(USING, G, Position(0)).replayed == 4
 
 
 def test_the_preview_counts_one_side_to_the_end_when_the_other_is_full(db):
@@ -720,7 +722,7 @@ def test_the_preview_counts_one_side_to_the_end_when_the_other_is_full(db):
         ConsumerOffset.objects.create(
             consumer_group="g", topic="t", partition_key=key, offset_acked=acked, offset_claimed=acked
         )
-    found = seeking.preview(USING, G, Place(offsets[-3]), Limits(counted=3, rows=1))
+    found = seeking.preview(USING, G, Position(offsets[-3]), Limits(counted=3, rows=1))
     assert (found.skipped, found.replayed) == (3, 1)
 
 
@@ -737,12 +739,12 @@ def test_the_preview_leaves_out_messages_for_other_groups(db, first):
     log(40, "ab")
     mine = for_another_group(every=4)
     assert mine == 10
-    end = seeking.place_of(USING, "latest")
+    end = seeking.position_of(USING, "latest")
     sub = Sub(handler())
     assert seeking.preview(USING, G, end, limits) == seeking.Preview(end, replayed=0, skipped=mine)
     sub.settle(rounds=100)
-    assert seeking.preview(USING, G, Place(0), limits) == seeking.Preview(Place(0), replayed=mine, skipped=0)
-    place = Place(offsets_of()[19])
+    assert seeking.preview(USING, G, Position(0), limits) == seeking.Preview(Position(0), replayed=mine, skipped=0)
+    place = Position(offsets_of()[19])
     assert seeking.preview(USING, G, place, limits).replayed == mine - 5
 
 
@@ -752,10 +754,10 @@ def test_the_preview_reads_a_bounded_part_of_the_log_and_says_so(db, first):
     log(400, "ab")
     for_another_group(every=1000)
     Sub(handler())
-    found = seeking.preview(USING, G, seeking.place_of(USING, "latest"), limits)
+    found = seeking.preview(USING, G, seeking.position_of(USING, "latest"), limits)
     assert (found.replayed, found.skipped, found.exact) == (0, 1, False)
     limits = Limits(read_first=first, read=10, counted=1)
-    assert seeking.preview(USING, G, found.place, limits).exact, "one or more is true"
+    assert seeking.preview(USING, G, found.position, limits).exact, "one or more is true"
 
 
 # -- redrive, discard, edit ---------------------------------------------------

@@ -22,7 +22,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import EditResult, Result, consumer_groups, seeking
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.harness import USING, Sub, handler, lag, sequence
@@ -291,7 +291,7 @@ def test_a_preview_of_a_drop_counts(db):
 
 
 def test_a_preview_says_where_counting_stopped():
-    found = seeking.Preview(Place(7), replayed=0, skipped=10_000, exact=False)
+    found = seeking.Preview(Position(7), replayed=0, skipped=10_000, exact=False)
     stopped = "Counting stopped after 100,000 messages of the log: there may be more."
     seek = consumer_groups.previewed_seek(REF, "latest", found)
     assert stopped in seek.warnings

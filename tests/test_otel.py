@@ -25,7 +25,7 @@ from django_mysqlqueue import InvalidMessage, Message, TransactionMismatch, apub
 from django_mysqlqueue import subscriber as declare
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.handling import observers
-from django_mysqlqueue.service import tracing
+from django_mysqlqueue.service import publish_hooks
 from django_mysqlqueue.signals import delivery_handled, delivery_started
 from django_mysqlqueue.testing import deliver_all
 from tests.harness import Sub, handler
@@ -433,7 +433,7 @@ def test_tracing_costs_no_statement(traced):
     count = len(traced.spans())
     assert cost() == on
     assert len(traced.spans()) == count
-    assert tracing.trace is None
+    assert publish_hooks.trace is None
     assert observers.trace is None
 
 

@@ -27,7 +27,7 @@ from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.service import claiming, heartbeats, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.retention import Place
+from django_mysqlqueue.service.retention import Checkpoint
 from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.sql.session import Session
 from tests.harness import USING, Going, Sub, handler, in_thread, lag, sequence
@@ -157,7 +157,7 @@ def test_a_step_of_gc_is_bounded(db, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
     publish_many("t", (Message(number, key=f"k{number % 3}") for number in range(1000)))
     Sub(handler(), batch_size=500, prefetch=1000).settle()
-    place, steps = Place(), 0
+    place, steps = Checkpoint(), 0
     while place is not None:
         done = retention.collect_step(USING, place, limits=retention.Limits(rows=100))
         assert done.messages <= 100

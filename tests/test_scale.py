@@ -61,7 +61,7 @@ from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.retention import Place
+from django_mysqlqueue.service.retention import Checkpoint
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Session
@@ -373,7 +373,7 @@ def _operate(ref: GroupRef) -> None:
         assert leasing.revoke(USING, ref, ["k0", "k1"], by="test") == 2
     heartbeats.deregister(USING, held.name, [ref])
     assert heartbeats.remove(USING, held.name, by="test", lease_ms=30_000) == 1
-    for place in (seeking.place_of(USING, time_ms=session.now() - 1000), seeking.place_of(USING, "latest")):
+    for place in (seeking.position_of(USING, time_ms=session.now() - 1000), seeking.position_of(USING, "latest")):
         seeking.preview(USING, ref, place)
         seeking.seek(USING, ref, place, by="test")
     dead = DeadLetterFilter("t_dlq", group=ref.group, since=1)
@@ -663,7 +663,7 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, settings):
         cost("find work", lambda: leasing.find_work(session, ref, after=None, limit=500))
         cost("sweep", lambda: watermarks.sweep(USING, ref, keys))
         settings.MYSQLQUEUE = {"RETENTION": 86_400}
-        cost("gc", lambda: retention.collect_step(USING, Place()))
+        cost("gc", lambda: retention.collect_step(USING, Checkpoint()))
         return cost_of
 
     found = []

@@ -28,7 +28,7 @@ from django_mysqlqueue.runtime.process import lifeline, memory
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
-from django_mysqlqueue.runtime.process.supervisor import Margins, Place, Supervisor
+from django_mysqlqueue.runtime.process.supervisor import Margins, Slot, Supervisor
 from tests.harness import USING, handler, in_thread, lag
 from tests.test_processes import ROOT, Worker, effects, environment, publish_numbers, wait_for
 
@@ -99,7 +99,7 @@ def run(caplog):
 
 
 def test_back_off():
-    place = Place(1, progressed_at=0.0)
+    place = Slot(1, progressed_at=0.0)
     assert [place.back_off(1.0) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     assert place.back_off(61.0) == 0
     assert place.back_off(1.0) == 1

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from django.contrib import admin
 
+from django_mysqlqueue.admin.audit_log import OperationAdmin
 from django_mysqlqueue.admin.dashboard import DashboardAdmin
-from django_mysqlqueue.admin.record import OperationAdmin
 from django_mysqlqueue.models import Dashboard, Operation
 
 admin.site.register(Dashboard, DashboardAdmin)

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.admin.words import json_lines, metadata_text, payload_text, redacted
+from django_mysqlqueue.admin.formatting import json_lines, metadata_text, payload_text, redacted
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.inspection.dead_letters import DeadLetter
 from django_mysqlqueue.service import messages

@@ -9,11 +9,11 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
 
 from django_mysqlqueue.admin import operations
+from django_mysqlqueue.admin.audit_log import ReadOnlyAdmin
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import demand, may_operate
-from django_mysqlqueue.admin.record import ReadOnlyAdmin
 
 OVERVIEW = "changelist"
 

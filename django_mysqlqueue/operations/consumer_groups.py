@@ -127,24 +127,29 @@ def seek(
         if (position is None) == (time is None):
             raise OperationRefused("position or time: exactly one of them must say where to continue")
         if time is not None:
-            place = seeking.place_of(alias, time_ms=milliseconds("time", time))
+            target = seeking.position_of(alias, time_ms=milliseconds("time", time))
             named = f"time {time.isoformat()}"
         else:
             assert position is not None  # noqa: S101  # see above
-            place, named = seeking.place_of(alias, position), str(position)
+            target, named = seeking.position_of(alias, position), str(position)
         if not dry_run:
-            seeking.seek(alias, ref, place, by=actor, reason=reason, detail=named, progress=progress)
-            values = {"ref": ref, "offset": place.offset + 1}
+            seeking.seek(alias, ref, target, by=actor, reason=reason, detail=named, progress=progress)
+            values = {"ref": ref, "offset": target.offset + 1}
             text = _("The group %(ref)s continues with the first message from offset %(offset)s on.")
             return SeekResult(
-                operation="seek", dry_run=False, planned=1, changed=1, summary=(text % values,), offset=place.offset + 1
+                operation="seek",
+                dry_run=False,
+                planned=1,
+                changed=1,
+                summary=(text % values,),
+                offset=target.offset + 1,
             )
-        return previewed_seek(ref, named, seeking.preview(alias, ref, place))
+        return previewed_seek(ref, named, seeking.preview(alias, ref, target))
 
 
 def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> SeekResult:
     """What is said of a seek that has been previewed."""
-    values = {"ref": ref, "offset": found.place.offset + 1, "position": position}
+    values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
     return SeekResult(
         operation="seek",
         dry_run=True,
@@ -157,7 +162,7 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> Seek
             _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
         ),
         warnings=_warnings(found),
-        offset=found.place.offset + 1,
+        offset=found.position.offset + 1,
         replayed=found.replayed,
         skipped=found.skipped,
         exact=found.exact,
@@ -213,7 +218,7 @@ def drop_group(
                 topic=topic,
             )
         session = Session(alias)
-        found = seeking.preview(alias, ref, seeking.place_of(alias, "latest"))
+        found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
         kept = retention.held_back_by(session, ref, most=COUNTED)
         live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
         return previewed_drop(ref, found, kept, tuple(live))

@@ -32,7 +32,7 @@ REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class RetriedMessage:
     """A message that its group has claimed and not settled, and that no live subscriber holds."""
 
     key: str
@@ -45,7 +45,7 @@ class Unsettled:
     last_error: str
 
 
-def find(using: str, ref: GroupRef, offsets: Collection[int]) -> list[Unsettled]:
+def find(using: str, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMessage]:
     """The messages that ``dead_letter_now`` would dead-letter; it changes nothing.
 
     Raises:
@@ -110,17 +110,17 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
         return run(using, give_up)
 
 
-def _claimed(ref: GroupRef, one: Unsettled, by: str) -> Claimed:
+def _claimed(ref: GroupRef, one: RetriedMessage, by: str) -> Claimed:
     # No attempt was begun for it, so ``delivered_at`` stays 0: the record of deliveries tells it by that.
     return Claimed(ref, one.key, one.offset, one.token, one.failed, suspect=False, size=0, by=by)
 
 
-def _error(one: Unsettled, by: str, reason: str) -> str:
+def _error(one: RetriedMessage, by: str, reason: str) -> str:
     text = f"Dead-lettered by {by}" + (f": {reason}" if reason else ".")
     return f"{one.last_error.rstrip()}\n{text}" if one.last_error else text
 
 
-def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Unsettled]:
+def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMessage]:
     if naming.is_dlq(ref.topic):
         raise OperationRefused(
             f"{ref.topic!r} is a DLQ topic and has no DLQ of its own: discard the message (queuediscard), or skip it "
@@ -133,7 +133,7 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Uns
         raise OperationRefused(f"{len(wanted):,} messages are named: at most {MOST} at a time.")
     rows = {row[0]: row[1:] for row in _rows(session, ref, wanted)}
     live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
-    found: list[Unsettled] = []
+    found: list[RetriedMessage] = []
     refused: dict[int, str] = {}
     for offset in wanted:
         key, target, watermark, acked, failed, held_by, token, last_error = rows.get(offset, (None,) * 8)
@@ -148,7 +148,7 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Uns
         elif held_by in live:
             refused[offset] = f"is held by the live subscriber {held_by!r}: wait for its end, or stop that subscriber"
         else:
-            found.append(Unsettled(key, offset, failed, token, held_by, last_error))
+            found.append(RetriedMessage(key, offset, failed, token, held_by, last_error))
     if refused:
         raise OperationRefused(_refusal(ref, refused))
     return found

@@ -26,7 +26,7 @@ LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 
 
-class _Letter(NamedTuple):
+class _DeadLetter(NamedTuple):
     offset: int
     key: str
     failed_group: str
@@ -73,7 +73,7 @@ def redrive(
             What was sent before that stays sent.
     """
 
-    def send_back(session: Session, found: Sequence[_Letter]) -> None:
+    def send_back(session: Session, found: Sequence[_DeadLetter]) -> None:
         _send_back(session, letters.topic, found, by)
 
     return _take_all(
@@ -101,7 +101,7 @@ def discard(
     if not reason.strip():
         raise OperationRefused("reason '': say why the messages are thrown away")
 
-    def put_on_record(session: Session, found: Sequence[_Letter]) -> None:
+    def put_on_record(session: Session, found: Sequence[_DeadLetter]) -> None:
         _record(session, letters.topic, found, DeliveryEvent.Outcome.DISCARDED, by, error=reason)
 
     return _take_all(using, letters, "discard", put_on_record, by=by, reason=reason, limit=limit, progress=progress)
@@ -199,7 +199,7 @@ def _take_all(
     using: str,
     letters: DeadLetterFilter,
     action: str,
-    take: Callable[[Session, Sequence[_Letter]], None],
+    take: Callable[[Session, Sequence[_DeadLetter]], None],
     *,
     by: str,
     reason: str,
@@ -241,12 +241,12 @@ def _take_all(
     return done
 
 
-def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_Letter]:
+def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLetter]:
     """Locks those that are still there and that nobody else is taking, in order."""
-    found: list[_Letter] = []
+    found: list[_DeadLetter] = []
     for chunk in session.chunks(sorted(offsets)):
         found += [
-            _Letter(*row)
+            _DeadLetter(*row)
             for row in session.rows(
                 "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.failure_count "
                 f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
@@ -257,7 +257,7 @@ def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_Letter]
     return sorted(found)
 
 
-def _check_groups(session: Session, found: Sequence[_Letter]) -> None:
+def _check_groups(session: Session, found: Sequence[_DeadLetter]) -> None:
     """A message for a group that nobody has registered would reach nobody, and GC would take it."""
     wanted = {GroupRef(letter.failed_group, letter.original_topic) for letter in found}
     known = {
@@ -277,7 +277,7 @@ def _no_group_text(ref: GroupRef) -> str:
     )
 
 
-def _send_back(session: Session, topic: str, found: Sequence[_Letter], by: str) -> None:
+def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], by: str) -> None:
     _check_groups(session, found)
     ids = {letter.offset: naming.new_message_id() for letter in found}
     for chunk in session.chunks(list(ids.items())):
@@ -301,7 +301,7 @@ def _delete(session: Session, offsets: Sequence[int]) -> None:
 def _record(
     session: Session,
     topic: str,
-    found: Sequence[_Letter],
+    found: Sequence[_DeadLetter],
     outcome: DeliveryEvent.Outcome,
     by: str,
     *,

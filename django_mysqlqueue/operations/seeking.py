@@ -1,4 +1,4 @@
-"""Seek: a group goes on from another place of the log, forwards or back, while its subscribers run.
+"""Seek: move a group's position in the log, forwards or back, while its subscribers run.
 
 The group is paused and gets its new start under its row's exclusive lock, so no
 claim is under way and none begins. Then, partition by partition, both offsets
@@ -32,7 +32,7 @@ AfterSeek = ConsumerGroup.AfterSeek
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Where a group is to go on: everything at or below ``offset`` counts as settled."""
 
     offset: int
@@ -42,7 +42,7 @@ class Place:
 class Preview:
     """What a seek would do. Counts of the messages that are for the group, up to ``Limits.counted``."""
 
-    place: Place
+    position: Position
     replayed: int
     """Settled ones that would be redelivered."""
     skipped: int
@@ -51,15 +51,15 @@ class Preview:
     """False: counting stopped after ``Limits.read`` messages of the log, and there may be more of both."""
 
 
-def place_of(
+def position_of(
     using: str, target: Literal["earliest", "latest"] | int = "latest", *, time_ms: int | None = None
-) -> Place:
-    """The place of a target in the log as it is now.
+) -> Position:
+    """The position of a target in the log as it is now.
 
     Args:
         target: ``"earliest"``: the oldest message that is left; ``"latest"``: behind
             the newest one that is or was in the log; a number: the message at that offset comes next.
-        time_ms: instead of the target: what took its place in the log then or
+        time_ms: instead of the target: what took its position in the log then or
             later (epoch milliseconds) comes next.
 
     Raises:
@@ -67,23 +67,23 @@ def place_of(
     """
     session = Session(using)
     if time_ms is not None:
-        return Place(log.first_since(session, time_ms) - 1)
+        return Position(log.first_since(session, time_ms) - 1)
     if target == "earliest":
-        return Place(0)
+        return Position(0)
     if target == "latest":
-        return Place(log.end_of_log(session))
+        return Position(log.end_of_log(session))
     if isinstance(target, bool) or not isinstance(target, int) or target < 1:
         raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or a number from 1")
     last = log.end_of_log(session)
     if target > last + 1:
         raise OperationRefused(f"offset {target}: the log ends at {last}; what comes before {target} would be lost")
-    return Place(target - 1)
+    return Position(target - 1)
 
 
 # -- what it would do ---------------------------------------------------------
 
 
-def preview(using: str, ref: GroupRef, place: Place, limits: Limits = LIMITS) -> Preview:
+def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMITS) -> Preview:
     """Counts what a seek would replay and skip, partition by partition, without changing anything.
 
     Raises:
@@ -99,14 +99,14 @@ def preview(using: str, ref: GroupRef, place: Place, limits: Limits = LIMITS) ->
     while keys := partitions.in_log(session, ref.topic, after=after, limit=limits.rows):
         after = keys[-1]
         acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
-        replayed.count({key: (place.offset, mark) for key, mark in acked.items() if mark > place.offset})
-        skipped.count({key: (mark, place.offset) for key, mark in acked.items() if mark < place.offset})
-    settled_behind = _settled(session, ref, place.offset, above=True, most=limits.counted)
-    settled_before = _settled(session, ref, place.offset, above=False, most=limits.counted)
+        replayed.count({key: (position.offset, mark) for key, mark in acked.items() if mark > position.offset})
+        skipped.count({key: (mark, position.offset) for key, mark in acked.items() if mark < position.offset})
+    settled_behind = _settled(session, ref, position.offset, above=True, most=limits.counted)
+    settled_before = _settled(session, ref, position.offset, above=False, most=limits.counted)
     again = min(replayed.found + settled_behind, limits.counted)
     never = min(max(0, skipped.found - settled_before), limits.counted)
     exact = not (replayed.stopped and again < limits.counted) and not (skipped.stopped and never < limits.counted)
-    return Preview(place, again, never, exact)
+    return Preview(position, again, never, exact)
 
 
 class _Counter:
@@ -188,7 +188,7 @@ def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool, most:
 def seek(
     using: str,
     ref: GroupRef,
-    place: Place,
+    position: Position,
     *,
     by: str,
     reason: str = "",
@@ -214,14 +214,14 @@ def seek(
             begun meanwhile, or its deliveries are locked by transactions that do not end.
     """
     with apart(using):
-        operation = run(using, lambda session: _begin(session, ref, place, by, detail, reason))
+        operation = run(using, lambda session: _begin(session, ref, position, by, detail, reason))
         with audit.stopping(using, operation, steps.Stopped):
             after: str | None = ""
             while after is not None:
                 last: str = after
                 reset, after = run(
                     using,
-                    lambda session, last=last: _reset_offsets(session, ref, place, operation, last, limits.rows),  # type: ignore[misc]
+                    lambda session, last=last: _reset_offsets(session, ref, position, operation, last, limits.rows),  # type: ignore[misc]
                 )
                 progress(reset)
             forgotten = steps.delete_all(
@@ -231,12 +231,12 @@ def seek(
     return forgotten
 
 
-def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str, reason: str = "") -> int:
+def _begin(session: Session, ref: GroupRef, position: Position, by: str, detail: str, reason: str = "") -> int:
     found = groups.lock(session, ref)
     if found.after_seek == AfterSeek.DROPPED:
         groups.refuse_unfinished(ref, found.after_seek)
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
-    text = f"to offset {place.offset + 1}" + (f" ({detail})" if detail else "")
+    text = f"to offset {position.offset + 1}" + (f" ({detail})" if detail else "")
     operation = steps.begin(session, ref, found, "seek", by=by, reason=reason, detail=text)
     groups.change(
         session,
@@ -244,7 +244,7 @@ def _begin(session: Session, ref: GroupRef, place: Place, by: str, detail: str, 
         paused=True,
         after_seek=after,
         operation=operation,
-        start_offset=place.offset,
+        start_offset=position.offset,
         sought_at=_now(session),
     )
     return operation
@@ -255,7 +255,7 @@ def _check(session: Session, ref: GroupRef, operation: int) -> None:
 
 
 def _reset_offsets(
-    session: Session, ref: GroupRef, place: Place, operation: int, above: str, most: int = LIMITS.rows
+    session: Session, ref: GroupRef, position: Position, operation: int, above: str, most: int = LIMITS.rows
 ) -> tuple[int, str | None]:
     """Stores both offsets of the next partitions; returns how many, and behind which key to go on."""
     _check(session, ref, operation)
@@ -270,7 +270,7 @@ def _reset_offsets(
         )
     ]
     locked = watermarks.lock(session, ref, keys)
-    watermarks.reset_offsets(session, ref, sorted(locked), place.offset)
+    watermarks.reset_offsets(session, ref, sorted(locked), position.offset)
     return len(keys), keys[-1] if len(keys) == most else None
 
 

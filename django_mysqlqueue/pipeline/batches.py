@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from django_mysqlqueue.pipeline.databases import Database
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.layout import BY_NAME, FIRST_TIME, LAST_TIME, RARE, Column
+from django_mysqlqueue.pipeline.log_schema import BY_NAME, FIRST_TIME, LAST_TIME, RARE, Column
 
 SPARK_TIME = pa.timestamp("us", tz="UTC")
 EXACT_TIME = pa.timestamp("ms", tz="UTC")

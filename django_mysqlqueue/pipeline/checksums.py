@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from django_mysqlqueue.pipeline.databases import Database
-from django_mysqlqueue.pipeline.layout import COLUMNS, LOG
+from django_mysqlqueue.pipeline.log_schema import COLUMNS, LOG
 from django_mysqlqueue.pipeline.reading import Span
 
 LONG = ("payload", "metadata", "last_error")

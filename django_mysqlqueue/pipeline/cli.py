@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from django_mysqlqueue.pipeline import ends
+from django_mysqlqueue.pipeline import log_offsets
 from django_mysqlqueue.pipeline.archive import manifest, run
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
@@ -290,7 +290,7 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
 def _status(place: Place, root: Root) -> dict[str, Any]:
     with place.connect() as database:
         known = manifest.segments(database)
-        last = ends.highest(database)
+        last = log_offsets.highest(database)
     end = manifest.archived(known)
     rows, size = sum(one.rows for one in known), sum(one.size for one in known)
     files = sum(len(one.files) for one in known)

@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.pipeline import ends
+from django_mysqlqueue.pipeline import log_offsets
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
-from django_mysqlqueue.pipeline.layout import BY_NAME, ddl
+from django_mysqlqueue.pipeline.log_schema import BY_NAME, ddl
 from django_mysqlqueue.pipeline.session import PUSHDOWN
 
 CLOCK_STEP = datetime.timedelta(hours=26)
@@ -118,7 +118,7 @@ def everything(
             end = manifest.archived(known)
             options["startOffset"] = str(end + 1)
             # Here, not only when the rows are read: what is gone has no time that would say whether it was wanted.
-            gone = ends.collected(database, topics)
+            gone = log_offsets.collected(database, topics)
             if gone > end:
                 raise DataLossError(
                     f"GC has removed messages up to offset {gone}, and the archive holds those up to {end} alone: some "
@@ -174,7 +174,7 @@ def archived(
 def _first(database: Database, since: datetime.datetime) -> int:
     """An offset below which nothing is of that moment or later."""
     floor = datetime.datetime.min.replace(tzinfo=datetime.UTC) + CLOCK_STEP
-    return ends.first_since(database, max(since, floor) - CLOCK_STEP)
+    return log_offsets.first_since(database, max(since, floor) - CLOCK_STEP)
 
 
 def _check_moments(**moments: datetime.datetime | None) -> None:

@@ -18,7 +18,7 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.pipeline import databases
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.errors import DataLossError
-from django_mysqlqueue.pipeline.layout import BY_PARTITION, COLLECTED, LOG
+from django_mysqlqueue.pipeline.log_schema import BY_PARTITION, COLLECTED, LOG
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,9 +20,9 @@ from pyspark.sql.types import StructType
 from django_mysqlqueue import limits
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.pipeline.databases import Database, Place
-from django_mysqlqueue.pipeline.ends import milliseconds
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.layout import OUTBOX
+from django_mysqlqueue.pipeline.log_offsets import milliseconds
+from django_mysqlqueue.pipeline.log_schema import OUTBOX
 from django_mysqlqueue.pipeline.options import PLACE_OPTIONS, check_known, flag, number
 
 if TYPE_CHECKING:

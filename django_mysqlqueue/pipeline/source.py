@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from django_mysqlqueue.pipeline import ends, layout, reading
+from django_mysqlqueue.pipeline import log_offsets, log_schema, reading
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.options import SourceOptions
 from django_mysqlqueue.pipeline.reading import Query, Span
@@ -55,7 +55,7 @@ class MysqlQueueSource(DataSource):
         return "mysqlqueue"
 
     def schema(self) -> str:
-        return layout.ddl()
+        return log_schema.ddl()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.of(self.options)
@@ -83,9 +83,9 @@ def checked_columns(schema: StructType) -> tuple[str, ...]:
         PipelineError: a column that the log lacks, or has with another type.
     """
     for field in schema.fields:
-        column = layout.BY_NAME.get(field.name)
+        column = log_schema.BY_NAME.get(field.name)
         if column is None:
-            raise PipelineError(f"column {field.name!r}: the log has {', '.join(layout.NAMES)}")
+            raise PipelineError(f"column {field.name!r}: the log has {', '.join(log_schema.NAMES)}")
         if field.dataType.simpleString().upper() != column.spark_type:
             raise PipelineError(
                 f"column {field.name!r} of type {field.dataType.simpleString().upper()}: it is {column.spark_type}"
@@ -108,7 +108,7 @@ class LogReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with self.options.place.connect() as database:
             watch: int | None
-            above, up_to, watch = ends.batch(database, self.options)
+            above, up_to, watch = log_offsets.batch(database, self.options)
             span = Span(max(above, self.first - 1), up_to if self.last is None else min(up_to, self.last))
             watch = max(watch, span.above) if self.options.fail_on_data_loss else None
             reading.check_complete(database, replace(self.query, watch_above=watch), span.above)
@@ -138,7 +138,7 @@ class PushingLogReader(LogReader):
             return False
         (name,) = attribute
         if isinstance(one, IsNotNull):
-            return layout.BY_NAME[name].kind != "time"  # nothing else is ever NULL
+            return log_schema.BY_NAME[name].kind != "time"  # nothing else is ever NULL
         if name == "offset":
             return self._takes_offset(one, value)
         if name not in PUSHED_TEXTS:
@@ -188,7 +188,7 @@ def planned(span: Span, options: SourceOptions, query: Query, watch: int | None)
     number = options.num_partitions
     if number is None:
         # One partition of the log is read along its own index: to cut it by offsets would help nobody.
-        one = query.index == layout.BY_PARTITION
+        one = query.index == log_schema.BY_PARTITION
         number = 1 if one else min(options.MOST_PARTITIONS, -(-len(span) // options.ROWS_PER_PARTITION))
     return [SpanPartition(piece.above, piece.up_to, watch) for piece in span.split(number)]
 
@@ -208,7 +208,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         with self.options.place.connect() as database:
-            return ends.initial(database, self.options)
+            return log_offsets.initial(database, self.options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows = self.options.max_rows_per_batch
@@ -216,23 +216,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with self.options.place.connect() as database:
-            self.target = ends.highest(database)
+            self.target = log_offsets.highest(database)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         above = start["offset"]
         with self.options.place.connect() as database:
-            last = ends.highest(database)
+            last = log_offsets.highest(database)
             if last < above:
-                raise ends.log_is_behind(above, last)
+                raise log_offsets.log_is_behind(above, last)
             if self.target is not None:
                 last = min(last, self.target)
             if isinstance(limit, ReadMaxRows):
-                last = ends.after_rows(database, above, limit.max_rows, last)
-        return dict(start) if last <= above else ends.moved(start, last)
+                last = log_offsets.after_rows(database, above, limit.max_rows, last)
+        return dict(start) if last <= above else log_offsets.moved(start, last)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
         with self.options.place.connect() as database:
-            return {"offset": ends.highest(database)}
+            return {"offset": log_offsets.highest(database)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         span = Span(start["offset"], end["offset"])

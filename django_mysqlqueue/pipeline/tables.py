@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.pipeline.databases import Database, Place
-from django_mysqlqueue.pipeline.ends import milliseconds
-from django_mysqlqueue.pipeline.layout import COLLECTED
+from django_mysqlqueue.pipeline.log_offsets import milliseconds
+from django_mysqlqueue.pipeline.log_schema import COLLECTED
 from django_mysqlqueue.pipeline.reading import Span
 
 if TYPE_CHECKING:

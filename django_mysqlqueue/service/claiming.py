@@ -13,7 +13,7 @@ from secrets import randbits
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, delivery_events, groups, leasing, settling, watermarks
-from django_mysqlqueue.service.dead_letters import Letter
+from django_mysqlqueue.service.dead_letters import FailedDelivery
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
@@ -274,7 +274,7 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
         result.settled |= set(due) - set(rows) - unsettled
     sizes = _sizes(session, [offset for _, offset in rows])
     taken: list[Claimed] = []
-    letters: list[Letter] = []
+    letters: list[FailedDelivery] = []
     lost: list[Event] = []
     for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
         if not claimant.shared and key in locked:
@@ -291,7 +291,7 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
         last = claimed._replace(attempt=retries, delivered_at=delivered_at, by=delivered_by) if suspect else None
         if last is not None and dead_letters.is_final(ref.topic, retries, claimant.max_attempts):
             text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
-            letters.append(Letter.of(last, f"{error}\n{text}" if error else text))
+            letters.append(FailedDelivery.of(last, f"{error}\n{text}" if error else text))
             result.dead.append((last, text))
         elif len(taken) < most and taking.budget.takes(size):
             taken.append(claimed)

@@ -24,7 +24,7 @@ REPLACES = limits.RESERVED_PREFIX + "replaces"
 """Metadata of a corrected message: the id of the one that it takes the place of."""
 
 
-class Letter(NamedTuple):
+class FailedDelivery(NamedTuple):
     """A delivery that has failed for good."""
 
     key: str
@@ -38,7 +38,7 @@ class Letter(NamedTuple):
     """The subscriber of the last attempt."""
 
     @classmethod
-    def of(cls, delivery: Claimed, error: str, handled_ms: int = 0) -> Letter:
+    def of(cls, delivery: Claimed, error: str, handled_ms: int = 0) -> FailedDelivery:
         """The dead letter of a delivery whose attempt was the last."""
         attempt, delivered_at = delivery.attempt, delivery.delivered_at
         return cls(delivery.key, delivery.offset, attempt, error, delivered_at, handled_ms, delivery.by)
@@ -53,7 +53,7 @@ def is_final(topic: str, attempt: int, max_attempts: int | None, *, rejected: bo
     return (rejected or is_last) and not naming.is_dlq(topic)
 
 
-def dead_letter(session: Session, ref: GroupRef, letters: Sequence[Letter]) -> None:
+def dead_letter(session: Session, ref: GroupRef, letters: Sequence[FailedDelivery]) -> None:
     """Settles deliveries for this group and puts copies into the outbox for the DLQ topic.
 
     ``letters`` are of rows that this transaction has locked and found unsettled. Both happen in the one

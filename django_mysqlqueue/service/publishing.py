@@ -19,7 +19,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import known_topics, tracing, wakeups
+from django_mysqlqueue.service import known_topics, publish_hooks, wakeups
 from django_mysqlqueue.service.messages import Message, OutboxRow
 from django_mysqlqueue.sql.connection import in_testcase, in_transaction, is_manual, tells_commit
 from django_mysqlqueue.sql.session import Session, flat
@@ -90,8 +90,8 @@ def publish(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
         )
     message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at)
-    with tracing.sending(_checked(topic), alias, message) as span:
-        row = tracing.encode_stamped(topic, message, span)
+    with publish_hooks.sending(_checked(topic), alias, message) as span:
+        row = publish_hooks.encode_stamped(topic, message, span)
         _store(alias, iter((row,)), on_mismatch, single=True)
         span.sent(1, row.message_id)
     return row.message_id
@@ -122,7 +122,7 @@ def publish_many(
         TransactionMismatch: see ``publish``.
     """
     alias = queue_alias(using)
-    with tracing.sending(_checked(topic), alias, None) as span:
+    with publish_hooks.sending(_checked(topic), alias, None) as span:
         count = _store(alias, _encoded(topic, messages, span), on_mismatch)
         span.sent(count)
     return count
@@ -183,13 +183,15 @@ def _checked(topic: object) -> str:
     return name
 
 
-def _encoded(topic: str, messages: Iterable[Any], span: tracing.Sending) -> Iterator[OutboxRow]:
+def _encoded(topic: str, messages: Iterable[Any], span: publish_hooks.Sending) -> Iterator[OutboxRow]:
     single = isinstance(messages, (str, bytes, bytearray, memoryview, Mapping, Message))
     if single or not isinstance(messages, Iterable):
         raise InvalidMessage(f"messages: must be an iterable of messages, not one {type(messages).__name__}")
     for place, message in enumerate(messages):
         try:
-            yield tracing.encode_stamped(topic, message if isinstance(message, Message) else Message(message), span)
+            yield publish_hooks.encode_stamped(
+                topic, message if isinstance(message, Message) else Message(message), span
+            )
         except InvalidMessage as error:
             raise InvalidMessage(f"message {place}: {error}") from error
 

@@ -35,7 +35,7 @@ STEP = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Checkpoint:
     """Where an incremental collection goes on: partitions up to here have been looked at."""
 
     topic: str | None = None
@@ -63,7 +63,7 @@ class Collected:
 
     messages: int
     offsets_rows: int
-    place: Place | None
+    place: Checkpoint | None
     """Where to go on; None: the round is complete."""
     orphans: tuple[Orphans, ...] = ()
     """Those of the messages whose topic had no group, by topic."""
@@ -85,7 +85,7 @@ def collect(
     """
     messages = rows = 0
     orphans: dict[str, Orphans] = {}
-    place: Place | None = Place()
+    place: Checkpoint | None = Checkpoint()
     while place is not None:
         step = collect_step(using, place, dry_run=dry_run, limits=limits)
         messages, rows, place = messages + step.messages, rows + step.offsets_rows, step.place
@@ -102,7 +102,7 @@ def collect(
     return Collected(messages, rows, None, tuple(orphans.values()))
 
 
-def collect_step(using: str, place: Place, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
+def collect_step(using: str, place: Checkpoint, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
     """Deletes one chunk, of busy partitions too, and says where to go on.
 
     One short transaction: whoever does the housekeeping has other things to do.
@@ -117,13 +117,13 @@ def collect_step(using: str, place: Place, *, dry_run: bool = False, limits: Lim
         found = _next_partitions(session, place, limits.partitions)
         if found is None:
             group = None if dry_run else _next_group(session, None)
-            return Collected(0, 0, None if group is None else Place(group=group))
+            return Collected(0, 0, None if group is None else Checkpoint(group=group))
         topic, keys = found
         above, last = dict.fromkeys(keys, 0), keys[-1]
     return run(using, lambda session: _collect_chunk(session, topic, above, last, limits.rows, dry_run=dry_run))
 
 
-def _next_partitions(session: Session, place: Place, most: int) -> tuple[str, list[str]] | None:
+def _next_partitions(session: Session, place: Checkpoint, most: int) -> tuple[str, list[str]] | None:
     if place.topic is not None:
         keys = partitions.in_log(session, place.topic, after=place.key, limit=most)
         if keys:
@@ -197,7 +197,7 @@ def _collect_chunk(
     settings = get_settings()
     retention = settings.retention_of(topic, has_groups=lowest is not None)
     if retention is None:
-        return Collected(0, 0, Place(topic, last))
+        return Collected(0, 0, Checkpoint(topic, last))
     youngest = session.now() - int(retention * 1000)
     ceiling = archiving.archived_offset(session) if settings.archive_required else NO_FLOOR
     one = (
@@ -230,7 +230,7 @@ def _collect_chunk(
     if deleted and lowest is None and not settings.may_lack_groups(topic):
         orphans = (Orphans(topic, deleted, min(times), max(times)),)
     rest = tuple((key, max(offsets)) for key, offsets in doomed.items() if len(offsets) == limit)
-    return Collected(deleted, 0, Place(topic, last, rest), orphans)
+    return Collected(deleted, 0, Checkpoint(topic, last, rest), orphans)
 
 
 def _note(session: Session, topic: str, offset: int, published_at: int) -> None:
@@ -255,7 +255,7 @@ def _next_group(session: Session, after: GroupRef | None) -> GroupRef | None:
     return next((ref for ref in refs if after is None or ref > after), None)
 
 
-def _forget_step(session: Session, place: Place, ref: GroupRef, most: int) -> Collected:
+def _forget_step(session: Session, place: Checkpoint, ref: GroupRef, most: int) -> Collected:
     """Deletes offsets rows of partitions of which the log holds nothing any more: those among the next ``most``."""
     after = None if place.topic is None else place.key
     above = "" if after is None else "AND s.partition_key > %s "
@@ -270,9 +270,9 @@ def _forget_step(session: Session, place: Place, ref: GroupRef, most: int) -> Co
     idle = [key for key, is_empty in rows if is_empty]
     forgotten = run(session.using, lambda session: _forget_chunk(session, ref, idle)) if idle else 0
     if len(rows) == most:
-        return Collected(0, forgotten, Place(ref.topic, rows[-1][0], group=ref))
+        return Collected(0, forgotten, Checkpoint(ref.topic, rows[-1][0], group=ref))
     group = _next_group(session, ref)
-    return Collected(0, forgotten, None if group is None else Place(group=group))
+    return Collected(0, forgotten, None if group is None else Checkpoint(group=group))
 
 
 def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:

@@ -13,7 +13,7 @@ from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, delivery_events, watermarks
-from django_mysqlqueue.service.dead_letters import Letter, is_final
+from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.messages import cut_error
@@ -77,7 +77,7 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
             (*flat(chunk), *ref),
         )
     if rejected:
-        dead_letters.dead_letter(session, ref, [Letter.of(delivery, error) for delivery, error in rejected])
+        dead_letters.dead_letter(session, ref, [FailedDelivery.of(delivery, error) for delivery, error in rejected])
     return set()
 
 
@@ -330,7 +330,7 @@ def _apply_failures(
     places = [(settlement.delivery.key, settlement.delivery.offset) for settlement in ordered]
     held = _lock_rows(session, ref, places, session.dialect.skip_locked)
     there = _read_rows(session, ref, [place for place in places if place not in held])
-    letters: list[Letter] = []
+    letters: list[FailedDelivery] = []
     events: list[Event] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
     for settlement in ordered:
@@ -342,7 +342,7 @@ def _apply_failures(
         elif held.get((key, offset)) != delivery.token:
             flushed.stale.append(settlement)
         elif failed and is_final(ref.topic, attempt, max_attempts, rejected=action is Action.REJECT):
-            letters.append(Letter.of(delivery, settlement.error, settlement.handled_ms))
+            letters.append(FailedDelivery.of(delivery, settlement.error, settlement.handled_ms))
             flushed.dead.append((delivery, settlement.error))
         else:
             # Nack stores the attempt that failed; the others store what was there before it.

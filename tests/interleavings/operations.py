@@ -23,7 +23,7 @@ from django_mysqlqueue.operations import (
     retrying,
     seeking,
 )
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import (
     audit,
     claiming,
@@ -241,12 +241,12 @@ def _(a: Actor) -> object:
 
 @operation("seek to the beginning", forgets=True, steps=True)
 def seek_back(a: Actor) -> object:
-    return seeking.seek(ALIAS, G, Place(0), by=a.name)
+    return seeking.seek(ALIAS, G, Position(0), by=a.name)
 
 
 @operation("seek to the end", forgets=True, skips=True, steps=True)
 def _(a: Actor) -> object:
-    return seeking.seek(ALIAS, G, seeking.place_of(ALIAS, "latest"), by=a.name)
+    return seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), by=a.name)
 
 
 # -- heartbeats and leases ----------------------------------------------------------

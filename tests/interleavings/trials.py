@@ -15,7 +15,7 @@ from django.core.management import CommandError
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery, SubscriberError
 from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.limits import LIMITS
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import retention
 from django_mysqlqueue.service.refs import GroupRef
 from tests import draining, invariants
@@ -287,7 +287,7 @@ class Trial:
                 if not self._has_died(ref, group):
                     return ["a seek or drop has not ended, and its process has not died"]
                 if invariants.is_seeking(group):
-                    seeking.seek(USING, ref, Place(group.start_offset), by="drain")
+                    seeking.seek(USING, ref, Position(group.start_offset), by="drain")
                 else:
                     dropping.drop(USING, ref, by="drain")
                 after = Tables.read(USING)

@@ -17,7 +17,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping, pausing, seeking
-from django_mysqlqueue.operations.seeking import Place
+from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
@@ -218,8 +218,8 @@ def undertaker() -> Start:
 def seek_interrupted() -> Start:
     """As ``busy``; a process died in the midst of a seek: the offsets are stored, the state rows are not deleted."""
     start = busy()
-    operation = run(USING, lambda session: seeking._begin(session, G, Place(0), "dead", ""))
-    run(USING, lambda session: seeking._reset_offsets(session, G, Place(0), operation, ""))
+    operation = run(USING, lambda session: seeking._begin(session, G, Position(0), "dead", ""))
+    run(USING, lambda session: seeking._reset_offsets(session, G, Position(0), operation, ""))
     return start
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from django_mysqlqueue.pipeline.report.facts import Facts
+from django_mysqlqueue.pipeline.report.queries import Facts
 from django_mysqlqueue.pipeline.tables import Group
 
 DAY = datetime.datetime(2026, 11, 2, tzinfo=datetime.UTC)

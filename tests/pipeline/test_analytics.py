@@ -12,8 +12,8 @@ from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEven
 from django_mysqlqueue.pipeline import tables
 from django_mysqlqueue.pipeline.analytics import deliveries, growth, lag, skew, traffic
 from django_mysqlqueue.pipeline.analytics.common import last_line
-from django_mysqlqueue.pipeline.layout import BY_NAME, ddl
-from django_mysqlqueue.pipeline.report.facts import COLUMNS
+from django_mysqlqueue.pipeline.log_schema import BY_NAME, ddl
+from django_mysqlqueue.pipeline.report.queries import COLUMNS
 from django_mysqlqueue.pipeline.tables import BUCKETS, EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
 from tests.factories import ConsumerGroupFactory, QueueMessageFactory
 

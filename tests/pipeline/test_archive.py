@@ -163,7 +163,7 @@ def test_every_column_is_in_the_checksum(place, column):
 
 def test_the_servers_checksum_is_that_of_arrow(place):
     from django_mysqlqueue.pipeline.archive.files import EVERYTHING
-    from django_mysqlqueue.pipeline.layout import NAMES
+    from django_mysqlqueue.pipeline.log_schema import NAMES
     from django_mysqlqueue.pipeline.reading import Query, rows_of
 
     for number, text in enumerate(HOSTILE):

@@ -9,7 +9,7 @@ import pytest
 from django_mysqlqueue import Message, log_queries, models, publish_many
 from django_mysqlqueue.inspection import overview
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
-from django_mysqlqueue.pipeline import ends, layout, reading, tables
+from django_mysqlqueue.pipeline import log_offsets, log_schema, reading, tables
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.options import SourceOptions
 from django_mysqlqueue.service import log, retention
@@ -24,19 +24,19 @@ MINUTE = 60_000
 
 
 def moment(milliseconds: int) -> datetime.datetime:
-    return ends.EPOCH + datetime.timedelta(milliseconds=milliseconds)
+    return log_offsets.EPOCH + datetime.timedelta(milliseconds=milliseconds)
 
 
 def end(place: Place) -> int:
     with place.connect() as database:
-        spark = ends.highest(database)
+        spark = log_offsets.highest(database)
     assert log.end_of_log(Session(USING)) == spark
     return spark
 
 
 def first_since(place: Place, milliseconds: int) -> int:
     with place.connect() as database:
-        spark = ends.first_since(database, moment(milliseconds))
+        spark = log_offsets.first_since(database, moment(milliseconds))
     assert log.first_since(Session(USING), milliseconds) == spark
     return spark
 
@@ -90,13 +90,13 @@ def test_a_read_from_a_moment_after_all_that_gc_has_deleted_misses_nothing(place
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     options = SourceOptions(place, start=later)
     with place.connect() as database:
-        last = ends.highest(database)
-        assert ends.batch(database, options) == (last, last, last)
-        assert ends.initial(database, options) == {"offset": last}
-        reading.check_complete(database, reading.Query(layout.NAMES, watch_above=last), last)
+        last = log_offsets.highest(database)
+        assert log_offsets.batch(database, options) == (last, last, last)
+        assert log_offsets.initial(database, options) == {"offset": last}
+        reading.check_complete(database, reading.Query(log_schema.NAMES, watch_above=last), last)
         # A message that comes after the end was read does not move the beginning behind that end.
         QueueMessageFactory(offset=last + 3)
-        assert ends.before(database, later, last) == last
+        assert log_offsets.before(database, later, last) == last
 
 
 def test_a_gap_at_the_front(place, rows):

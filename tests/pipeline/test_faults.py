@@ -27,7 +27,7 @@ from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.batches import Selection
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
-from django_mysqlqueue.pipeline.layout import NAMES, RARE
+from django_mysqlqueue.pipeline.log_schema import NAMES, RARE
 from django_mysqlqueue.pipeline.reading import Query, Span
 from tests.factories import QueueMessageFactory
 from tests.harness import sequence
@@ -219,7 +219,7 @@ def test_a_task_that_dies_is_run_again(job, tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
         return None
 
-    from django_mysqlqueue.pipeline.spread import spread
+    from django_mysqlqueue.pipeline.executors import spread
 
     last = QueueMessage.objects.order_by("-offset")[0].offset
     spans = Span(last - 40, last).split(2)

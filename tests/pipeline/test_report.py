@@ -20,10 +20,10 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.report import run_report, words
-from django_mysqlqueue.pipeline.report.facts import step_for
 from django_mysqlqueue.pipeline.report.files import MARKER, PAGE, Folder
 from django_mysqlqueue.pipeline.report.options import parse_moment
 from django_mysqlqueue.pipeline.report.page import page, render
+from django_mysqlqueue.pipeline.report.queries import step_for
 from django_mysqlqueue.pipeline.tables import Collected
 from tests.factories import QueueMessageFactory
 from tests.harness import Sub, handler, sequence

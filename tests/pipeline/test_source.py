@@ -16,7 +16,7 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
-from django_mysqlqueue.pipeline import ends, layout
+from django_mysqlqueue.pipeline import log_offsets, log_schema
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.service import retention
@@ -35,12 +35,12 @@ def log(spark: Any, **options: Any) -> Any:
 def expected() -> list[tuple[Any, ...]]:
     """The log's rows as plain SQL has them, times in UTC."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(f'`{name}`' for name in layout.NAMES)} FROM queue_messages ORDER BY 1")
+        cursor.execute(f"SELECT {', '.join(f'`{name}`' for name in log_schema.NAMES)} FROM queue_messages ORDER BY 1")
         rows = cursor.fetchall()
     found = []
     for row in rows:
-        values = dict(zip(layout.NAMES, row, strict=True))
-        for column in layout.COLUMNS:
+        values = dict(zip(log_schema.NAMES, row, strict=True))
+        for column in log_schema.COLUMNS:
             if column.kind == "time":
                 number = values[column.name]
                 moment = datetime.datetime.fromtimestamp(number / 1000, UTC)
@@ -76,7 +76,7 @@ def test_every_column_and_every_row(spark):
         QueueMessageFactory(topic=text, partition_key=text, message_id=text or "-", payload=text.encode())
         QueueMessageFactory(topic="dead", partition_key=str(number), last_error=text, failed_group="g", failed_at=5)
     frame = log(spark, numPartitions=3)
-    assertSchemaEqual(frame.schema, spark.createDataFrame([], layout.ddl()).schema)
+    assertSchemaEqual(frame.schema, spark.createDataFrame([], log_schema.ddl()).schema)
     assert collected(frame) == expected()
     assert frame.rdd.getNumPartitions() == 3
 
@@ -444,12 +444,12 @@ def test_a_replica_that_does_not_keep_the_order_is_refused(place, variables):
     with place.connect() as database:
         variables("replica_parallel_workers", "4")
         variables("replica_preserve_commit_order", "OFF")
-        assert ends.highest(database) == 0
+        assert log_offsets.highest(database) == 0
         variables("read_only", "ON")
         with pytest.raises(PipelineError, match="replica_preserve_commit_order"):
-            ends.highest(database)
+            log_offsets.highest(database)
         variables("replica_preserve_commit_order", "ON")
-        assert ends.highest(database) == 0
+        assert log_offsets.highest(database) == 0
 
 
 def test_an_end_is_no_option_of_a_stream(spark, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import Http404, HttpRequest, HttpResponse
 
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.operations import base, groups, letters, scheduled, workers
+from django_mysqlqueue.admin.operations import base, dead_letters, groups, scheduled, subscribers
 
 OPERATIONS = {
     one.name: one
@@ -17,13 +17,13 @@ OPERATIONS = {
         groups.RetrySelected,
         groups.DeadLetter,
         groups.Drop,
-        workers.ReleaseLeases,
-        workers.ForgetSubscriber,
-        letters.Redrive,
-        letters.RedriveSelected,
-        letters.Discard,
-        letters.DiscardSelected,
-        letters.Edit,
+        subscribers.ReleaseLeases,
+        subscribers.ForgetSubscriber,
+        dead_letters.Redrive,
+        dead_letters.RedriveSelected,
+        dead_letters.Discard,
+        dead_letters.DiscardSelected,
+        dead_letters.Edit,
         scheduled.Cancel,
         scheduled.DeliverNow,
         scheduled.Move,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.pages.dead_letters import DeadLetterPage, DeadLettersPage
 from django_mysqlqueue.admin.pages.group import GroupPage
-from django_mysqlqueue.admin.pages.letters import DeadLetterPage, DeadLettersPage
 from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
 from django_mysqlqueue.admin.pages.overview import OverviewPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
-from django_mysqlqueue.admin.pages.workers import InFlightPage, LeasesPage, SubscribersPage
+from django_mysqlqueue.admin.pages.subscribers import InFlightPage, LeasesPage, SubscribersPage
 
 PAGES: tuple[type[Page], ...] = (
     OverviewPage,

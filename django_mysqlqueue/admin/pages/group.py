@@ -9,8 +9,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
-from django_mysqlqueue.admin.words import last_line, moment, redacted
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, find_problems, get_overview, partitions
 from django_mysqlqueue.inspection.partitions import Partition
@@ -18,7 +18,7 @@ from django_mysqlqueue.sql.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartitionRow:
     """A partition in the table."""
 
     partition: Partition
@@ -75,7 +75,7 @@ class GroupPage(Page):
             "is_first": not self.text("after"),
         }
 
-    def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> Row:
+    def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> PartitionRow:
         head = partition.head
         oldest = next_at = error = ""
         if head is not None:
@@ -83,4 +83,4 @@ class GroupPage(Page):
             error = redacted(last_line(head.last_error), topic=self.request.GET["topic"], kind="error")
             if not head.delivered_by and head.invisible_until > now:
                 next_at = duration((head.invisible_until - now) / 1000)
-        return Row(partition, json.dumps(partition.key), oldest, next_at, error, partition.owner in live)
+        return PartitionRow(partition, json.dumps(partition.key), oldest, next_at, error, partition.owner in live)

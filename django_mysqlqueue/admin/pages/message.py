@@ -10,9 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.admin.pages.base import BadQuery, Page
-from django_mysqlqueue.admin.permissions import may_see_payloads
-from django_mysqlqueue.admin.words import (
+from django_mysqlqueue.admin.formatting import (
     SHOWN_CHARACTERS,
     last_line,
     metadata_text,
@@ -20,6 +18,8 @@ from django_mysqlqueue.admin.words import (
     payload_text,
     redacted,
 )
+from django_mysqlqueue.admin.pages.base import BadQuery, Page
+from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (

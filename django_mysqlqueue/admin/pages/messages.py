@@ -10,8 +10,8 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
-from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
 from django_mysqlqueue.service import log
@@ -21,7 +21,7 @@ FILTERS = ("topic", "key", "keyed", "offset", "time", "id")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MessageRow:
     """A message in the table."""
 
     entry: LogMessage
@@ -128,6 +128,6 @@ class MessagesPage(Page):
         return " ".join(said)
 
     @staticmethod
-    def _row(entry: LogMessage, now: int) -> Row:
+    def _row(entry: LogMessage, now: int) -> MessageRow:
         passed = duration((now - entry.published_at) / 1000)
-        return Row(entry, f"{entry.size:,}", moment(entry.published_at), passed)
+        return MessageRow(entry, f"{entry.size:,}", moment(entry.published_at), passed)

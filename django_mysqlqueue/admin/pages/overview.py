@@ -36,7 +36,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GroupRow:
     """A group in the table."""
 
     group: GroupOverview
@@ -100,7 +100,7 @@ class OverviewPage(Page):
     def _to(self, name: str, **parameters: object) -> str:
         return self.dashboard.url(name, **parameters)
 
-    def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> Row:
+    def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> GroupRow:
         counts = dict.fromkeys(range(SPARK_MINUTES), 0)
         first = now // 60_000 - SPARK_MINUTES + 1
         for bucket in minutes:
@@ -111,7 +111,7 @@ class OverviewPage(Page):
         label = _("%(number)s acked in %(minutes)s minutes") % {"number": sum(values), "minutes": SPARK_MINUTES}
         oldest = "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000)
         link = self._to("group", group=group.ref.group, topic=group.ref.topic)
-        return Row(group, link, charts.sparkline(values, label), oldest, f"{sum(values):,}")
+        return GroupRow(group, link, charts.sparkline(values, label), oldest, f"{sum(values):,}")
 
     def _linked(self, problem: Problem) -> Linked:
         ref = problem.ref

@@ -9,9 +9,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
-from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import ScheduledMessage, list_scheduled, scheduled
 from django_mysqlqueue.inspection.scheduled import ScheduledContent
@@ -20,7 +20,7 @@ from django_mysqlqueue.sql.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScheduledRow:
     """A scheduled message in the table."""
 
     message: ScheduledMessage
@@ -69,10 +69,10 @@ class ScheduledPage(Page):
         return min(int(at[:19]), 2**62), min(int(row_id[:19]), 2**62)
 
     @staticmethod
-    def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None) -> Row:
+    def _row(message: ScheduledMessage, now: int, content: ScheduledContent | None) -> ScheduledRow:
         left = duration((message.deliver_at - now) / 1000) if message.deliver_at > now else ""
         payload, metadata = None, ""
         if content is not None:
             payload = contents.payload(content.payload, message.size, topic=message.topic)
             metadata = contents.metadata(content.metadata, topic=message.topic)
-        return Row(message, moment(message.deliver_at), left, payload, metadata)
+        return ScheduledRow(message, moment(message.deliver_at), left, payload, metadata)

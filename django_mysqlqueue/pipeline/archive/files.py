@@ -25,7 +25,7 @@ from django_mysqlqueue.pipeline.batches import Selection, schema
 from django_mysqlqueue.pipeline.checksums import Sum
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.layout import COLUMNS, NAMES
+from django_mysqlqueue.pipeline.log_schema import COLUMNS, NAMES
 from django_mysqlqueue.pipeline.reading import RECONNECT, TRIES, Query, Span, rows_of
 
 SCHEMA = schema(COLUMNS, exact=True)

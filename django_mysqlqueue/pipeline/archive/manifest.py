@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from django_mysqlqueue.pipeline.checksums import Sum
 from django_mysqlqueue.pipeline.databases import Database
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.layout import SEGMENTS
+from django_mysqlqueue.pipeline.log_schema import SEGMENTS
 from django_mysqlqueue.pipeline.reading import Span
 
 SPARE = 1000

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow.fs
 
-from django_mysqlqueue.pipeline import ends
+from django_mysqlqueue.pipeline import log_offsets
 from django_mysqlqueue.pipeline.archive import files, manifest
 from django_mysqlqueue.pipeline.archive.files import Folder, Mismatch, Root
 from django_mysqlqueue.pipeline.archive.manifest import File, Segment
 from django_mysqlqueue.pipeline.checksums import Sum
 from django_mysqlqueue.pipeline.databases import Database, Place
 from django_mysqlqueue.pipeline.errors import PipelineError
+from django_mysqlqueue.pipeline.executors import spread
 from django_mysqlqueue.pipeline.reading import Span
-from django_mysqlqueue.pipeline.spread import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ class Fault:
 
 def pending(database: Database) -> list[Span]:
     """The ranges that the archive lacks."""
-    return manifest.missing(manifest.segments(database), ends.highest(database))
+    return manifest.missing(manifest.segments(database), log_offsets.highest(database))
 
 
 def grow(
@@ -107,14 +107,14 @@ def grow(
     with job.locked() as database:
         known = manifest.segments(database)
         home = _home(known)
-        for span in manifest.missing(known, ends.highest(database)):
+        for span in manifest.missing(known, log_offsets.highest(database)):
             above = span.above
             while above < span.up_to:
                 # Looked at for each segment: GC may go on beside a long run.
-                taken = ends.collected(database, None)
+                taken = log_offsets.collected(database, None)
                 missed = max(missed, min(taken, span.up_to) if taken > above else 0)
                 # What GC took before the first run, or any other gap, needs no task to read it.
-                first = ends.lowest(database, above)
+                first = log_offsets.lowest(database, above)
                 held = span.up_to if first is None else min(first - 1, span.up_to)
                 piece = Span(held, min(span.up_to, held + segment_offsets))
                 for segment in _copy(job, home, above + 1, piece, task_offsets):

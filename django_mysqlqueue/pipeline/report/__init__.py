@@ -46,7 +46,7 @@ def run_report(
         DataLossError: GC has removed what the archive does not hold.
     """
     from django_mysqlqueue.pipeline.report import files, page
-    from django_mysqlqueue.pipeline.report.facts import gather
+    from django_mysqlqueue.pipeline.report.queries import gather
 
     if since is not None and until is not None and until <= since:
         raise PipelineError(f"until {until.isoformat()}: must be after since, {since.isoformat()}")

@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from django_mysqlqueue.pipeline.report import sections_groups, sections_log, words
-from django_mysqlqueue.pipeline.report.facts import Facts
 from django_mysqlqueue.pipeline.report.model import Headline, Page, Picture
+from django_mysqlqueue.pipeline.report.queries import Facts
 
 FORECAST = "growth_forecast"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from django_mysqlqueue.pipeline.report import charts, words
-from django_mysqlqueue.pipeline.report.facts import MOST_ROWS, Facts, Row
 from django_mysqlqueue.pipeline.report.model import Column, Picture, Section, Table
+from django_mysqlqueue.pipeline.report.queries import MOST_ROWS, Facts, Row
 from django_mysqlqueue.pipeline.report.sections_log import PERCENTILE_COLUMNS, SERIES
 
 RECORD_ALL = (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from django_mysqlqueue.pipeline.analytics import growth
 from django_mysqlqueue.pipeline.report import charts, words
-from django_mysqlqueue.pipeline.report.facts import Facts, Row
 from django_mysqlqueue.pipeline.report.model import Column, Picture, Section, Table
+from django_mysqlqueue.pipeline.report.queries import Facts, Row
 
 SERIES = 5
 """Topics or groups that a picture tells apart; the others are one."""

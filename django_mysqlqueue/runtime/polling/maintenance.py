@@ -10,7 +10,7 @@ from django_mysqlqueue.runtime.log import orphans_deleted
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.shared import SharedGroup
 from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, retention, rollups, watermarks
-from django_mysqlqueue.service.retention import Place
+from django_mysqlqueue.service.retention import Checkpoint
 from django_mysqlqueue.sql.session import Session
 
 EVERY = 60.0
@@ -121,7 +121,7 @@ class Maintenance:
                     break
 
     def _collect(self) -> Iterator[None]:
-        place: Place | None = Place()
+        place: Checkpoint | None = Checkpoint()
         while place is not None:
             step = retention.collect_step(self._using, place)
             for orphans in step.orphans:

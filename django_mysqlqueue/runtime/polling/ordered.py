@@ -35,7 +35,7 @@ handlers need would bring the whole backlog into memory, 170 bytes a message."""
 
 
 @dataclass(slots=True)
-class Partition:
+class OwnedPartition:
     """A partition that this process holds, or still has deliveries of."""
 
     key: str
@@ -59,7 +59,7 @@ class OrderedGroup(PolledGroup):
 
     def __init__(self, context: Context, handler: Handler) -> None:
         super().__init__(context, handler)
-        self.partitions: dict[str, Partition] = {}
+        self.partitions: dict[str, OwnedPartition] = {}
         self.waiting: dict[str, float] = {}
         """Partitions with work that this process does not own → since when it knows."""
         self._theirs: set[str] = set()
@@ -88,7 +88,7 @@ class OrderedGroup(PolledGroup):
             # A live owner gets the same news; if it has gone since, the next tick shows it.
             self._try_now = self._try_now or key not in self._theirs
 
-    def _look_at(self, partition: Partition) -> None:
+    def _look_at(self, partition: OwnedPartition) -> None:
         partition.busy_at = time.monotonic()
         if not partition.leaving:
             self.todo.setdefault(partition.key)
@@ -237,7 +237,7 @@ class OrderedGroup(PolledGroup):
     def _take_over(self, keys: Collection[str]) -> None:
         for key in keys:
             del self.waiting[key]
-            partition = self.partitions.setdefault(key, Partition(key))
+            partition = self.partitions.setdefault(key, OwnedPartition(key))
             partition.owned, partition.leaving, partition.fresh = True, False, True
             self._reload.add(key)
         self._load(keys)
@@ -286,7 +286,7 @@ class OrderedGroup(PolledGroup):
             self._reload.discard(key)
         self.unfinished |= set(keys)
 
-    def _wait_for(self, partition: Partition, offset: int, due: int) -> None:
+    def _wait_for(self, partition: OwnedPartition, offset: int, due: int) -> None:
         partition.pending[offset] = due
         heapq.heappush(self._due, (due, partition.key, offset))
 
@@ -297,7 +297,7 @@ class OrderedGroup(PolledGroup):
             partition.in_hand.pop(delivery.offset, None)
         self._let_go(partition)
 
-    def _let_go(self, partition: Partition) -> None:
+    def _let_go(self, partition: OwnedPartition) -> None:
         """The partition is somebody else's or nobody's; what still runs here ends by itself."""
         key = partition.key
         partition.owned = partition.leaving = False
@@ -308,7 +308,7 @@ class OrderedGroup(PolledGroup):
             keys.discard(key)
         self._forget_if_done(partition)
 
-    def _forget_if_done(self, partition: Partition) -> None:
+    def _forget_if_done(self, partition: OwnedPartition) -> None:
         if not partition.owned and not partition.in_hand:
             del self.partitions[partition.key]
             self.inbox.forget_lane(self.ref, partition.key)
@@ -368,7 +368,7 @@ class OrderedGroup(PolledGroup):
             self.todo[key] = self.todo.pop(key)  # to the end: others have their turn
         return self._fill_up(wants, left)
 
-    def _want(self, partition: Partition, limit: int) -> Want | None:
+    def _want(self, partition: OwnedPartition, limit: int) -> Want | None:
         """What to take from a partition now; None, and off the list, while there is nothing to take."""
         key = partition.key
         if self.inbox.is_blocked(self.ref, key):

@@ -65,7 +65,7 @@ class Child:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Slot:
     """One of the N processes that shall run: its child, or when the next one starts."""
 
     number: int
@@ -127,7 +127,7 @@ class Supervisor:
         self._heartbeat_file = heartbeat_file
         self._snapshot = snapshot
         self._selector = selectors.DefaultSelector()
-        self.places = [Place(number, progressed_at=time.monotonic()) for number in range(1, processes + 1)]
+        self.places = [Slot(number, progressed_at=time.monotonic()) for number in range(1, processes + 1)]
         self._signals = 0
         self._obeyed = 0
         self._kill_at = float("inf")
@@ -182,7 +182,7 @@ class Supervisor:
 
     # -- starting -------------------------------------------------------------
 
-    def _start_if_due(self, place: Place) -> None:
+    def _start_if_due(self, place: Slot) -> None:
         is_free = place.child is None and not place.is_done and not place.waits_for_change
         # One started now would not hear of the stop.
         if not is_free or self.is_stopping or time.monotonic() < place.start_at:
@@ -221,7 +221,7 @@ class Supervisor:
         place.child = Child(process, reading, suffix, started_at=now, signed_at=now)
         event(logging.INFO, "child.started", number=place.number, pid=process.pid)
 
-    def _restart_later(self, place: Place, ran: float) -> None:
+    def _restart_later(self, place: Slot, ran: float) -> None:
         wait = place.back_off(ran)
         place.start_at = time.monotonic() + wait
         event(logging.WARNING, "child.restarting", number=place.number, seconds=wait)
@@ -230,11 +230,11 @@ class Supervisor:
 
     def _read_signs(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
-            place: Place = key.data
+            place: Slot = key.data
             if place.child is not None and not self._read(place, place.child):
                 self._selector.unregister(key.fileobj)
 
-    def _read(self, place: Place, child: Child) -> bool:
+    def _read(self, place: Slot, child: Child) -> bool:
         """Takes in what a child has written; False when it will write no more."""
         try:
             signs = os.read(child.pipe, 4096)
@@ -250,7 +250,7 @@ class Supervisor:
             place.progressed_at = child.signed_at
         return True
 
-    def _look_at(self, place: Place) -> None:
+    def _look_at(self, place: Slot) -> None:
         child = place.child
         if child is None:
             place.is_done = place.is_done or self.is_stopping
@@ -276,7 +276,7 @@ class Supervisor:
             child.is_killed = True
             child.process.kill()
 
-    def _after(self, place: Place, child: Child, code: int) -> None:
+    def _after(self, place: Slot, child: Child, code: int) -> None:
         """What follows from a child's end."""
         ran = time.monotonic() - child.started_at
         # Before its first sign it has started nothing, and SIGTERM ends it as it ends any program.

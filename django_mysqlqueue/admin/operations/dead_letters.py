@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
+from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm
-from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
@@ -56,7 +56,7 @@ class MatchingForm(ReasonForm):
     """The newest one that was shown: what has failed since stays."""
 
 
-class LettersOperation(AdminOperation):
+class DeadLettersOperation(AdminOperation):
     """On a selection of dead letters; it looks at no more of them than the page did."""
 
     command: ClassVar[str]
@@ -169,7 +169,7 @@ class RedriveForm(MatchingForm):
     )
 
 
-class Redrive(LettersOperation):
+class Redrive(DeadLettersOperation):
     name = "redrive"
     label = gettext_lazy("Redrive: all that match")
     form: ClassVar[type[forms.Form]] = RedriveForm
@@ -221,7 +221,7 @@ class DiscardForm(MatchingForm):
     reason = REASON
 
 
-class Discard(LettersOperation):
+class Discard(DeadLettersOperation):
     name = "discard"
     label = gettext_lazy("Discard: all that match")
     dangerous = True

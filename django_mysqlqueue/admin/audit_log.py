@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.admin.words import moment
+from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql import failures

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.pipeline.databases import Database
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
-from django_mysqlqueue.pipeline.layout import COLLECTED, LOG
+from django_mysqlqueue.pipeline.log_schema import COLLECTED, LOG
 from django_mysqlqueue.pipeline.options import Edge, SourceOptions
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

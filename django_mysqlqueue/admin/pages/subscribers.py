@@ -11,8 +11,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
-from django_mysqlqueue.admin.words import moment
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import partitions
 from django_mysqlqueue.inspection.partitions import InFlight, LeaseRow
@@ -26,7 +26,7 @@ SHOWN_IN_FLIGHT = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class InFlightRow:
     """A row of the in-flight page."""
 
     delivery: InFlight
@@ -67,11 +67,11 @@ class InFlightPage(Page):
         }
 
     @staticmethod
-    def _row(delivery: InFlight, now: int, live: set[str]) -> Held:
+    def _row(delivery: InFlight, now: int, live: set[str]) -> InFlightRow:
         until = ""
         if delivery.visible_until > now:
             until = duration((delivery.visible_until - now) / 1000)
-        return Held(
+        return InFlightRow(
             delivery,
             json.dumps([delivery.key, delivery.offset]),
             duration((now - delivery.since) / 1000),
@@ -129,7 +129,7 @@ class SubscribersPage(Page):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ListedLease:
     """A row of the leases page."""
 
     lease: LeaseRow
@@ -176,6 +176,6 @@ class LeasesPage(Page):
         return f"{self.request.path}?{query.urlencode()}"
 
     @staticmethod
-    def _rows(found: Iterable[LeaseRow], live: set[str]) -> Iterable[Lease]:
+    def _rows(found: Iterable[LeaseRow], live: set[str]) -> Iterable[ListedLease]:
         for lease in found:
-            yield Lease(lease, json.dumps(lease.key), moment(lease.leased_at), lease.owner in live)
+            yield ListedLease(lease, json.dumps(lease.key), moment(lease.leased_at), lease.owner in live)

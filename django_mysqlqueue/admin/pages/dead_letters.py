@@ -14,9 +14,9 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin.formatting import last_line, moment, redacted, redacted_line
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, Refused
 from django_mysqlqueue.admin.permissions import may_search_errors, may_see_payloads, search_refused
-from django_mysqlqueue.admin.words import last_line, moment, redacted, redacted_line
 from django_mysqlqueue.inspection import DeadLetterSummary, RecordedDelivery, dead_letters, message_history
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, ErrorKind
 from django_mysqlqueue.models import DeliveryEvent
@@ -35,7 +35,7 @@ BAD = {Outcome.FAILED, Outcome.LOST, Outcome.DEAD_LETTERED, Outcome.DISCARDED}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DeadLetterRow:
     """A dead letter in the table."""
 
     letter: DeadLetterSummary
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ErrorKindRow:
     """An error in the summary."""
 
     kind: ErrorKind
@@ -129,18 +129,18 @@ class DeadLettersPage(Page):
             raise BadQuery(_("%(name)s=%(text)r is not a date and a time.") % {"name": name, "text": text}) from None
 
     @staticmethod
-    def _row(letter: DeadLetterSummary) -> Row:
+    def _row(letter: DeadLetterSummary) -> DeadLetterRow:
         error = redacted_line(last_line(letter.error), topic=letter.ref.topic, cut=dead_letters.is_cut(letter.error))
-        return Row(letter, moment(letter.failed_at), error)
+        return DeadLetterRow(letter, moment(letter.failed_at), error)
 
     @staticmethod
-    def _kind(kind: ErrorKind, *, may_search: bool) -> Kind:
+    def _kind(kind: ErrorKind, *, may_search: bool) -> ErrorKindRow:
         line = redacted_line(kind.line, topic=kind.ref.topic, cut=kind.cut)
-        return Kind(kind, line, kind.line if may_search and line == kind.line else None)
+        return ErrorKindRow(kind, line, kind.line if may_search and line == kind.line else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EventRow:
     """Something that is recorded of the letter or of the message that it copies."""
 
     delivery: RecordedDelivery
@@ -199,8 +199,8 @@ class DeadLetterPage(Page):
             found["cannot_edit"] = contents.editable(letter).refusal
         return found
 
-    def _events(self, session: Session, events: Sequence[RecordedDelivery]) -> list[Event]:
-        found: list[Event] = []
+    def _events(self, session: Session, events: Sequence[RecordedDelivery]) -> list[EventRow]:
+        found: list[EventRow] = []
         became = message_history.made_of(session, [event for event in events if event.related_id][:RELATED_LOOKED_UP])
         for event in events:
             link = ""
@@ -212,5 +212,5 @@ class DeadLetterPage(Page):
             error = redacted(last_line(event.error), topic=topic, kind="error")[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
-            found.append(Event(event, moment(event.settled_at), outcome, css, error, link))
+            found.append(EventRow(event, moment(event.settled_at), outcome, css, error, link))
         return found
