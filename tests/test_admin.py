@@ -519,7 +519,7 @@ def test_release_and_forget(client):
     assert "is alive" in refused
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     assert confirm(client, "forget", subscriber=sub.name) == [
-        f"The subscriber {sub.name} is forgotten: 1 heartbeat deleted."
+        f"The subscriber {sub.name} is forgotten, with its heartbeats: 1."
     ]
     assert not SubscriberHeartbeat.objects.exists()
     nothing = client.post(f"{ROOT}do/release/", {"group": "g", "topic": "t", "asked": "yes"})

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_mysqlqueue import Message, metrics, publish, publish_many
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
-from django_mysqlqueue.operations import redriving, seeking
+from django_mysqlqueue.operations import pausing, redriving, seeking
 from django_mysqlqueue.service import groups, retention
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
@@ -396,20 +396,20 @@ def messages_in_flight(stage: Stage) -> State:
 def a_paused_group_with_a_backlog(stage: Stage) -> State:
     stage.live()
     stage.log(2)
-    groups.pause(USING, GroupRef("g", "t"), by="ada")
+    pausing.pause(USING, GroupRef("g", "t"), by="ada")
     stage.wait(100)
     return State({"g/t": Group(lag=2, age=100, paused=True, subscribers=1)}, problems((1, "paused", "g/t")))
 
 
 def a_paused_group_without_a_backlog(stage: Stage) -> State:
     stage.live()
-    groups.pause(USING, GroupRef("g", "t"), by="ada")
+    pausing.pause(USING, GroupRef("g", "t"), by="ada")
     return State({"g/t": Group(paused=True, subscribers=1)}, problems((2, "paused", "g/t")))
 
 
 def a_paused_group_with_messages_in_the_outbox(stage: Stage) -> State:
     stage.live()
-    groups.pause(USING, GroupRef("g", "t"), by="ada")
+    pausing.pause(USING, GroupRef("g", "t"), by="ada")
     publish("t", 1)
     return State({"g/t": Group(age=0, paused=True, subscribers=1)}, problems((1, "paused", "g/t")), outbox=1)
 

@@ -15,7 +15,7 @@ from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import dropping, group_mode, pausing, seeking
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import alias_for, group_of, milliseconds
-from django_mysqlqueue.operations.results import DropResult, Result, SeekResult
+from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, result_of, sentence
 from django_mysqlqueue.service import heartbeats, retention
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -41,21 +41,20 @@ def pause(
     """
     with alias_for(using, actor) as alias:
         found = group_of(alias, group, topic)
-        ref, changed = found.ref, 0
-        if not found.paused and not dry_run:
-            changed = int(pausing.pause(alias, ref, by=actor, reason=reason))
-        text = _("The group %(ref)s is paused already.")
-        if not found.paused and dry_run:
-            text = _(
+        number = int(not found.paused)
+        if number and not dry_run:
+            number = int(pausing.pause(alias, found.ref, by=actor, reason=reason))
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_(
                 "The group %(ref)s will be paused: its subscribers finish the messages that they have claimed and "
                 "claim no more. Messages stay in the log, and GC keeps them for the group."
-            )
-        elif changed:
-            text = _("The group %(ref)s is paused.")
-        planned = int(not found.paused) if dry_run else changed
-        return Result(
-            operation="pause", dry_run=dry_run, planned=planned, changed=changed, summary=(text % {"ref": ref},)
+            ),
+            done=_("The group %(ref)s is paused."),
+            nothing=_("The group %(ref)s is paused already."),
         )
+        return result_of(Result, "pause", number, text % {"ref": found.ref}, dry_run=dry_run)
 
 
 def resume(
@@ -76,17 +75,18 @@ def resume(
     """
     with alias_for(using, actor) as alias:
         found = group_of(alias, group, topic)
-        ref, changed = found.ref, 0
-        if found.paused and not dry_run:
-            changed = int(pausing.resume(alias, ref, by=actor, reason=reason))
-        text = _("The group %(ref)s is not paused.")
-        if found.paused and dry_run:
-            text = _("The group %(ref)s will be resumed; its subscribers notice within %(seconds)s s.")
-        elif changed:
-            text = _("The group %(ref)s is resumed.")
-        values = {"ref": ref, "seconds": f"{get_settings().lease_renewal_interval:g}"}
-        planned = int(found.paused) if dry_run else changed
-        return Result(operation="resume", dry_run=dry_run, planned=planned, changed=changed, summary=(text % values,))
+        number = int(found.paused)
+        if number and not dry_run:
+            number = int(pausing.resume(alias, found.ref, by=actor, reason=reason))
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_("The group %(ref)s will be resumed; its subscribers notice within %(seconds)s s."),
+            done=_("The group %(ref)s is resumed."),
+            nothing=_("The group %(ref)s is not paused."),
+        )
+        values = {"ref": found.ref, "seconds": f"{get_settings().lease_renewal_interval:g}"}
+        return result_of(Result, "resume", number, text % values, dry_run=dry_run)
 
 
 def seek(
@@ -136,31 +136,22 @@ def seek(
             seeking.seek(alias, ref, target, by=actor, reason=reason, detail=named, progress=progress)
             values = {"ref": ref, "offset": target.offset + 1}
             text = _("The group %(ref)s continues with the first message from offset %(offset)s on.")
-            return SeekResult(
-                operation="seek",
-                dry_run=False,
-                planned=1,
-                changed=1,
-                summary=(text % values,),
-                offset=target.offset + 1,
-            )
+            return result_of(SeekResult, "seek", 1, text % values, dry_run=False, offset=target.offset + 1)
         return previewed_seek(ref, named, seeking.preview(alias, ref, target))
 
 
 def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> SeekResult:
     """What is said of a seek that has been previewed."""
     values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
-    return SeekResult(
-        operation="seek",
+    return result_of(
+        SeekResult,
+        "seek",
+        1,
+        _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
+        _("Settled messages that will be redelivered: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
+        _("Unsettled messages that will be skipped: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
+        _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
         dry_run=True,
-        planned=1,
-        changed=0,
-        summary=(
-            _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
-            _("Settled messages that will be redelivered: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
-            _("Unsettled messages that will be skipped: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
-            _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
-        ),
         warnings=_warnings(found),
         offset=found.position.offset + 1,
         replayed=found.replayed,
@@ -208,15 +199,7 @@ def drop_group(
         if not dry_run:
             changed = int(dropping.drop(alias, ref, by=actor, reason=reason))
             text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s is gone already.")
-            return DropResult(
-                operation="drop",
-                dry_run=False,
-                planned=changed,
-                changed=changed,
-                summary=(text % {"ref": ref},),
-                group=group,
-                topic=topic,
-            )
+            return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)
         found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
         kept = retention.held_back_by(session, ref, most=COUNTED)
@@ -236,17 +219,14 @@ def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple
     if live:
         text = _("Live subscribers: %(names)s. They stop claiming; a restart registers the group again.")
         warnings.append(text % {"names": ", ".join(live)})
-    return DropResult(
-        operation="drop",
+    return result_of(
+        DropResult,
+        "drop",
+        1,
+        _("The group %(ref)s and its position in every partition will be deleted.") % {"ref": ref},
+        _("Messages that it has not settled: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
+        _("Messages that GC keeps for it alone, and may then delete: %(number)s.") % {"number": up_to(COUNTED, kept)},
         dry_run=True,
-        planned=1,
-        changed=0,
-        summary=(
-            _("The group %(ref)s and its position in every partition will be deleted.") % {"ref": ref},
-            _("Messages that it has not settled: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
-            _("Messages that GC keeps for it alone, and may then delete: %(number)s.")
-            % {"number": up_to(COUNTED, kept)},
-        ),
         warnings=tuple(warnings),
         group=ref.group,
         topic=ref.topic,
@@ -285,16 +265,17 @@ def set_group_mode(
         if mode not in ConsumerGroup.Mode.values:
             raise OperationRefused(f"mode {mode!r}: must be one of {', '.join(map(repr, ConsumerGroup.Mode.values))}")
         found = group_of(alias, group, topic)
-        ref, changed = found.ref, 0
+        number = int(found.mode != mode)
         lease_ms = int(get_settings().lease_duration * 1000)
-        if found.mode != mode and not dry_run:
-            changed = int(group_mode.set_mode(alias, ref, mode, by=actor, reason=reason, lease_ms=lease_ms))
-        text = _("The group %(ref)s is %(mode)s already.")
-        if found.mode != mode and dry_run:
-            group_mode.refuse_live(Session(alias), ref, lease_ms)
-            text = _("The group %(ref)s will be %(mode)s.")
-        elif changed:
-            text = _("The group %(ref)s is now %(mode)s.")
-        planned = int(found.mode != mode) if dry_run else changed
-        summary = (text % {"ref": ref, "mode": mode},)
-        return Result(operation="mode", dry_run=dry_run, planned=planned, changed=changed, summary=summary)
+        if number and dry_run:
+            group_mode.refuse_live(Session(alias), found.ref, lease_ms)
+        elif number:
+            number = int(group_mode.set_mode(alias, found.ref, mode, by=actor, reason=reason, lease_ms=lease_ms))
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_("The group %(ref)s will be %(mode)s."),
+            done=_("The group %(ref)s is now %(mode)s."),
+            nothing=_("The group %(ref)s is %(mode)s already."),
+        )
+        return result_of(Result, "mode", number, text % {"ref": found.ref, "mode": mode}, dry_run=dry_run)

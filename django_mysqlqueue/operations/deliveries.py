@@ -12,7 +12,7 @@ from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import alias_for, check_known, group_of, unsettled_by_id
-from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service.refs import GroupRef
 
 NAMED = 5
@@ -58,22 +58,23 @@ def retry(
         ref = group_of(alias, group, topic).ref
         rows = _waiting_rows(alias, ref, ids, offsets, missing_ok=missing_ok)
         if not dry_run:
-            changed = retrying.retry_now(
+            number = retrying.retry_now(
                 alias, ref, by=actor, reason=reason, rows=rows, reset_attempts=reset_attempts, progress=progress
             )
-            text = _("Messages of the group %(ref)s that are due now: %(number)s.") if changed else _nothing_waits()
-            summary = [text % {"number": up_to(COUNTED, changed), "ref": ref}]
-            return Result(operation="retry", dry_run=False, planned=changed, changed=changed, summary=tuple(summary))
-        planned = retrying.waiting(alias, ref, most=COUNTED) if rows is None else len(rows)
-        text = _("Messages of the group %(ref)s that will be retried now: %(number)s.") if planned else _nothing_waits()
-        summary = [text % {"number": up_to(COUNTED, planned), "ref": ref}]
-        if planned and reset_attempts:
-            summary.append(_("Attempts count from one again."))
-        return Result(operation="retry", dry_run=True, planned=planned, changed=0, summary=tuple(summary))
-
-
-def _nothing_waits() -> str:
-    return _("No message waits for another attempt in the group %(ref)s.")
+        elif rows is None:
+            number = retrying.waiting(alias, ref, most=COUNTED)
+        else:
+            number = len(rows)
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_("Messages of the group %(ref)s that will be retried now: %(number)s."),
+            done=_("Messages of the group %(ref)s that are due now: %(number)s."),
+            nothing=_("No message waits for another attempt in the group %(ref)s."),
+        )
+        more = [_("Attempts count from one again.")] if dry_run and number and reset_attempts else []
+        values = {"number": up_to(COUNTED, number), "ref": ref}
+        return result_of(Result, "retry", number, text % values, *more, dry_run=dry_run)
 
 
 def _waiting_rows(
@@ -135,7 +136,7 @@ def dead_letter(
                 "topic": dlq,
                 "number": up_to(COUNTED, changed),
             }
-            return Result(operation="dead_letter", dry_run=False, planned=changed, changed=changed, summary=(text,))
+            return result_of(Result, "dead_letter", changed, text, dry_run=False)
         found = dead_lettering.find(alias, ref, wanted)
         summary = [
             _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
@@ -151,4 +152,4 @@ def dead_letter(
             ),
             _("A dead letter gets no further attempt until it is redriven."),
         ]
-        return Result(operation="dead_letter", dry_run=True, planned=len(found), changed=0, summary=tuple(summary))
+        return result_of(Result, "dead_letter", len(found), *summary, dry_run=True)

@@ -21,7 +21,7 @@ from django_mysqlqueue.operations.lookups import (
     milliseconds,
     named_or_meant,
 )
-from django_mysqlqueue.operations.results import EditResult, Result
+from django_mysqlqueue.operations.results import EditResult, Result, result_of, sentence
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, failed_groups, matching_offsets
 from django_mysqlqueue.service.refs import GroupRef
@@ -76,10 +76,21 @@ def redrive(
         redriving.check_bounds(rate=rate, limit=limit)
         letters = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
         if dry_run:
-            text = _("Dead letters of %(topic)s that will be sent back, each to the group that failed it: %(number)s.")
-            return _preview("redrive", alias, letters, limit, text)
-        sent = redriving.redrive(alias, letters, by=actor, reason=reason, rate=rate, limit=limit, progress=progress)
-        return _result("redrive", letters, sent, _("Dead letters sent back: %(number)s."))
+            number = _count(alias, letters, limit)
+        else:
+            number = redriving.redrive(
+                alias, letters, by=actor, reason=reason, rate=rate, limit=limit, progress=progress
+            )
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_(
+                "Dead letters of %(topic)s that will be sent back, each to the group that failed it: %(number)s."
+            ),
+            done=_("Dead letters sent back: %(number)s."),
+            nothing=_nothing(),
+        )
+        return result_of(Result, "redrive", number, text % _values(letters, number), dry_run=dry_run)
 
 
 def discard(
@@ -125,11 +136,17 @@ def discard(
         redriving.check_bounds(rate=None, limit=limit)
         letters = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
         if dry_run:
-            return _preview(
-                "discard", alias, letters, limit, _("Dead letters of %(topic)s that will be deleted: %(number)s.")
-            )
-        deleted = redriving.discard(alias, letters, by=actor, reason=reason, limit=limit, progress=progress)
-        return _result("discard", letters, deleted, _("Dead letters deleted: %(number)s."))
+            number = _count(alias, letters, limit)
+        else:
+            number = redriving.discard(alias, letters, by=actor, reason=reason, limit=limit, progress=progress)
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_("Dead letters of %(topic)s that will be deleted: %(number)s."),
+            done=_("Dead letters deleted: %(number)s."),
+            nothing=_nothing(),
+        )
+        return result_of(Result, "discard", number, text % _values(letters, number), dry_run=dry_run)
 
 
 def edit(
@@ -183,18 +200,10 @@ def edit(
         if dry_run:
             ref, size = redriving.find_replaced(alias, dlq, offset, payload)
             text = _("A new message of %(size)s bytes will replace the dead letter, for the group %(ref)s alone.")
-            summary = (text % {"size": f"{size:,}", "ref": ref},)
-            return EditResult(operation="replace", dry_run=True, planned=1, changed=0, summary=summary)
+            return result_of(EditResult, "replace", 1, text % {"size": f"{size:,}", "ref": ref}, dry_run=True)
         new_id = redriving.replace(alias, dlq, offset, payload, by=actor, reason=reason)
         text = _("The message %(id)s replaces the dead letter.")
-        return EditResult(
-            operation="replace",
-            dry_run=False,
-            planned=1,
-            changed=1,
-            summary=(text % {"id": new_id},),
-            message_id=new_id,
-        )
+        return result_of(EditResult, "replace", 1, text % {"id": new_id}, dry_run=False, message_id=new_id)
 
 
 def _filter(
@@ -255,22 +264,13 @@ def _check_group(alias: str, dlq: str, group: str) -> None:
     )
 
 
-def _preview(operation: str, alias: str, letters: DeadLetterFilter, limit: int | None, text: str) -> Result:
-    planned = redriving.count(alias, letters, most=COUNTED)
-    if limit is not None:
-        planned = min(planned, limit)
-    if not planned:
-        text = _nothing()
-    summary = (text % {"topic": letters.topic, "number": up_to(COUNTED, planned)},)
-    return Result(operation=operation, dry_run=True, planned=planned, changed=0, summary=summary)
-
-
-def _result(operation: str, letters: DeadLetterFilter, changed: int, text: str) -> Result:
-    if not changed:
-        text = _nothing()
-    summary = (text % {"topic": letters.topic, "number": up_to(COUNTED, changed)},)
-    return Result(operation=operation, dry_run=False, planned=changed, changed=changed, summary=summary)
+def _count(alias: str, letters: DeadLetterFilter, limit: int | None) -> int:
+    return redriving.count(alias, letters, most=COUNTED if limit is None else min(COUNTED, limit))
 
 
 def _nothing() -> str:
     return _("No dead letter of %(topic)s matches.")
+
+
+def _values(letters: DeadLetterFilter, number: int) -> dict[str, str]:
+    return {"topic": letters.topic, "number": up_to(COUNTED, number)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +65,19 @@ class EditResult(Result):
 
     message_id: str = ""
     """The id of the new message; '' with ``dry_run``."""
+
+
+R = TypeVar("R", bound=Result)
+
+
+def result_of(kind: type[R], operation: str, number: int, *summary: str, dry_run: bool, **details: Any) -> R:
+    """The result of an operation that has changed ``number`` or, with ``dry_run``, would change that many."""
+    changed = 0 if dry_run else number
+    return kind(operation=operation, dry_run=dry_run, planned=number, changed=changed, summary=summary, **details)
+
+
+def sentence(number: int, *, dry_run: bool, planned: str, done: str, nothing: str) -> str:
+    """The one of three sentences that is true of an operation that changes ``number``."""
+    if not number:
+        return nothing
+    return planned if dry_run else done

@@ -12,7 +12,7 @@ from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations import rescheduling
 from django_mysqlqueue.operations.limits import COUNTED
 from django_mysqlqueue.operations.lookups import alias_for, check_topic, milliseconds
-from django_mysqlqueue.operations.results import ScheduledResult
+from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import scheduling
 from django_mysqlqueue.sql.session import Session
 
@@ -193,14 +193,7 @@ def _change(
             _("Messages left as they are, because they came due or another transaction is changing them: %(number)s.")
             % {"number": up_to(COUNTED, left)}
         )
-    return ScheduledResult(
-        operation=operation,
-        dry_run=dry_run,
-        planned=number,
-        changed=0 if dry_run else number,
-        summary=tuple(summary),
-        not_scheduled=tuple(not_scheduled),
-    )
+    return result_of(ScheduledResult, operation, number, *summary, dry_run=dry_run, not_scheduled=tuple(not_scheduled))
 
 
 def _find(alias: str, topic: str, ids: Sequence[str], key: str | None) -> tuple[list[int], list[str]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations.lookups import alias_for, check_known, group_of, named_or_meant
-from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.sql.session import Session
 
@@ -49,19 +48,19 @@ def release(
         check_known(f"The group {ref} has no lease of these partitions: {{}}.", keys, owners)
         if dry_run:
             number = sum(bool(owner) for owner in owners.values())
-            text = _(
-                "Partitions of the group %(ref)s whose leases will be released: %(number)s. Another subscriber takes "
-                "them within seconds, and messages in flight there will be redelivered."
-            )
         else:
             number = leasing.revoke(alias, ref, keys, by=actor, reason=reason)
-            text = _("Partitions of the group %(ref)s whose leases were released: %(number)s.")
-        if not number:
-            text = _("No subscriber of the group %(ref)s holds these leases.")
-        summary = (text % {"ref": ref, "number": f"{number:,}"},)
-        return Result(
-            operation="release", dry_run=dry_run, planned=number, changed=0 if dry_run else number, summary=summary
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_(
+                "Partitions of the group %(ref)s whose leases will be released: %(number)s. Another subscriber takes "
+                "them within seconds, and messages in flight there will be redelivered."
+            ),
+            done=_("Partitions of the group %(ref)s whose leases were released: %(number)s."),
+            nothing=_("No subscriber of the group %(ref)s holds these leases."),
         )
+        return result_of(Result, "release", number, text % {"ref": ref, "number": f"{number:,}"}, dry_run=dry_run)
 
 
 def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False) -> Result:
@@ -84,20 +83,15 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
             raise OperationRefused(
                 f"There is no subscriber {subscriber!r}. Subscribers: {named_or_meant(subscriber, known)}"
             )
-        if dry_run:
-            number = 1
-            text = _("The subscriber %(name)s will be forgotten, and its leases are free. It must not be running.")
-        else:
+        number = 1
+        if not dry_run:
             lease_ms = int(get_settings().lease_duration * 1000)
             number = heartbeats.remove(alias, subscriber, by=actor, reason=reason, lease_ms=lease_ms)
-            text = ngettext(
-                "The subscriber %(name)s is forgotten: %(number)s heartbeat deleted.",
-                "The subscriber %(name)s is forgotten: %(number)s heartbeats deleted.",
-                number,
-            )
-        if not number:
-            text = _("The subscriber %(name)s is forgotten already.")
-        summary = (text % {"name": subscriber, "number": number},)
-        return Result(
-            operation="forget", dry_run=dry_run, planned=number, changed=0 if dry_run else number, summary=summary
+        text = sentence(
+            number,
+            dry_run=dry_run,
+            planned=_("The subscriber %(name)s will be forgotten, and its leases are free. It must not be running."),
+            done=_("The subscriber %(name)s is forgotten, with its heartbeats: %(number)s."),
+            nothing=_("The subscriber %(name)s is forgotten already."),
         )
+        return result_of(Result, "forget", number, text % {"name": subscriber, "number": number}, dry_run=dry_run)

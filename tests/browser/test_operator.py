@@ -85,7 +85,7 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     row.get_by_role("link", name="Forget").click()
     expect(page.get_by_text("It must be dead.")).to_be_visible()
     page.get_by_role("button", name="Forget a dead subscriber").click()
-    expect(page.get_by_text(f"{names[doomed.process.pid]} was forgotten.")).to_be_visible()
+    expect(page.get_by_text(f"{names[doomed.process.pid]} is forgotten")).to_be_visible()
     expect(row).to_have_count(0)
 
     go.touch()
@@ -129,9 +129,9 @@ def test_a_poisoned_partition_is_found_and_retried_after_the_mend(desk: Desk, st
 
     mended.touch()
     page.get_by_role("link", name="Retry now").click()
-    expect(page.get_by_text("Due at once: 1 message.")).to_be_visible()
-    page.get_by_role("button", name="Retry now: everything that waits").click()
-    expect(page.locator(".messagelist")).to_contain_text("Due at once: 1 message.")
+    expect(page.get_by_text("that will be retried now: 1.")).to_be_visible()
+    page.get_by_role("button", name="Retry now: all messages in backoff").click()
+    expect(page.locator(".messagelist")).to_contain_text("that are due now: 1.")
     expect(page.get_by_text("Nothing waits.")).to_be_visible()
     expect(card(page, "lag")).to_have_text("0")
     assert [number for _, _, number in effects("fragile")] == [1, 2]
@@ -159,10 +159,10 @@ def test_an_abandoned_group_is_dropped(desk: Desk, start: Start):
     assert groups.find(USING, abandoned) is not None
     page.get_by_role("link", name="Drop the group").click()
     page.get_by_role("button", name="Drop the group").click()
-    expect(page.get_by_text("The group abandoned/b.calm was dropped.")).to_be_visible()
+    expect(page.get_by_text("The group abandoned/b.calm is dropped.")).to_be_visible()
     all_is_well(page)
     assert list(ConsumerGroup.objects.values_list("consumer_group", flat=True)) == ["calm"]
-    assert LogEntry.objects.get().change_message == "The group abandoned/b.calm was dropped."
+    assert LogEntry.objects.get().change_message == "The group abandoned/b.calm is dropped."
 
 
 def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
@@ -171,7 +171,7 @@ def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
         wait_for(lambda: len(effects("calm")) >= 5)
         page = desk.open("group/?group=calm&topic=b.calm")
         page.get_by_role("link", name="Pause", exact=True).click()
-        page.get_by_label("Reason, for the record").fill("the warehouse moves")
+        page.get_by_label("Reason, for the audit log").fill("the warehouse moves")
         page.get_by_role("button", name="Pause the group").click()
         expect(page.get_by_text("calm/b.calm is paused.")).to_be_visible()
         expect(card(page, "in flight")).to_have_text("0")
@@ -187,18 +187,20 @@ def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
         wait_for(lambda: Effect.objects.count() > handled + lag)
     expect(card(page, "lag")).to_have_text("0")
     wait_for(lambda: Effect.objects.count() == len(published))
-    assert Operation.objects.get(action="pause").detail.endswith("the warehouse moves")
+    assert Operation.objects.get(action="pause").reason == "the warehouse moves"
 
     offsets = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
     page.get_by_role("link", name="Seek").click()
-    page.get_by_label("Go on from").select_option("offset")
+    page.get_by_label("Continue from").select_option("offset")
     page.get_by_label("Offset", exact=True).fill(str(offsets[2]))
     page.get_by_role("button", name="Preview again").click()
-    again = page.get_by_text(re.compile(r"Handled ones that come again: \d+ messages\."))
+    again = page.get_by_text(re.compile(r"Settled messages that will be redelivered: \d+\."))
     number = int(re.sub(r"\D", "", again.inner_text()))
     assert number == len(offsets) - 2
-    page.get_by_role("button", name="Seek: go on from another place").click()
-    expect(page.get_by_text(f"calm/b.calm goes on behind offset {offsets[2] - 1}.")).to_be_visible()
+    page.get_by_role("button", name="Seek: continue from another position").click()
+    expect(
+        page.get_by_text(f"calm/b.calm continues with the first message from offset {offsets[2]} on.")
+    ).to_be_visible()
     wait_for(lambda: Effect.objects.count() >= len(published) + number)
     page.reload()
     expect(card(page, "lag")).to_have_text("0")
@@ -222,11 +224,11 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     letters.nth(0).get_by_role("checkbox").check()
     letters.nth(1).get_by_role("checkbox").check()
     page.get_by_role("button", name="Discard the selected").click()
-    page.get_by_label("Reason, for the record").fill("customers of a test")
+    page.get_by_label("Reason, for the audit log").fill("customers of a test")
     page.get_by_role("button", name="Preview").click()
-    expect(page.get_by_text("Deleted for good: 2 dead letters.")).to_be_visible()
-    page.get_by_role("button", name="Discard: what is selected").click()
-    expect(page.get_by_text("Discarded: 2 dead letters.")).to_be_visible()
+    expect(page.get_by_text("that will be deleted: 2.")).to_be_visible()
+    page.get_by_role("button", name="Discard: selected dead letters").click()
+    expect(page.get_by_text("Dead letters deleted: 2.")).to_be_visible()
     expect(letters).to_have_count(3)
     assert effects("mortal") == []
 
@@ -236,13 +238,13 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     expect(page.locator("pre").filter(has_text="ValueError: there is no such customer")).to_be_visible()
     expect(page.locator("pre").filter(has_text=f'"n": {newest_first[2]}')).to_be_visible()
     page.get_by_role("link", name="Redrive", exact=True).click()
-    page.get_by_role("button", name="Redrive: what is selected").click()
-    expect(page.get_by_text("Sent back: 1 dead letter.")).to_be_visible()
+    page.get_by_role("button", name="Redrive: selected dead letters").click()
+    expect(page.get_by_text("Dead letters sent back: 1.")).to_be_visible()
     page.get_by_role("link", name="All dead letters").click()
     page.get_by_role("link", name="Redrive all").click()
-    expect(page.get_by_text("to no other: 2 dead letters.")).to_be_visible()
+    expect(page.get_by_text("to the group that failed it: 2.")).to_be_visible()
     page.get_by_role("button", name="Redrive: all that match").click()
-    expect(page.get_by_text("Sent back: 2 dead letters.")).to_be_visible()
+    expect(page.get_by_text("Dead letters sent back: 2.")).to_be_visible()
     # What was sent back waits in the outbox first: no lag is no proof that it was handled.
     wait_for(lambda: len(effects("mortal")) == 3)
     page.get_by_role("link", name="Queue").last.click()

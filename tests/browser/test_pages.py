@@ -322,7 +322,7 @@ def test_everything_by_keyboard_from_the_login_on(open_desk: Open, queue: Sub):
     expect(live_text(page)).to_have_text("Paused")
     tab_to(page, "Pause")
     page.keyboard.press("Enter")
-    reason = page.get_by_label("Reason, for the record")
+    reason = page.get_by_label("Reason, for the audit log")
     expect(reason).to_be_visible()
     for _ in range(80):
         page.keyboard.press("Tab")

@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from django_mysqlqueue import Message, log_queries, models, publish_many
-from django_mysqlqueue.inspection import overview
+from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
 from django_mysqlqueue.pipeline import log_offsets, log_schema, reading, tables
 from django_mysqlqueue.pipeline.databases import Place
@@ -142,7 +142,7 @@ def test_lag(place, mode):
     with place.connect() as database:
         spark = {(one.consumer_group, one.topic): one.unsettled for one in tables.groups(database)}
     session = Session(USING)
-    django = {tuple(one.ref): one.lag.value for one in overview.read(USING, lease_ms=30_000).groups}
+    django = {tuple(one.ref): one.lag.value for one in get_overview(using=USING).groups}
     assert spark == django
     assert spark == {ref: oracle.unsettled(session, ref)[0] for ref in map(oracle.GroupRef._make, spark)}
     assert spark["g", "t"] > 8
