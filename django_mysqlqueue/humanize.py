@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 from collections.abc import Iterable, Sequence
 
+from django.conf import settings as django_settings
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -47,6 +50,21 @@ def counted(number: int, noun: str) -> str:
 def up_to(most: int, number: int) -> str:
     """Format a count that stopped at ``most``: ``12``, ``10,000 or more``."""
     return f"{number:,}" if number < most else _("%(number)s or more") % {"number": f"{number:,}"}
+
+
+def moment(milliseconds: int | None) -> str:
+    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''.
+
+    What plain SQL has stored may be in no year that there is a date of: that stays a number.
+    """
+    if not milliseconds:
+        return ""
+    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+    try:
+        value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).astimezone(zone)
+    except (OverflowError, ValueError, OSError):
+        return _("%(number)s ms after 1970") % {"number": milliseconds}
+    return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
 def messages(number: int) -> str:

@@ -397,7 +397,7 @@ class Rollup(models.Model):
     """Counts of a minute or an hour for one group; subscribers add to it now and then.
 
     ``latency_n`` counts acked messages by the time from their place in the log
-    to their ack: bucket n reaches up to ``rules.LATENCY_BOUNDS_MS[n]``.
+    to their ack: bucket n reaches up to ``limits.LATENCY_BOUNDS_MS[n]``.
     """
 
     pk = models.CompositePrimaryKey("grain", "bucket_at", "consumer_group", "topic")

@@ -1,4 +1,4 @@
-"""The rules for names: topics, groups, partition keys, message ids. Those that no setting changes are in ``rules``."""
+"""The rules for names: topics, groups, partition keys, message ids. Those that no setting changes are in ``limits``."""
 
 from __future__ import annotations
 

@@ -515,11 +515,12 @@ def test_release_and_forget(client):
     told = confirm(client, "release", group="g", topic="t", row=[json.dumps("a")])
     assert told == ["Partitions of the group g/t whose leases were released: 1."]
     assert dict(PartitionLease.objects.values_list("partition_key", "leased_by")) == {"a": "", "b": sub.name}
-    (refused,) = confirm(client, "forget", subscriber=sub.name)
-    assert "is alive" in refused
+    refused = client.post(f"{ROOT}do/forget/", {"subscriber": sub.name, "asked": "yes"}).content.decode()
+    assert "is alive: stop it first." in refused
+    assert 'name="confirmed"' not in refused
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     assert confirm(client, "forget", subscriber=sub.name) == [
-        f"The subscriber {sub.name} is forgotten, with its heartbeats: 1."
+        f"The subscriber {sub.name} is forgotten; its leases are free."
     ]
     assert not SubscriberHeartbeat.objects.exists()
     nothing = client.post(f"{ROOT}do/release/", {"group": "g", "topic": "t", "asked": "yes"})
@@ -532,7 +533,7 @@ def test_drop(client):
     sub.leave()
     asked = client.post(f"{ROOT}do/drop/", {"group": "g", "topic": "t", "asked": "yes"})
     assert "Messages that it has not settled: 2." in asked.content.decode()
-    assert "This cannot be taken back." in asked.content.decode()
+    assert "This cannot be undone." in asked.content.decode()
     assert confirm(client, "drop", group="g", topic="t") == ["The group g/t is dropped."]
     assert not ConsumerGroup.objects.filter(topic="t").exists()
 

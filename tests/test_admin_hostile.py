@@ -95,8 +95,10 @@ def test_a_time_in_no_year(client, settings, deliver_at):
     with timezone.override("Pacific/Kiritimati"):  # where the last moment of the year 9999 in UTC is in the next one
         text = page(client, "scheduled")
     assert f"{deliver_at} ms after 1970" in text
-    found = confirm(client, "move", row=OutboxMessage.objects.get().pk, time="9999-12-31T23:59:59")
+    found = confirm(client, "move", row=OutboxMessage.objects.get().pk, time="9999-12-31T12:00:00")
     assert found[0].endswith(": 1.")
+    late = {"row": OutboxMessage.objects.get().pk, "time": "9999-12-31T23:59:59", "asked": "yes"}
+    assert "must be before the year 10000 in UTC" in client.post(f"{ROOT}do/move/", late).content.decode()
 
 
 def test_numbers_in_forms_have_no_separators(client, settings):

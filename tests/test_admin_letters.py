@@ -452,7 +452,7 @@ def test_discard_needs_a_reason(client):
     assert offsets(listed(client)) == dead[::-1]
     told = confirm(client, "discard-selected", topic="t_dlq", row=[str(dead[0])], reason="spoilt")
     assert told == ["Dead letters deleted: 1."]
-    assert "This cannot be taken back." in ask(client, "discard", topic="t_dlq", upto=dead[-1], reason="x")
+    assert "This cannot be undone." in ask(client, "discard", topic="t_dlq", upto=dead[-1], reason="x")
     assert confirm(client, "discard", topic="t_dlq", upto=dead[-1], reason="x") == ["Dead letters deleted: 2."]
     assert set(DeliveryEvent.objects.filter(outcome="discarded").values_list("error", flat=True)) == {"spoilt", "x"}
 
@@ -493,7 +493,7 @@ def test_edit_and_redrive(client):
     assert b"This is what failed" not in asked.content
     assert b'name="confirmed"' not in asked.content
     text = ask(client, "edit", offset=offset, payload='{"order": "ö"}')
-    assert "A new message of 14 bytes will replace the dead letter, for the group g/t alone." in text
+    assert "A new message (size in bytes: 14) will replace the dead letter, for the group g/t alone." in text
     (told,) = confirm(client, "edit", offset=offset, payload='{\r\n"order": "ö"}')
     sequence()
     sent = QueueMessage.objects.get(target_group="g")

@@ -127,7 +127,7 @@ class SendsTheQueueElsewhere:
 OPERATIONS = [
     ("queuepause g t --noinput", "is paused."),
     ("queueresume g t --noinput", "is resumed."),
-    ("queueseek g t latest --noinput", "continues with the first message"),
+    ("queueseek g t latest --noinput", "is the first from offset"),
     ("queueretry g t --dry-run", "No message waits"),
     ("queueredrive t --dry-run", "No dead letter"),
     ("queuediscard t --reason x --dry-run", "No dead letter"),

@@ -130,7 +130,7 @@ def test_max_dead_letters(db):
     sub.settle()
     sequence()
     assert run()[0] == 0, "they are there until somebody sees to them: no alarm unasked"
-    assert "note     g/t has given up on messages: 2 in t_dlq." in run()[1]
+    assert "note     g/t has dead-lettered messages: 2 in t_dlq." in run()[1]
     assert kinds("--max-dead-letters", "2") == set()
     assert kinds("--max-dead-letters", "1") == {("dead_letters", "g")}
 
@@ -347,7 +347,7 @@ def test_a_few_dead_letters_are_a_note(db, number, code):
     deploy(number + 100, bad=number).poller.write_rollups()
     found, output = run()
     assert found == code
-    assert f"note     g/t has given up on messages: {number} in t_dlq." in output
+    assert f"note     g/t has dead-lettered messages: {number} in t_dlq." in output
 
 
 def test_dead_letters_that_were_dealt_with_or_are_old_are_no_alarm(db, clock):

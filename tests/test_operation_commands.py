@@ -521,7 +521,7 @@ def test_release_wants_to_know_what(db, clock):
     with pytest.raises(CommandError, match="is alive"):
         run("queuerelease", "--subscriber", sub.name, "--noinput")
     clock.advance(31)
-    assert "is forgotten, with its heartbeats: 1." in run("queuerelease", "--subscriber", sub.name, "--noinput")
+    assert "is forgotten; its leases are free." in run("queuerelease", "--subscriber", sub.name, "--noinput")
 
 
 def test_who_did_it_when_the_user_has_no_name(db, monkeypatch):

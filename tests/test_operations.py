@@ -10,7 +10,7 @@ import time
 import pytest
 from django.db import connection, transaction
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.models import (
@@ -838,7 +838,7 @@ def test_chosen_ones_and_a_limit(db):
     assert offsets_of("t_dlq") == [letters[3]]
     for limit in (0, -1):
         with pytest.raises(OperationRefused, match=f"limit {limit}: must be at least 1"):
-            redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, limit=limit)
+            operations.redrive("t", actor=ME, limit=limit)
     assert offsets_of("t_dlq") == [letters[3]]
 
 
@@ -850,7 +850,7 @@ def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
     Sub(handler(function=got)).settle()
     assert got.payloads == list(range(6))
     with pytest.raises(OperationRefused, match="rate 0"):
-        redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, rate=0)
+        operations.redrive("t", actor=ME, rate=0)
 
 
 def test_an_ordinary_message_is_never_taken_for_a_dead_letter(db):

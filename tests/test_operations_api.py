@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import OperationRefused
@@ -21,11 +21,11 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import EditResult, Result, consumer_groups, seeking
+from django_mysqlqueue.operations import EditResult, Result, consumer_groups, results, seeking
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests.harness import USING, Sub, handler, lag, sequence
+from tests.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.tables import Tables
 
 REF = GroupRef("g", "t")
@@ -136,7 +136,7 @@ def test_nobody_is_refused(db, name, actor):
     prepare, call = CALLS[name]
     prepare()
     before = Operation.objects.count()
-    with pytest.raises(OperationRefused, match=r"actor .*: must name who does this"):
+    with pytest.raises(OperationRefused, match=r"actor .*: must (name who does this|be a str)"):
         call(actor=actor, reason="a test")
     assert Operation.objects.count() == before
 
@@ -163,6 +163,27 @@ def test_it_commits_apart_from_the_callers_transaction(db, name):
         assert call(actor="ada", reason="a test").changed == 1
         transaction.set_rollback(True)
     assert Operation.objects.order_by("id").last().reason == "a test"
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("is_open", [False, True])
+def test_it_commits_where_autocommit_is_off(db, is_open):
+    registered()
+
+    def pause() -> Result:
+        connection.settings_dict = {**connection.settings_dict, "AUTOCOMMIT": False}
+        if is_open:
+            assert not ConsumerGroup.objects.filter(consumer_group="another").exists()
+            assert not connection.get_autocommit()
+        try:
+            return operations.pause(*REF, actor="ada")
+        finally:
+            if is_open:
+                connection.rollback()
+
+    assert in_thread(pause).changed == 1
+    assert ConsumerGroup.objects.get().paused
+    assert Operation.objects.get().actor == "ada"
 
 
 @pytest.mark.parametrize("name", ["pause", "resume", "set_group_mode", "retry", "redrive", "discard", "release"])
@@ -254,8 +275,125 @@ def test_seek_wants_one_position(db):
         operations.seek(*REF, time="2026", actor="ada")  # type: ignore[arg-type]
     with pytest.raises(OperationRefused, match="mode 'fifo': must be one of 'ordered', 'shared'"):
         operations.set_group_mode(*REF, "fifo", actor="ada")  # type: ignore[arg-type]
-    with pytest.raises(OperationRefused, match="keys: name at least one"):
+    with pytest.raises(OperationRefused, match=r"keys \[\]: must name at least one"):
         operations.release(*REF, [], actor="ada")
+
+
+SURROGATE = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: operations.pause("g", 5, actor="ada"), "topic 5: must be a str"),
+        (lambda: operations.pause(None, "t", actor="ada"), "group None: must be a str"),
+        (lambda: operations.pause("g", SURROGATE, actor="ada"), "topic .*lone surrogate"),
+        (lambda: operations.pause(*REF, actor="a" * 191), "actor 'a+…: 191 characters, at most 190"),
+        (lambda: operations.pause(*REF, actor="ada", reason=None), "reason None: must be a str"),
+        (lambda: operations.pause(*REF, actor="ada", reason="x" * 1001), "reason 'x+…: 1,001 characters"),
+        (lambda: operations.pause(*REF, actor="ada", using="nope"), "using 'nope': there is no such alias"),
+        (lambda: operations.forget(7, actor="ada"), "subscriber 7: must be a str"),
+        (lambda: operations.release(*REF, "a", actor="ada"), "keys 'a': must be a list"),
+        (lambda: operations.retry(*REF, ids="xy", actor="ada"), "ids 'xy': must be a list"),
+        (lambda: operations.retry(*REF, ids=[], actor="ada"), r"ids \[\]: must name at least one"),
+        (lambda: operations.retry(*REF, ids=[5], actor="ada"), "ids 5: must be a str"),
+        (lambda: operations.retry(*REF, offsets=[True], actor="ada"), "offsets True: must be a whole number"),
+        (lambda: operations.retry(*REF, offsets=[2**63], actor="ada"), "offsets 9223372036854775808: must be"),
+        (lambda: operations.retry(*REF, offsets=["4abc"], actor="ada"), "offsets '4abc': must be a whole number"),
+        (lambda: operations.dead_letter(*REF, actor="ada"), "ids or offsets: name at least one"),
+        (lambda: operations.redrive("t", ids="xy", missing_ok=True, actor="ada"), "ids 'xy': must be a list"),
+        (lambda: operations.redrive("t", rate=float("nan"), actor="ada"), "rate nan: must be above 0"),
+        (lambda: operations.redrive("t", rate=1e-320, actor="ada"), "rate 1e-320: must be from 0.001"),
+        (lambda: operations.redrive("t", rate="1", actor="ada"), "rate '1': must be above 0"),
+        (lambda: operations.redrive("t", limit=1.5, actor="ada"), "limit 1.5: must be at least 1"),
+        (lambda: operations.redrive("t", error=5, actor="ada"), "error 5: must be a str"),
+        (lambda: operations.discard("t", limit=True, actor="ada", reason="x"), "limit True: must be at least 1"),
+        (lambda: operations.edit("t", 1, offset="4abc", actor="ada"), "offset '4abc': must be a whole number"),
+        (lambda: operations.edit("t", 1, id=4, actor="ada"), "id 4: must be a str"),
+        (lambda: operations.cancel("t", "xy", actor="ada"), "ids 'xy': must be a list"),
+        (lambda: operations.cancel("t", ["x"], key=3, actor="ada"), "key 3: must be a str"),
+    ],
+)
+def test_an_argument_that_breaks_a_rule_is_named(db, call, says):
+    waiting()
+    publish("t", 0, id="s", delay=1000)
+    with pytest.raises(OperationRefused, match=says):
+        call()
+    assert not Operation.objects.exists()
+
+
+def test_a_time_after_the_year_9999_is_refused(db):
+    scheduled()
+    late = datetime.datetime(9999, 12, 31, 23, tzinfo=datetime.timezone(-datetime.timedelta(hours=12)))
+    with pytest.raises(OperationRefused, match="must be before the year 10000 in UTC"):
+        operations.reschedule("t", ["x"], late, actor="ada")
+    assert operations.reschedule("t", ["x"], datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC), actor="ada").changed
+
+
+def test_while_a_seek_is_under_way_only_a_seek_or_a_drop_begins(db):
+    """What it would do to the group is not what the caller saw: a pause would be lost when the seek ends."""
+    waiting()
+    refused: list[str] = []
+
+    def others(rows: int) -> None:
+        for dry_run in (True, False):
+            for name in ("pause", "resume", "set_group_mode", "retry", "dead_letter"):
+                with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
+                    CALLS[name][1](actor="bob", reason="meanwhile", dry_run=dry_run)
+                refused.append(name)
+            assert operations.drop_group(*REF, actor="bob", dry_run=True).planned == 1
+            assert operations.seek(*REF, "latest", actor="bob", dry_run=True).planned == 1
+
+    operations.seek(*REF, "earliest", actor="ada", progress=others)
+    assert len(refused) >= 10
+    assert not ConsumerGroup.objects.get().paused
+    assert [row.actor for row in Operation.objects.all()] == ["ada"]
+
+
+def test_a_seek_of_a_paused_group_says_that_it_stays_paused(db):
+    paused()
+    for dry_run in (True, False):
+        found = operations.seek(*REF, "earliest", actor="ada", dry_run=dry_run)
+        assert found.warnings == ("The group is paused, and stays paused until it is resumed.",)
+    operations.resume(*REF, actor="ada")
+    assert not operations.seek(*REF, "earliest", actor="ada").warnings
+
+
+def test_a_preview_refuses_what_would_be_refused(db):
+    owned()
+    name = a_subscriber()
+    with pytest.raises(OperationRefused, match="is alive: stop it first"):
+        operations.forget(name, actor="ada", dry_run=True)
+    with pytest.raises(OperationRefused, match="has live subscribers"):
+        operations.set_group_mode(*REF, "shared", actor="ada", dry_run=True)
+
+
+def test_a_redrive_for_a_group_that_is_gone_is_refused_by_the_preview_too(db):
+    dead()
+    operations.drop_group(*REF, actor="ada")
+    for dry_run in (True, False):
+        with pytest.raises(OperationRefused, match="is not registered any more"):
+            operations.redrive("t", actor="ada", dry_run=dry_run)
+    assert operations.discard("t", actor="ada", reason="gone", dry_run=True).planned == 2
+
+
+def test_ids_and_offsets_name_dead_letters_and_the_other_conditions_choose_among_them(db):
+    dead()
+    first, second = QueueMessage.objects.filter(topic="t_dlq").order_by("original_id")
+    for named, planned in (
+        ({"ids": [first.original_id], "offsets": [second.offset]}, 2),
+        ({"ids": [first.original_id]}, 1),
+        ({"offsets": [second.offset], "error": "something else"}, 0),
+        ({"since": LATER}, 0),
+    ):
+        assert operations.redrive("t", actor="ada", dry_run=True, **named).planned == planned
+
+
+def test_a_finished_operation_gives_its_exact_number(db, monkeypatch):
+    dead()
+    monkeypatch.setattr(results, "COUNTED", 2)
+    assert "2 or more." in operations.redrive("t", actor="ada", dry_run=True).summary[0]
+    assert operations.redrive("t", actor="ada").summary == ("Dead letters sent back: 2.",)
 
 
 def test_a_discard_wants_a_reason(db):

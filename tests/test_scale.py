@@ -130,9 +130,12 @@ SMALL = {
 NOT_IN_THE_SCRIPT = {
     "service.audit.stop": "by an operator who runs what another one is running",
     "operations.dropping.drop": "by an operator",
+    "operations.lookups.group_of": "by an operator",
     "operations.lookups.dead_letters_by_id": "by an operator: reads the topic's dead letters",
     "operations.lookups.unsettled_by_id": "by an operator: reads the group's unsettled deliveries",
+    "operations.redriving.check_groups": "by an operator",
     "operations.redriving.find_replaced": "by an operator",
+    "service.heartbeats.count_lost": "by an operator: reads all subscribers of a day",
     "service.dead_letters.failed_groups": "before an error that an operator gets",
     "operations.steps._locked_text": "before an error that an operator gets",
     "operations.dropping._delete_some": "by an operator",

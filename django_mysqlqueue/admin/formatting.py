@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from django.conf import settings as django_settings
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.humanize import messages as messages
+from django_mysqlqueue.humanize import moment as moment
 from django_mysqlqueue.redaction import redacted as redacted
 from django_mysqlqueue.service.messages import last_line as last_line
 
@@ -21,21 +19,6 @@ SHOWN_CHARACTERS = 20_000
 LINES = json.JSONEncoder(indent=2, ensure_ascii=False)
 INDENTED_CHARACTERS = 100_000
 """In lines JSON is no longer than that: each of 10,000 brackets within each other has a line, indented as deep."""
-
-
-def moment(milliseconds: int | None) -> str:
-    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''.
-
-    What plain SQL has stored may be in no year that there is a date of: that stays a number.
-    """
-    if not milliseconds:
-        return ""
-    zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
-    try:
-        value = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).astimezone(zone)
-    except (OverflowError, ValueError, OSError):
-        return _("%(number)s ms after 1970") % {"number": milliseconds}
-    return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
 
 
 def payload_text(beginning: bytes, size: int) -> str:

@@ -194,7 +194,7 @@ def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, win
         values = {"ref": ref, "number": str(recent), "window": duration(window), "limit": f"{most:,}"}
         yield Problem(0, "recent_dead_letters", text % values, ref)
     if group.dead_letters:
-        text = _("%(ref)s has given up on messages: %(number)s in %(topic)s.")
+        text = _("%(ref)s has dead-lettered messages: %(number)s in %(topic)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "topic": naming.dlq_topic(ref.topic)}
         yield Problem(1, "dead_letters", text % values, ref)
 

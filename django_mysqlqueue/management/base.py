@@ -119,7 +119,11 @@ class QueueCommand(LimitedCommand):
     """A command on the queue's database; ``run_on`` gets its alias."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", metavar="ALIAS", help="the queue's database alias (default: the setting's)")
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="alias of the queue's database (default: MYSQLQUEUE['DATABASE'], else the router's choice)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])

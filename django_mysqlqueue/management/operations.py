@@ -66,8 +66,9 @@ class OperationCommand(QueueCommand):
                 result = self.operate(options, dry_run=False, **how)
         except (OperationRefused, InvalidMessage) as error:
             raise CommandError(str(error)) from error
-        # What was planned has been shown; what came meanwhile has not.
-        self._finish(using, options, dataclasses.replace(result, planned=preview.planned))
+        # Only the preview counts: what it has found stands beside what was changed.
+        fields = {name: value for name, value in dataclasses.asdict(result).items() if value is not None}
+        self._finish(using, options, dataclasses.replace(preview, **{**fields, "planned": preview.planned}))
 
     def _finish(self, using: str, options: dict[str, Any], result: Result) -> None:
         dry_run = options["dry_run"]

@@ -13,8 +13,9 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.operations import dropping, group_mode, pausing, seeking
+from django_mysqlqueue.operations.arguments import alias_for, milliseconds
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
-from django_mysqlqueue.operations.lookups import alias_for, group_of, milliseconds
+from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import DropResult, Result, SeekResult, result_of, sentence
 from django_mysqlqueue.service import heartbeats, retention
 from django_mysqlqueue.service.refs import GroupRef
@@ -39,10 +40,10 @@ def pause(
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         found = group_of(alias, group, topic)
         number = int(not found.paused)
-        if number and not dry_run:
+        if not dry_run:
             number = int(pausing.pause(alias, found.ref, by=actor, reason=reason))
         text = sentence(
             number,
@@ -73,10 +74,10 @@ def resume(
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         found = group_of(alias, group, topic)
         number = int(found.paused)
-        if number and not dry_run:
+        if not dry_run:
             number = int(pausing.resume(alias, found.ref, by=actor, reason=reason))
         text = sentence(
             number,
@@ -122,8 +123,10 @@ def seek(
         OperationRefused: there is no such group; the position is neither in the log nor just behind it; another
             seek or drop of the group has started meanwhile; or its deliveries stay locked by other transactions.
     """
-    with alias_for(using, actor) as alias:
-        ref = group_of(alias, group, topic).ref
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        found = group_of(alias, group, topic, unfinished=["seek"])
+        ref = found.ref
+        stays = found.paused and found.after_seek in ("", ConsumerGroup.AfterSeek.STAY)
         if (position is None) == (time is None):
             raise OperationRefused("position or time: exactly one of them must say where to continue")
         if time is not None:
@@ -135,13 +138,21 @@ def seek(
         if not dry_run:
             seeking.seek(alias, ref, target, by=actor, reason=reason, detail=named, progress=progress)
             values = {"ref": ref, "offset": target.offset + 1}
-            text = _("The group %(ref)s continues with the first message from offset %(offset)s on.")
-            return result_of(SeekResult, "seek", 1, text % values, dry_run=False, offset=target.offset + 1)
-        return previewed_seek(ref, named, seeking.preview(alias, ref, target))
+            text = _("The next message of the group %(ref)s is the first from offset %(offset)s on.")
+            warnings = (_stays_paused(),) if stays else ()
+            offset = target.offset + 1
+            return result_of(SeekResult, "seek", 1, text % values, dry_run=False, warnings=warnings, offset=offset)
+        return previewed_seek(ref, named, seeking.preview(alias, ref, target), stays=stays)
 
 
-def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> SeekResult:
-    """What is said of a seek that has been previewed."""
+def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview, *, stays: bool = False) -> SeekResult:
+    """What is said of a seek that has been previewed.
+
+    Args:
+        position: as the caller named it.
+        found: what the preview has counted.
+        stays: the group is paused, and stays so.
+    """
     values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
     return result_of(
         SeekResult,
@@ -152,7 +163,7 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> Seek
         _("Unsettled messages that will be skipped: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
         _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
         dry_run=True,
-        warnings=_warnings(found),
+        warnings=_warnings(found, stays=stays),
         offset=found.position.offset + 1,
         replayed=found.replayed,
         skipped=found.skipped,
@@ -160,8 +171,12 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview) -> Seek
     )
 
 
-def _warnings(found: seeking.Preview) -> tuple[str, ...]:
-    warnings = []
+def _stays_paused() -> str:
+    return _("The group is paused, and stays paused until it is resumed.")
+
+
+def _warnings(found: seeking.Preview, *, stays: bool) -> tuple[str, ...]:
+    warnings = [_stays_paused()] if stays else []
     if found.skipped:
         warnings.append(_("The group will never handle the messages that it skips."))
     if not found.exact:
@@ -194,8 +209,8 @@ def drop_group(
         OperationRefused: there is no such group; another drop of it has started meanwhile; or its deliveries stay
             locked by other transactions.
     """
-    with alias_for(using, actor) as alias:
-        ref = group_of(alias, group, topic).ref
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        ref = group_of(alias, group, topic, unfinished=["seek", "drop"]).ref
         if not dry_run:
             changed = int(dropping.drop(alias, ref, by=actor, reason=reason))
             text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s is gone already.")
@@ -261,7 +276,7 @@ def set_group_mode(
         OperationRefused: there is no such group or mode; the group has live subscribers; or a seek or drop of it has
             not finished.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         if mode not in ConsumerGroup.Mode.values:
             raise OperationRefused(f"mode {mode!r}: must be one of {', '.join(map(repr, ConsumerGroup.Mode.values))}")
         found = group_of(alias, group, topic)

@@ -8,11 +8,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
-from django_mysqlqueue.humanize import up_to
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations import dead_lettering, retrying
+from django_mysqlqueue.operations.arguments import alias_for, offsets_of, texts
 from django_mysqlqueue.operations.limits import COUNTED
-from django_mysqlqueue.operations.lookups import alias_for, check_known, group_of, unsettled_by_id
-from django_mysqlqueue.operations.results import Result, result_of, sentence
+from django_mysqlqueue.operations.lookups import check_known, group_of, unsettled_by_id
+from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.service.refs import GroupRef
 
 NAMED = 5
@@ -54,7 +55,7 @@ def retry(
         OperationRefused: there is no such group; one of the named messages does not wait; a seek or drop of the group
             has not finished; or it was dropped and registered again meanwhile.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         rows = _waiting_rows(alias, ref, ids, offsets, missing_ok=missing_ok)
         if not dry_run:
@@ -73,7 +74,7 @@ def retry(
             nothing=_("No message waits for another attempt in the group %(ref)s."),
         )
         more = [_("Attempts count from one again.")] if dry_run and number and reset_attempts else []
-        values = {"number": up_to(COUNTED, number), "ref": ref}
+        values = {"number": number_said(number, dry_run=dry_run), "ref": ref}
         return result_of(Result, "retry", number, text % values, *more, dry_run=dry_run)
 
 
@@ -83,6 +84,8 @@ def _waiting_rows(
     """(partition key, offset) of the messages that are named; None: all that wait are meant."""
     if ids is None and offsets is None:
         return None
+    ids = None if ids is None else texts("ids", ids)
+    offsets = None if offsets is None else offsets_of(offsets)
     by_id = unsettled_by_id(alias, ref, ids or ())
     rows = retrying.at(alias, ref, [*(offset for found in by_id.values() for offset in found), *(offsets or ())])
     if not missing_ok:
@@ -97,8 +100,8 @@ def dead_letter(
     group: str,
     topic: str,
     *,
-    ids: Sequence[str] = (),
-    offsets: Sequence[int] = (),
+    ids: Sequence[str] | None = None,
+    offsets: Sequence[int] | None = None,
     actor: str,
     reason: str = "",
     using: str | None = None,
@@ -124,23 +127,27 @@ def dead_letter(
         CommitOutcomeUnknown: the connection broke during COMMIT. Run it again: messages that were dead-lettered are
             then refused as settled.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
+        if ids is None and offsets is None:
+            raise OperationRefused("ids or offsets: name at least one message")
+        ids = [] if ids is None else texts("ids", ids)
         by_id = unsettled_by_id(alias, ref, ids)
         check_known(f"The group {ref} has not claimed these messages, or has settled them: {{}}.", ids, by_id)
-        wanted = [*(offset for found in by_id.values() for offset in found), *offsets]
+        wanted = [offset for found in by_id.values() for offset in found]
+        wanted += [] if offsets is None else offsets_of(offsets)
         dlq = naming.dlq_topic(topic)
         if not dry_run:
             changed = dead_lettering.dead_letter_now(alias, ref, wanted, by=actor, reason=reason)
             text = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
                 "topic": dlq,
-                "number": up_to(COUNTED, changed),
+                "number": f"{changed:,}",
             }
             return result_of(Result, "dead_letter", changed, text, dry_run=False)
         found = dead_lettering.find(alias, ref, wanted)
         summary = [
             _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
-            % {"ref": ref, "topic": dlq, "number": up_to(COUNTED, len(found))},
+            % {"ref": ref, "topic": dlq, "number": f"{len(found):,}"},
             *(
                 ngettext(
                     "Message %(offset)s has failed %(failed)s time.",

@@ -10,18 +10,20 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import up_to
 from django_mysqlqueue.operations import redriving
-from django_mysqlqueue.operations.limits import COUNTED, LIMITS
-from django_mysqlqueue.operations.lookups import (
+from django_mysqlqueue.operations.arguments import (
+    REASON_LENGTH,
     alias_for,
-    check_known,
-    check_topic,
-    dead_letters_by_id,
+    check_limit,
+    check_rate,
     milliseconds,
-    named_or_meant,
+    offsets_of,
+    text,
+    texts,
 )
-from django_mysqlqueue.operations.results import EditResult, Result, result_of, sentence
+from django_mysqlqueue.operations.limits import COUNTED, LIMITS
+from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, named_or_meant
+from django_mysqlqueue.operations.results import EditResult, Result, number_said, result_of, sentence
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, failed_groups, matching_offsets
 from django_mysqlqueue.service.refs import GroupRef
@@ -49,7 +51,8 @@ def redrive(
     """Send dead letters back to the consumer groups that failed them, each to that group alone.
 
     Each becomes a message of its first topic with a new id and a new offset; ``Delivery.id`` still shows the id that
-    ``publish`` returned. Conditions are combined: a dead letter is sent if it meets all of them.
+    ``publish`` returned. If ``ids`` or ``offsets`` name dead letters, only those are sent; of these, or of
+    all, those that meet every other condition.
 
     Args:
         topic: the topic that the messages were published to, or its DLQ topic.
@@ -72,16 +75,18 @@ def redrive(
         OperationRefused: there is no such topic, group or dead letter; ``rate`` or ``limit`` is out of range; or the
             group that failed one of them is not registered any more. What was sent before that stays sent.
     """
-    with alias_for(using, actor) as alias:
-        redriving.check_bounds(rate=rate, limit=limit)
+    with alias_for(using, actor, reason, topic=topic) as alias:
+        check_rate(rate)
+        check_limit(limit)
         letters = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
         if dry_run:
             number = _count(alias, letters, limit)
+            redriving.check_groups(alias, letters, number)
         else:
             number = redriving.redrive(
                 alias, letters, by=actor, reason=reason, rate=rate, limit=limit, progress=progress
             )
-        text = sentence(
+        said = sentence(
             number,
             dry_run=dry_run,
             planned=_(
@@ -90,7 +95,7 @@ def redrive(
             done=_("Dead letters sent back: %(number)s."),
             nothing=_nothing(),
         )
-        return result_of(Result, "redrive", number, text % _values(letters, number), dry_run=dry_run)
+        return result_of(Result, "redrive", number, said % _values(letters, number, dry_run=dry_run), dry_run=dry_run)
 
 
 def discard(
@@ -132,21 +137,21 @@ def discard(
         OperationRefused: there is no such topic, group or dead letter; ``limit`` is out of range; or no reason was
             given.
     """
-    with alias_for(using, actor) as alias:
-        redriving.check_bounds(rate=None, limit=limit)
+    with alias_for(using, actor, reason, topic=topic) as alias:
+        check_limit(limit)
         letters = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
         if dry_run:
             number = _count(alias, letters, limit)
         else:
             number = redriving.discard(alias, letters, by=actor, reason=reason, limit=limit, progress=progress)
-        text = sentence(
+        said = sentence(
             number,
             dry_run=dry_run,
             planned=_("Dead letters of %(topic)s that will be deleted: %(number)s."),
             done=_("Dead letters deleted: %(number)s."),
             nothing=_nothing(),
         )
-        return result_of(Result, "discard", number, text % _values(letters, number), dry_run=dry_run)
+        return result_of(Result, "discard", number, said % _values(letters, number, dry_run=dry_run), dry_run=dry_run)
 
 
 def edit(
@@ -182,13 +187,13 @@ def edit(
         OperationRefused: there is no such topic or dead letter; several groups failed the message, so that only an
             offset names one dead letter; or the group is not registered any more.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, topic=topic) as alias:
         check_topic(alias, topic)
         dlq = naming.dlq_topic(topic)
         if (id is None) == (offset is None):
             raise OperationRefused("id or offset: exactly one of them must name the dead letter")
         if offset is None:
-            found = dead_letters_by_id(alias, dlq, [str(id)]).get(str(id), [])
+            found = [offset for one in dead_letters_by_id(alias, dlq, texts("id", [id])).values() for offset in one]
             if len(found) > 1:
                 raise OperationRefused(
                     f"id {id!r}: {dlq} has {len(found)} dead letters of it, at the offsets "
@@ -197,13 +202,16 @@ def edit(
             if not found:
                 raise OperationRefused(f"id {id!r}: {dlq} has no dead letter of it")
             offset = found[0]
+        (offset,) = offsets_of([offset], "offset")
         if dry_run:
             ref, size = redriving.find_replaced(alias, dlq, offset, payload)
-            text = _("A new message of %(size)s bytes will replace the dead letter, for the group %(ref)s alone.")
-            return result_of(EditResult, "replace", 1, text % {"size": f"{size:,}", "ref": ref}, dry_run=True)
+            said = _(
+                "A new message (size in bytes: %(size)s) will replace the dead letter, for the group %(ref)s alone."
+            )
+            return result_of(EditResult, "replace", 1, said % {"size": f"{size:,}", "ref": ref}, dry_run=True)
         new_id = redriving.replace(alias, dlq, offset, payload, by=actor, reason=reason)
-        text = _("The message %(id)s replaces the dead letter.")
-        return result_of(EditResult, "replace", 1, text % {"id": new_id}, dry_run=False, message_id=new_id)
+        said = _("The message %(id)s replaces the dead letter.")
+        return result_of(EditResult, "replace", 1, said % {"id": new_id}, dry_run=False, message_id=new_id)
 
 
 def _filter(
@@ -220,8 +228,10 @@ def _filter(
 ) -> DeadLetterFilter:
     check_topic(alias, topic)
     dlq = naming.dlq_topic(topic)
+    if error is not None:
+        text("error", error, most=REASON_LENGTH)
     if group is not None:
-        _check_group(alias, dlq, group)
+        _check_group(alias, dlq, text("group", group, most=naming.NAME_LENGTH))
     return DeadLetterFilter(
         dlq,
         offsets=_offsets(alias, dlq, ids, offsets, missing_ok=missing_ok),
@@ -238,6 +248,8 @@ def _offsets(
     """The dead letters that are named; None: all are meant."""
     if ids is None and offsets is None:
         return None
+    ids = None if ids is None else texts("ids", ids)
+    offsets = None if offsets is None else offsets_of(offsets)
     by_id = dead_letters_by_id(alias, dlq, ids or ())
     there: set[object] = set()
     if offsets and not missing_ok:
@@ -272,5 +284,5 @@ def _nothing() -> str:
     return _("No dead letter of %(topic)s matches.")
 
 
-def _values(letters: DeadLetterFilter, number: int) -> dict[str, str]:
-    return {"topic": letters.topic, "number": up_to(COUNTED, number)}
+def _values(letters: DeadLetterFilter, number: int, *, dry_run: bool) -> dict[str, str]:
+    return {"topic": letters.topic, "number": number_said(number, dry_run=dry_run)}

@@ -45,7 +45,7 @@ def drop(using: str, ref: GroupRef, *, by: str = "", reason: str = "", limits: L
     return True
 
 
-def _begin(session: Session, ref: GroupRef, by: str, reason: str) -> int | None:
+def _begin(session: Session, ref: GroupRef, by: str, reason: str = "") -> int | None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:

@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-
-from django.utils.timezone import is_naive, make_aware
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import close_names, did_you_mean, listed
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log
-from django_mysqlqueue.service.groups import Registered
-from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 
 
-@contextmanager
-def alias_for(using: str | None, actor: str) -> Iterator[str]:
-    """The queue's database alias, on a connection of its own if the caller has a transaction open there.
+@dataclass(frozen=True, slots=True)
+class FoundGroup:
+    """A registered group, as operations find it."""
 
-    Raises:
-        OperationRefused: ``actor`` is empty.
-    """
-    if not isinstance(actor, str) or not actor.strip():
-        raise OperationRefused(f"actor {actor!r}: must name who does this, for the audit log")
-    alias = queue_alias(using)
-    with apart(alias):
-        yield alias
+    ref: GroupRef
+    mode: str
+    paused: bool
+    after_seek: str
+    """While a seek or drop of it has not finished: what becomes of it then; otherwise ''."""
 
 
-def group_of(using: str, group: str, topic: str) -> Registered:
+def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] = ()) -> FoundGroup:
     """The registered group of these names.
 
+    Args:
+        unfinished: ``"seek"`` or ``"drop"``, if the operation may begin while one of the group has not finished.
+
     Raises:
-        OperationRefused: there is none; the text names those that there are.
+        OperationRefused: there is none, and the text names those that there are; or a seek or drop of it has not
+            finished.
     """
     ref = GroupRef(group, topic)
-    registered = groups.find(using, ref)
-    if registered is not None:
-        return registered
+    rows = ConsumerGroup.objects.using(using).filter(consumer_group=group, topic=topic)
+    row = rows.values_list("mode", "paused", "after_seek").first()
+    if row is not None:
+        found = FoundGroup(ref, *row)
+        if groups.unfinished(found.after_seek) not in unfinished:
+            groups.refuse_unfinished(ref, found.after_seek)
+        return found
     refs = groups.registered_refs(using)
     text = f"There is no group {group!r} of {topic!r}. Registered: {listed([_named(one) for one in refs])}."
     if GroupRef(topic, group) in refs:
@@ -123,17 +122,6 @@ def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[s
         for message_id, offset in rows:
             found.setdefault(message_id, []).append(int(offset))
     return found
-
-
-def milliseconds(name: str, moment: datetime.datetime) -> int:
-    """Epoch milliseconds of a datetime; a naive one is in the project's time zone.
-
-    Raises:
-        OperationRefused: it is not a datetime.
-    """
-    if not isinstance(moment, datetime.datetime):
-        raise OperationRefused(f"{name} {moment!r}: must be a datetime")
-    return int((make_aware(moment) if is_naive(moment) else moment).timestamp() * 1000)
 
 
 def named_or_meant(name: str, known: Sequence[str]) -> str:

@@ -183,16 +183,34 @@ def _no_letter_text(topic: str, offset: int) -> str:
     return f"There is no dead letter at offset {offset} of {topic!r}."
 
 
-def check_bounds(*, rate: float | None, limit: int | None) -> None:
-    """Messages a second, and how many at most.
+def check_groups(using: str, letters: DeadLetterFilter, most: int) -> None:
+    """Whether every group that failed the first of the matching dead letters would get them back.
+
+    Args:
+        most: how many are looked at.
 
     Raises:
-        OperationRefused: one of them is out of range.
+        OperationRefused: one of the groups is not registered any more.
     """
-    if rate is not None and rate <= 0:
-        raise OperationRefused(f"rate {rate!r}: must be above 0 messages a second")
-    if limit is not None and limit < 1:
-        raise OperationRefused(f"limit {limit!r}: must be at least 1")
+    session = Session(using)
+    left = most
+    refs: set[GroupRef] = set()
+    for page in matching_offsets(session, letters, size=LIMITS.dead_letters):
+        for chunk in session.chunks(page[:left]):
+            refs.update(
+                GroupRef(*row)
+                for row in session.rows(
+                    f"SELECT m.failed_group, m.original_topic FROM {session.dialect.rows(('o',), len(chunk))} "
+                    f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
+                    chunk,
+                )
+            )
+        left -= len(page)
+        if left <= 0:
+            break
+    for ref in sorted(refs):
+        if groups.find(using, ref) is None:
+            raise OperationRefused(_no_group_text(ref))
 
 
 def _take_all(
@@ -207,7 +225,6 @@ def _take_all(
     limit: int | None = None,
     progress: Callable[[int], object],
 ) -> int:
-    check_bounds(rate=rate, limit=limit)
     most = LIMITS.dead_letters
     size = most if rate is None else max(1, min(most, int(rate)))
 
@@ -228,7 +245,10 @@ def _take_all(
             ),
         )
         with audit.ending(using, operation):
+            rests = 0.0
             for page in matching_offsets(Session(using), letters, size=size):
+                if rests:
+                    time.sleep(rests)
                 began = time.monotonic()
                 wanted = page if limit is None else page[: limit - done]
                 taken = run(using, lambda session, wanted=wanted: write(session, wanted))  # type: ignore[misc]
@@ -237,7 +257,7 @@ def _take_all(
                 if limit is not None and done >= limit:
                     break
                 if rate is not None:
-                    time.sleep(max(0.0, taken / rate - (time.monotonic() - began)))
+                    rests = max(0.0, taken / rate - (time.monotonic() - began))
     return done
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.humanize import up_to
+from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.operations import rescheduling
-from django_mysqlqueue.operations.limits import COUNTED
-from django_mysqlqueue.operations.lookups import alias_for, check_topic, milliseconds
+from django_mysqlqueue.operations.arguments import alias_for, delivery_time, text, texts
+from django_mysqlqueue.operations.lookups import check_topic
 from django_mysqlqueue.operations.results import ScheduledResult, result_of
 from django_mysqlqueue.service import scheduling
 from django_mysqlqueue.sql.session import Session
@@ -30,7 +30,7 @@ def cancel(
     """Delete scheduled messages before they come due, so that no consumer group receives them.
 
     ``django_mysqlqueue.cancel`` is for publishers: it joins the caller's transaction and leaves no record. This is for
-    operators. Messages that another transaction has locked are left alone.
+    operators. Messages that another transaction has locked are not changed.
 
     Args:
         topic: the topic that the messages were published to.
@@ -47,7 +47,7 @@ def cancel(
     Raises:
         OperationRefused: none of the messages is scheduled.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, topic=topic) as alias:
         found, missing = _find(alias, topic, ids, key)
         return cancel_rows(
             topic, found, not_scheduled=missing, actor=actor, reason=reason, using=using, dry_run=dry_run
@@ -64,21 +64,21 @@ def deliver_now(
     using: str | None = None,
     dry_run: bool = False,
 ) -> ScheduledResult:
-    """Deliver scheduled messages now instead of at their time; otherwise as ``cancel``.
+    """Deliver scheduled messages now instead of at their time; otherwise like ``cancel``.
 
     Args:
-        topic: as in ``cancel``.
-        ids: as in ``cancel``.
-        key: as in ``cancel``.
+        topic: the topic that the messages were published to.
+        ids: of the messages, as ``publish`` returned them.
+        key: only messages that were published with this key.
         actor: who does it, for the audit log.
         reason: why, for the audit log.
-        using: as in ``cancel``.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         dry_run: change nothing, and return what would be done.
 
     Raises:
         OperationRefused: none of the messages is scheduled.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, topic=topic) as alias:
         found, missing = _find(alias, topic, ids, key)
         return move_rows(
             topic, found, None, not_scheduled=missing, actor=actor, reason=reason, using=using, dry_run=dry_run
@@ -96,22 +96,22 @@ def reschedule(
     using: str | None = None,
     dry_run: bool = False,
 ) -> ScheduledResult:
-    """Deliver scheduled messages at another time; otherwise as ``cancel``.
+    """Deliver scheduled messages at another time; otherwise like ``cancel``.
 
     Args:
-        topic: as in ``cancel``.
-        ids: as in ``cancel``.
+        topic: the topic that the messages were published to.
+        ids: of the messages, as ``publish`` returned them.
         deliver_at: the time; a naive datetime is in the project's time zone, a past one means now.
-        key: as in ``cancel``.
+        key: only messages that were published with this key.
         actor: who does it, for the audit log.
         reason: why, for the audit log.
-        using: as in ``cancel``.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         dry_run: change nothing, and return what would be done.
 
     Raises:
         OperationRefused: none of the messages is scheduled, or ``deliver_at`` is not a datetime.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, topic=topic) as alias:
         found, missing = _find(alias, topic, ids, key)
         return move_rows(
             topic, found, deliver_at, not_scheduled=missing, actor=actor, reason=reason, using=using, dry_run=dry_run
@@ -129,7 +129,7 @@ def cancel_rows(
     dry_run: bool = False,
 ) -> ScheduledResult:
     """As ``cancel``, of messages named by their primary keys in the outbox: for pages that list them."""
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, topic=topic) as alias:
 
         def delete() -> int:
             return rescheduling.cancel(alias, rows, by=actor, topic=topic, reason=reason)
@@ -151,8 +151,8 @@ def move_rows(
     dry_run: bool = False,
 ) -> ScheduledResult:
     """As ``reschedule``, or without a time ``deliver_now``, of messages named by primary keys in the outbox."""
-    with alias_for(using, actor) as alias:
-        at = None if deliver_at is None else milliseconds("deliver_at", deliver_at)
+    with alias_for(using, actor, reason, topic=topic) as alias:
+        at = None if deliver_at is None else delivery_time(deliver_at)
 
         def move() -> int:
             if at is None:
@@ -183,22 +183,24 @@ def _change(
     dry_run: bool,
 ) -> ScheduledResult:
     if dry_run:
-        number, text = scheduling.count_scheduled(Session(alias), rows), planned
+        number, said = scheduling.count_scheduled(Session(alias), rows), planned
     else:
-        number, text = change(), done
+        number, said = change(), done
     left = len(set(rows)) - number
-    summary = [text % {"number": up_to(COUNTED, number)}] if number else []
+    summary = [said % {"number": f"{number:,}"}] if number else []
     if left:
         summary.append(
             _("Messages left as they are, because they came due or another transaction is changing them: %(number)s.")
-            % {"number": up_to(COUNTED, left)}
+            % {"number": f"{left:,}"}
         )
     return result_of(ScheduledResult, operation, number, *summary, dry_run=dry_run, not_scheduled=tuple(not_scheduled))
 
 
 def _find(alias: str, topic: str, ids: Sequence[str], key: str | None) -> tuple[list[int], list[str]]:
     """Primary keys of the scheduled messages, and the ids that none has."""
-    wanted = list(dict.fromkeys(ids))
+    wanted = texts("ids", ids)
+    if key is not None:
+        text("key", key, most=KEY_LENGTH)
     found = scheduling.find(Session(alias), topic, wanted, key)
     there = {one.message_id for one in found}
     missing = [one for one in wanted if one not in there]

@@ -27,7 +27,7 @@ LOCKED_PAUSE = 0.05
 
 
 def begin(
-    session: Session, ref: GroupRef, found: Locked, action: str, *, by: str, reason: str, detail: str = ""
+    session: Session, ref: GroupRef, found: Locked, action: str, *, by: str, reason: str = "", detail: str = ""
 ) -> int:
     """Puts an operation on record; one of the group that has not ended is stopped, and its record says so.
 

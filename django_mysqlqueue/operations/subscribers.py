@@ -8,7 +8,8 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.operations.lookups import alias_for, check_known, group_of, named_or_meant
+from django_mysqlqueue.operations.arguments import alias_for, texts
+from django_mysqlqueue.operations.lookups import check_known, group_of, named_or_meant
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.service import heartbeats, leasing
 from django_mysqlqueue.sql.session import Session
@@ -40,10 +41,9 @@ def release(
     Raises:
         OperationRefused: there is no such group, or it has no lease of one of the partitions.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
-        if not keys:
-            raise OperationRefused("keys: name at least one partition")
+        keys = texts("keys", keys)
         owners = leasing.owners(Session(alias), ref, keys)
         check_known(f"The group {ref} has no lease of these partitions: {{}}.", keys, owners)
         if dry_run:
@@ -76,22 +76,25 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
     Raises:
         OperationRefused: there is no such subscriber, or it is alive.
     """
-    with alias_for(using, actor) as alias:
+    with alias_for(using, actor, reason, subscriber=subscriber) as alias:
         session = Session(alias)
         known = heartbeats.names(session)
         if subscriber not in known:
             raise OperationRefused(
                 f"There is no subscriber {subscriber!r}. Subscribers: {named_or_meant(subscriber, known)}"
             )
-        number = 1
-        if not dry_run:
-            lease_ms = int(get_settings().lease_duration * 1000)
+        lease_ms = int(get_settings().lease_duration * 1000)
+        if dry_run:
+            number = heartbeats.count_lost(session, subscriber, lease_ms)
+        else:
             number = heartbeats.remove(alias, subscriber, by=actor, reason=reason, lease_ms=lease_ms)
         text = sentence(
             number,
             dry_run=dry_run,
-            planned=_("The subscriber %(name)s will be forgotten, and its leases are free. It must not be running."),
-            done=_("The subscriber %(name)s is forgotten, with its heartbeats: %(number)s."),
+            planned=_(
+                "The subscriber %(name)s will be forgotten; its leases will be free. Its process must not be running."
+            ),
+            done=_("The subscriber %(name)s is forgotten; its leases are free."),
             nothing=_("The subscriber %(name)s is forgotten already."),
         )
         return result_of(Result, "forget", number, text % {"name": subscriber, "number": number}, dry_run=dry_run)

@@ -35,7 +35,7 @@ ROLLUPS_DDL = (
     "grain BIGINT, bucket_at TIMESTAMP, consumer_group STRING, topic STRING, acked BIGINT, failed BIGINT, "
     f"dead_lettered BIGINT, {', '.join(f'{name} BIGINT' for name in BUCKETS)}"
 )
-"""``grain`` is the seconds that a row stands for; bucket n has the acks up to ``rules.LATENCY_BOUNDS_MS[n]``."""
+"""``grain`` is the seconds that a row stands for; bucket n has the acks up to ``limits.LATENCY_BOUNDS_MS[n]``."""
 GROUPS_DDL = "consumer_group STRING, topic STRING, mode STRING, start_offset BIGINT, paused BOOLEAN, unsettled BIGINT"
 """``unsettled``: messages in the log that the group has neither acked nor dead-lettered now."""
 

@@ -77,6 +77,7 @@ def _insert(session: Session, ref: GroupRef, mode: str, start: str) -> None:
 
 
 def find(using: str, ref: GroupRef) -> Registered | None:
+    """Reads a group; None if it is not registered. (``migrate`` reads groups too, on the schema of any release.)"""
     row = (
         ConsumerGroup.objects.using(using)
         .filter(consumer_group=ref.group, topic=ref.topic)

@@ -68,6 +68,25 @@ def names(session: Session) -> list[str]:
     return sorted({name for (name,) in rows})
 
 
+def count_lost(session: Session, subscriber: str, lease_ms: int) -> int:
+    """How many heartbeats a lost subscriber has, one for each of its groups.
+
+    Raises:
+        OperationRefused: it is alive.
+    """
+    rows = session.rows(
+        f"SELECT CASE WHEN {fresh('s', session)} THEN 1 ELSE 0 END FROM {HEARTBEATS} s WHERE s.subscriber_name = %s",
+        (lease_ms, lease_ms, subscriber),
+    )
+    if any(is_alive for (is_alive,) in rows):
+        raise OperationRefused(_alive_text(subscriber))
+    return len(rows)
+
+
+def _alive_text(subscriber: str) -> str:
+    return f"The subscriber {subscriber!r} is alive: stop it first."
+
+
 def remove(using: str, subscriber: str, *, by: str, lease_ms: int, reason: str = "") -> int:
     """Deletes a dead subscriber's rows, for all its groups: nobody waits for its leases to run out.
 
@@ -98,7 +117,7 @@ def remove(using: str, subscriber: str, *, by: str, lease_ms: int, reason: str =
         if not alive:
             return 0  # somebody else has removed them meanwhile
         if any(is_alive for (is_alive,) in alive):
-            raise OperationRefused(f"The subscriber {subscriber!r} is alive: stop it first.")
+            raise OperationRefused(_alive_text(subscriber))
         session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(places), on), flat(places))
         audit.once(session, "forget", len(alive), by=by, reason=reason, detail=subscriber)
         return len(alive)

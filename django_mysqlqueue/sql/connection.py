@@ -238,10 +238,13 @@ def apart(using: str) -> Iterator[None]:
     transaction has the only write lock there is, and this joins it.
     """
     outer = connections[using]
-    if not in_transaction(outer) or not dialect_of(outer).has_row_locks:
+    begins = outer.connection is None and not outer.settings_dict["AUTOCOMMIT"]  # with its first statement
+    if not (in_transaction(outer) or begins) or not dialect_of(outer).has_row_locks:
         yield
         return
-    with _in_its_place(outer, outer.copy(using)):
+    own = outer.copy(using)
+    own.settings_dict = {**own.settings_dict, "AUTOCOMMIT": True}
+    with _in_its_place(outer, own):
         yield
 
 

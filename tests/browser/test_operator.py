@@ -83,8 +83,8 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     expect(page.get_by_role("row").filter(has_text=names[other.process.pid]).get_by_text("live")).to_be_visible()
     expect(page.get_by_role("link", name="Forget")).to_have_count(1)
     row.get_by_role("link", name="Forget").click()
-    expect(page.get_by_text("It must be dead.")).to_be_visible()
-    page.get_by_role("button", name="Forget a dead subscriber").click()
+    expect(page.get_by_text("Its process must not be running.")).to_be_visible()
+    page.get_by_role("button", name="Forget a lost subscriber").click()
     expect(page.get_by_text(f"{names[doomed.process.pid]} is forgotten")).to_be_visible()
     expect(row).to_have_count(0)
 
@@ -146,13 +146,13 @@ def test_an_abandoned_group_is_dropped(desk: Desk, start: Start):
     publish_many("b.calm", (Message({"n": n}, key="k") for n in range(3)))
     wait_for(lambda: len(effects("calm")) == 3)
     page = desk.open()
-    found = problem(page, "Nobody works for abandoned/b.calm; 3 messages wait")
+    found = problem(page, "No live subscribers for abandoned/b.calm; 3 messages wait")
     expect(found).to_be_visible()
     found.get_by_role("link", name="Look at the group").click()
     page.get_by_role("link", name="Drop the group").click()
     preview = page.locator(".mq-preview")
-    expect(preview).to_contain_text("Messages that only this group holds back, and that cleaning up may delete then: 3")
-    expect(preview).to_contain_text("This cannot be taken back.")
+    expect(preview).to_contain_text("Messages that GC keeps for it alone, and may then delete: 3")
+    expect(preview).to_contain_text("This cannot be undone.")
     # Nothing is done by looking, nor by going back.
     page.get_by_role("link", name="Back").click()
     expect(page.get_by_role("heading", name="Group abandoned/b.calm")).to_be_visible()
@@ -198,9 +198,7 @@ def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
     number = int(re.sub(r"\D", "", again.inner_text()))
     assert number == len(offsets) - 2
     page.get_by_role("button", name="Seek: continue from another position").click()
-    expect(
-        page.get_by_text(f"calm/b.calm continues with the first message from offset {offsets[2]} on.")
-    ).to_be_visible()
+    expect(page.get_by_text(f"calm/b.calm is the first from offset {offsets[2]} on.")).to_be_visible()
     wait_for(lambda: Effect.objects.count() >= len(published) + number)
     page.reload()
     expect(card(page, "lag")).to_have_text("0")
@@ -213,7 +211,7 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     start("mortal")
     publish_many("b.mortal", (Message({"n": n, "mended": str(mended)}, key=f"k{n}") for n in range(5)))
     page = desk.open()
-    given_up = problem(page, "mortal/b.mortal has given up on messages: 5 in b.mortal_dlq")
+    given_up = problem(page, "mortal/b.mortal has dead-lettered messages: 5 in b.mortal_dlq")
     expect(given_up).to_be_visible()
     given_up.get_by_role("link", name="Look at the dead letters").click()
     expect(page.get_by_role("link", name="ValueError: there is no such customer")).to_be_visible()
@@ -252,7 +250,7 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     expect(card(page, "lag")).to_have_text("0")
     all_is_well(page)
     assert sorted(number for _, _, number in effects("mortal")) == sorted(newest_first[2:])
-    assert Operation.objects.get(action="discard").detail.endswith("customers of a test")
+    assert Operation.objects.get(action="discard").reason == "customers of a test"
 
 
 def test_a_scheduled_message_is_delivered_now_and_another_cancelled(desk: Desk, start: Start):

@@ -180,7 +180,7 @@ def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
     assert box.evaluate("box => box.scrollLeft") == 120
     # And what was ticked is what is asked about.
     page.get_by_role("button", name="Release the leases of the selected").click()
-    expect(page.get_by_text("2 partitions of billing/orders lose their owners")).to_be_visible()
+    expect(page.get_by_text("whose leases will be released: 2.")).to_be_visible()
 
 
 def test_select_all_ticks_the_rows_of_its_table(desk: Desk, queue: Sub):

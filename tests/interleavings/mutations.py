@@ -110,12 +110,14 @@ def locking(function: str, old: str, new: str) -> Breaking:
 def seen_from(module: ModuleType, other: str, **functions: Callable[..., Any]) -> Breaking:
     """Replaces functions of a module (``other``) where one module calls them, and nowhere else."""
 
+    real = getattr(module, other)
+
     class Seen:
         def __getattr__(self, name: str) -> Any:
             if name in functions:
                 used[f"{other}.{name}"] += 1
                 return functions[name]
-            return getattr(_module(other), name)
+            return getattr(real, name)
 
     return lambda: patch.object(module, other, Seen())
 
@@ -190,10 +192,10 @@ def _states_before_offsets() -> AbstractContextManager[object]:
     """Operation → what its ``_delete_states`` says afterwards, as it would have said it."""
     emptied: set[int] = set()
 
-    def first(session: Session, ref: Any, place: Any, operation: int, above: str) -> Any:
+    def first(session: Session, ref: Any, position: Any, operation: int, above: str, most: int) -> Any:
         used["operations.seeking._reset_offsets"] += 1
         if operation in emptied:
-            return reset(session, ref, place, operation, above)
+            return reset(session, ref, position, operation, above, most)
         deleted = delete(session, ref, operation)
         if deleted is None:
             emptied.add(operation)
@@ -201,7 +203,7 @@ def _states_before_offsets() -> AbstractContextManager[object]:
             forgotten.setdefault(operation, []).append(deleted)
         return 0, above
 
-    def afterwards(session: Session, ref: Any, operation: int) -> int | None:
+    def afterwards(session: Session, ref: Any, operation: int, limits: Any) -> int | None:
         return forgotten[operation].pop() if forgotten.get(operation) else None
 
     return both(

@@ -216,12 +216,14 @@ def _(a: Actor) -> object:
 
 @operation("set_mode shared")
 def _(a: Actor) -> object:
-    return group_mode.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS)
+    group_mode.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS, by=a.name)
+    return None
 
 
 @operation("set_mode ordered")
 def _(a: Actor) -> object:
-    return group_mode.set_mode(ALIAS, G, "ordered", lease_ms=LEASE_MS)
+    group_mode.set_mode(ALIAS, G, "ordered", lease_ms=LEASE_MS, by=a.name)
+    return None
 
 
 @operation("pause")

@@ -109,7 +109,7 @@ class AdminOperation:
     label: ClassVar[Any]
     """What it does, as a heading and on its button."""
     dangerous: ClassVar[bool] = False
-    """It cannot be taken back."""
+    """It cannot be undone."""
     removes: ClassVar[bool] = False
     """The page that it was asked from is about nothing afterwards: the way goes on to the overview."""
     shows_payloads: ClassVar[bool] = False

@@ -27,5 +27,5 @@ class Command(OperationCommand):
         if not (options["offset"] or options["id"]):
             raise CommandError("Name the messages: their offsets, or --id.")
         return operations.dead_letter(
-            options["group"], options["topic"], ids=options["id"] or (), offsets=options["offset"], **how
+            options["group"], options["topic"], ids=options["id"], offsets=options["offset"] or None, **how
         )

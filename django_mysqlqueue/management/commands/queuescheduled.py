@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.utils import timezone
 
 from django_mysqlqueue import operations
+from django_mysqlqueue.humanize import moment as moment_text
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.management.operations import OperationCommand, check_topics, moment
 from django_mysqlqueue.operations.results import Result, ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
+
+MOST = 100_000
+"""A list has no more messages than that."""
 
 
 class ScheduledCommand(OperationCommand):
@@ -37,9 +38,6 @@ class ScheduledCommand(OperationCommand):
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         result = self.change(options, **how)
-        if not how["dry_run"]:
-            # Those that came due while the person was asked are in its summary.
-            result = dataclasses.replace(result, not_scheduled=self._missing)
         self._missing = result.not_scheduled
         return result
 
@@ -70,8 +68,8 @@ class Command(ScheduledCommand):
             self._list(using, options)
 
     def _list(self, using: str, options: dict[str, Any]) -> None:
-        if options["limit"] < 1:
-            raise CommandError(f"--limit {options['limit']}: must be at least 1.")
+        if not 1 <= options["limit"] <= MOST:
+            raise CommandError(f"--limit {options['limit']}: must be at least 1 and at most {MOST:,}.")
         found = scheduled.next_scheduled(using, topic=options["topic"], limit=options["limit"])
         if not found and options["topic"] is not None:
             check_topics(using, [options["topic"]])
@@ -81,8 +79,7 @@ class Command(ScheduledCommand):
         if not found:
             self.stdout.write("Nothing is scheduled.")
         for one in found:
-            at = timezone.localtime(datetime.datetime.fromtimestamp(one.deliver_at / 1000, datetime.UTC))
-            self.stdout.write(f"{at.isoformat(' ', 'seconds')}  {one.topic}  {one.message_id}")
+            self.stdout.write(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}")
 
     def _print_json(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> None:
         rows = [

@@ -26,16 +26,18 @@ class Command(OperationCommand):
         super().add_arguments(parser)
         add_group(parser)
         parser.add_argument(
-            "place", nargs="?", help="earliest, latest, or the offset to continue from; required unless --time is given"
+            "position",
+            nargs="?",
+            help="earliest, latest, or the offset to continue from; required unless --time is given",
         )
         parser.add_argument(
             "--time", metavar="WHEN", help="continue from the first message logged at or after WHEN (ISO 8601)"
         )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        position, when = options["place"], options["time"]
+        position, when = options["position"], options["time"]
         if (position is None) == (when is None):
             raise CommandError("Name the position: earliest, latest, an offset, or --time.")
-        if position is not None and position.isdecimal():
+        if position is not None and position.isdecimal() and len(position) < 20:
             position = int(position)
         return operations.seek(options["group"], options["topic"], position, time=moment(when), **how)

@@ -1,0 +1,84 @@
+"""A group's work in a subscriber process, without a poller: its context, its inbox, its turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, PartitionLease
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
+from django_mysqlqueue.runtime.polling.shared import SharedGroup
+from django_mysqlqueue.service import groups, heartbeats
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from tests.harness import USING, handler, sequence
+
+
+class Beating:
+    """A heartbeat that has just been sent."""
+
+    beat_at = 0.0
+
+    def good(self) -> bool:
+        return True
+
+    def verified(self) -> None:
+        pass
+
+
+def group_of(mode: str, **options) -> PolledGroup:
+    """A registered group whose subscriber is the only one."""
+    one = handler(mode=mode)
+    groups.register(USING, one.ref, mode=mode, start="earliest")
+    heartbeats.beat(USING, "alone", [one.ref], {})
+    inbox = Inbox({one.ref: one}, leases_good=lambda: True)
+    context = Context(USING, "alone", get_settings(), inbox, Beating(), groups=1, batch_size=10, **options)
+    return (OrderedGroup if mode == "ordered" else SharedGroup)(context, one)
+
+
+def claim_all(group: PolledGroup) -> list[Claimed]:
+    """Lets the group have its turns; acks what has come into its inbox, and returns it."""
+    for key in "ab":
+        group.notify(key)
+    if isinstance(group, OrderedGroup):
+        group.rebalance([], ["alone"], steal=False)
+    while group.wants_turn():
+        group.turn()
+    found = []
+    batch = None
+    while (batch := group.inbox.take(batch, wait=False)) is not None:
+        found += [held.claimed for held in batch.items]
+        group.inbox.finish(batch, [Settlement(held.claimed, Action.ACK) for held in batch.items])
+    return found
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_it_claims_what_it_is_told_of_and_settles_what_has_ended(db, mode):
+    publish_many("t", [Message(number, key="ab"[number % 2]) for number in range(6)])
+    sequence()
+    group = group_of(mode)
+    assert group.is_idle(), "nobody has told it of anything"
+    claimed = claim_all(group)
+    assert {delivery.by for delivery in claimed} == {"alone"}
+    assert len({delivery.offset for delivery in claimed}) == 6
+    assert not group.is_idle()
+    for _ in range(3):
+        group.turn()
+    assert not DeliveryState.objects.filter(acked=False).exists()
+    assert set(ConsumerOffset.objects.values_list("partition_key", flat=True)) == {"a", "b"}
+    if mode == "ordered":
+        assert set(PartitionLease.objects.values_list("leased_by", flat=True)) == {"alone"}
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_it_claims_nothing_while_it_is_stopped(db, mode):
+    publish_many("t", [Message(1, key="a")])
+    sequence()
+    group = group_of(mode)
+    group.stopped = True
+    assert claim_all(group) == []
+    group.stopped = False
+    assert len(claim_all(group)) == 1
