@@ -31,7 +31,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.mysql import INNODB_TRANSACTIONS
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, in_thread, sequence
+from tests.harness import USING, Sub, handler, in_thread, problems_found, sequence
 
 urlpatterns = [
     path(
@@ -493,6 +493,23 @@ def test_an_outbox_that_nobody_sequences_is_told(db, clock, deliver_at):
     assert kinds() == {("outbox", None)}
     found = json.loads(run("--format", "json")[1])
     assert (found["outbox"]["value"], found["outbox_oldest_age"]) == (3, pytest.approx(20, abs=3))
+
+
+def test_an_outbox_without_any_subscriber_is_told_at_once(db, clock):
+    """As a note until it has waited."""
+    publish_many("t", range(3))
+    said = "3 messages wait to be moved into the log, and no subscriber is running."
+    assert f"note     {said}\n" in run()[1]
+    assert said in [one.text for one in problems_found()]
+    clock.advance(20)
+    assert ("outbox", None) in kinds()
+    assert said not in [one.text for one in problems_found()]
+
+
+def test_a_group_that_waits_for_the_outbox_says_so_itself(db):
+    register()
+    publish_many("t", range(3))
+    assert {one.kind for one in problems_found()} == {"no_subscriber"}
 
 
 def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clock):

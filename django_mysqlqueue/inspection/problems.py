@@ -279,7 +279,13 @@ def _outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     """Messages that are due and wait to be moved into the log: no group's lag counts them."""
     waiting = overview.outbox.waiting
     waits = _age(overview.now, overview.outbox.waiting_since)
-    if not waiting or waits < times.outbox:
+    if not waiting:
+        return
+    if waits < times.outbox:
+        # A group with work and no live subscribers is a problem of its own.
+        if not overview.live and not any(group.has_work for group in overview.groups):
+            text = _("%(lag)s to be moved into the log, and no subscriber is running.")
+            yield Problem(2, "outbox", text % {"lag": _waiting(waiting)})
         return
     values = {"lag": _waiting(waiting), "age": duration(waits)}
     if _age(overview.now, overview.sequenced_at) < times.outbox:
