@@ -12,7 +12,8 @@ import pytest
 from django.db import connection, transaction
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.limits import MAX_METADATA_BYTES
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
@@ -387,6 +388,17 @@ def test_ids_and_offsets_name_dead_letters_and_the_other_conditions_choose_among
         ({"since": LATER}, 0),
     ):
         assert operations.redrive("t", actor="ada", dry_run=True, **named).planned == planned
+
+
+def test_a_preview_of_an_edit_knows_the_metadata_that_the_new_message_has(db):
+    """They name the old message's id, so they may become too long."""
+    room = MAX_METADATA_BYTES - len('{"long":"","content_type":"application/json"}')
+    publish("t", 1, id="x", metadata={"long": "m" * room})
+    Sub(handler(function=lambda delivery: delivery.reject("no"))).settle()
+    sequence()
+    for dry_run in (True, False):
+        with pytest.raises(InvalidMessage, match="metadata"):
+            operations.edit("t", 2, id="x", actor="ada", dry_run=dry_run)
 
 
 def test_a_finished_operation_gives_its_exact_number(db, monkeypatch):

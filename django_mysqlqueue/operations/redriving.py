@@ -9,15 +9,16 @@ the only deletes from the log besides GC.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.limits import LIMITS
-from django_mysqlqueue.service import audit, delivery_events, groups, messages
+from django_mysqlqueue.service import audit, delivery_events, messages
 from django_mysqlqueue.service.dead_letters import REPLACES, DeadLetterFilter, matching_offsets
+from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
@@ -128,12 +129,8 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, by: str, reaso
         found = _lock(session, [offset], topic)
         if not found:
             raise OperationRefused(_no_letter_text(topic, offset))
-        _check_groups(session, found)
         letter = found[0]
-        row = session.row(f"SELECT id, original_id, metadata FROM {LOG} WHERE `offset` = %s", (offset,))
-        assert row is not None  # noqa: S101  # it is locked
-        old_id, metadata = row[1] or row[0], messages.decode_metadata(row[2])
-        body, kept = messages.encode_body(payload, {**metadata, REPLACES: old_id})
+        _ref, body, kept = _replacement(session, topic, offset, payload)
         new_id = naming.new_message_id()
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group) "
@@ -164,19 +161,23 @@ def find_replaced(using: str, topic: str, offset: int, payload: Any) -> tuple[Gr
     Raises:
         InvalidMessage, OperationRefused: as ``replace``.
     """
-    session = Session(using)
+    ref, body, _metadata = _replacement(Session(using), topic, offset, payload)
+    return ref, len(body)
+
+
+def _replacement(session: Session, topic: str, offset: int, payload: Any) -> tuple[GroupRef, bytes, str]:
+    """What takes the place of a dead letter: the group that it is for, its payload and its metadata, encoded."""
     row = session.row(
-        f"SELECT failed_group, original_topic, metadata FROM {LOG} "
-        "WHERE `offset` = %s AND topic = %s AND failed_group <> ''",
+        f"SELECT failed_group, original_topic, {PUBLISHED_ID}, metadata FROM {LOG} m "
+        "WHERE m.`offset` = %s AND m.topic = %s AND m.failed_group <> ''",
         (offset, topic),
     )
     if row is None:
         raise OperationRefused(_no_letter_text(topic, offset))
     ref = GroupRef(row[0], row[1])
-    if groups.find(using, ref) is None:
-        raise OperationRefused(_no_group_text(ref))
-    body, _kept = messages.encode_body(payload, messages.decode_metadata(row[2]))
-    return ref, len(body)
+    _refuse_unregistered(session, {ref})
+    body, kept = messages.encode_body(payload, {**messages.decode_metadata(row[3]), REPLACES: row[2]})
+    return ref, body, kept
 
 
 def _no_letter_text(topic: str, offset: int) -> str:
@@ -208,9 +209,7 @@ def check_groups(using: str, letters: DeadLetterFilter, most: int) -> None:
         left -= len(page)
         if left <= 0:
             break
-    for ref in sorted(refs):
-        if groups.find(using, ref) is None:
-            raise OperationRefused(_no_group_text(ref))
+    _refuse_unregistered(session, refs)
 
 
 def _take_all(
@@ -277,28 +276,23 @@ def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLet
     return sorted(found)
 
 
-def _check_groups(session: Session, found: Sequence[_DeadLetter]) -> None:
+def _refuse_unregistered(session: Session, wanted: Collection[GroupRef]) -> None:
     """A message for a group that nobody has registered would reach nobody, and GC would take it."""
-    wanted = {GroupRef(letter.failed_group, letter.original_topic) for letter in found}
     known = {
         GroupRef(*row)
         for row in ConsumerGroup.objects.using(session.using)
         .filter(topic__in={ref.topic for ref in wanted})
         .values_list("consumer_group", "topic")
     }
-    for ref in sorted(wanted - known):
-        raise OperationRefused(_no_group_text(ref))
-
-
-def _no_group_text(ref: GroupRef) -> str:
-    return (
-        f"The group {ref.group!r} of {ref.topic!r}, which failed the message, is not registered any more: nobody "
-        "would get it. Start a subscriber of the group first, or discard its dead letters."
-    )
+    for ref in sorted(set(wanted) - known):
+        raise OperationRefused(
+            f"The group {ref.group!r} of {ref.topic!r}, which failed the message, is not registered any more: nobody "
+            "would get it. Start a subscriber of the group first, or discard its dead letters."
+        )
 
 
 def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], by: str) -> None:
-    _check_groups(session, found)
+    _refuse_unregistered(session, {GroupRef(letter.failed_group, letter.original_topic) for letter in found})
     ids = {letter.offset: naming.new_message_id() for letter in found}
     for chunk in session.chunks(list(ids.items())):
         session.execute(

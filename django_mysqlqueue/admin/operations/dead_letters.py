@@ -19,7 +19,7 @@ from django_mysqlqueue.inspection import dead_letters
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
 from django_mysqlqueue.operations.results import Result
-from django_mysqlqueue.service import groups, messages
+from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session
@@ -190,15 +190,6 @@ class Redrive(DeadLettersOperation):
         return operations.redrive(self.found.topic, offsets=self.chosen(), missing_ok=True, rate=self.rate(), **how)
 
     def preview(self) -> list[str]:
-        for ref in self.found.refs:
-            if groups.find(self.using, ref) is None:
-                raise OperationRefused(
-                    _(
-                        "The group %(ref)s, which failed some of them, is not registered any more: nobody would get "
-                        "them. Start a subscriber of it first, choose another group's, or discard them."
-                    )
-                    % {"ref": ref}
-                )
         rate = self.rate()
         takes = _("This takes about %(seconds)s s.")
         return [
