@@ -490,6 +490,21 @@ def test_a_scheduled_message_that_is_not_there_is_an_error(db, name):
         run(name, "t", "tea", *more, "--noinput")
 
 
+@pytest.mark.parametrize("name", ["queuecancel", "queuescheduled"])
+def test_a_message_that_comes_due_during_the_question_is_named(db, monkeypatch, name):
+    for one in ("tea", "cup"):
+        publish("t", 1, id=one, delay=1000)
+
+    def comes_due(question):
+        OutboxMessage.objects.filter(message_id="cup").update(deliver_at=1)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", comes_due)
+    with pytest.raises(CommandError, match=r"Not scheduled for the topic 't': 'cup'"):
+        run(name, "t", "tea", "cup", *(["--now"] if name == "queuescheduled" else []))
+    assert Operation.objects.get().changed == 1
+
+
 def test_a_list_of_an_unknown_topic_is_an_error(db, settings):
     settings.MYSQLQUEUE = {"TOPICS": {"planned": {"PARTITIONS": 2}}}
     with pytest.raises(CommandError, match="There is no topic 'nope'"):

@@ -10,7 +10,7 @@ from django_mysqlqueue.operations.consumer_groups import drop_group, pause, resu
 from django_mysqlqueue.operations.deliveries import dead_letter, retry
 from django_mysqlqueue.operations.dlq import discard, edit, redrive
 from django_mysqlqueue.operations.results import DropResult, EditResult, Result, ScheduledResult, SeekResult
-from django_mysqlqueue.operations.scheduled import cancel, deliver_now, reschedule
+from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.subscribers import forget, release
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "SeekResult",
     "cancel",
     "dead_letter",
-    "deliver_now",
     "discard",
     "drop_group",
     "edit",

@@ -57,7 +57,7 @@ class DropResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledResult(Result):
-    """The result of ``cancel``, ``reschedule`` and ``deliver_now``."""
+    """The result of an operation on scheduled messages."""
 
     not_scheduled: tuple[str, ...] = ()
     """Those of the given ids that no scheduled message has: they are due, cancelled or unknown."""

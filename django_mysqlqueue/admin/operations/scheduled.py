@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm, TimeField
 from django_mysqlqueue.operations.results import Result
-from django_mysqlqueue.operations.scheduled import cancel_rows, move_rows
+from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
 
 
 class ScheduledForm(ReasonForm):
@@ -31,7 +31,7 @@ class Cancel(ScheduledOperation):
     dangerous = True
 
     def operate(self, **how: Any) -> Result:
-        return cancel_rows("", self.values["row"], **how)
+        return cancel_rows(self.values["row"], **how)
 
 
 class DeliverNow(ScheduledOperation):
@@ -39,7 +39,7 @@ class DeliverNow(ScheduledOperation):
     label = gettext_lazy("Deliver scheduled messages now")
 
     def operate(self, **how: Any) -> Result:
-        return move_rows("", self.values["row"], None, **how)
+        return reschedule_rows(self.values["row"], None, **how)
 
 
 class MoveForm(ScheduledForm):
@@ -52,4 +52,4 @@ class Move(ScheduledOperation):
     form = MoveForm
 
     def operate(self, **how: Any) -> Result:
-        return move_rows("", self.values["row"], self.values["time"], **how)
+        return reschedule_rows(self.values["row"], self.values["time"], **how)

@@ -96,7 +96,5 @@ class Command(ScheduledCommand):
     def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
         if options["now"] == (options["at"] is not None):
             raise CommandError("Name the time: --now or --at.")
-        topic, ids, key, at = options["topic"], options["id"], options["key"], moment(options["at"])
-        if at is None:
-            return operations.deliver_now(topic, ids, key=key, **how)
-        return operations.reschedule(topic, ids, at, key=key, **how)
+        at = moment(options["at"])  # None: now
+        return operations.reschedule(options["topic"], options["id"], at, key=options["key"], **how)
