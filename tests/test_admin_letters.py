@@ -216,7 +216,7 @@ def test_a_letter_shows_all_of_it(client):
 
 def test_a_letter_that_was_redriven_shows_where_it_went(client):
     (offset,) = dead_letters(1)
-    redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="ada")
     text = page(client, "deadletter", offset=offset)
     assert "no dead letter at offset" in text
     assert "not in the log (yet" in text
@@ -230,7 +230,7 @@ def test_a_letter_that_was_redriven_shows_where_it_went(client):
 
 def test_a_discarded_letter_shows_why(client):
     (offset,) = dead_letters(1)
-    redriving.discard(USING, DeadLetterFilter("t_dlq"), by="ada", reason="of a test")
+    redriving.discard(USING, DeadLetterFilter("t_dlq"), actor="ada", reason="of a test")
     text = page(client, "deadletter", offset=offset)
     assert "discarded" in text
     assert "of a test" in text
@@ -545,7 +545,7 @@ def test_a_letter_that_somebody_else_took_meanwhile(client):
     offset = fail_with(7, "broken")
     address = f"{ROOT}do/edit/"
     asked = client.post(address, {"offset": offset, "payload": "8", "asked": "yes"})
-    redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="eve")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="eve")
     late = client.post(address, {**hidden(asked.content.decode()), "payload": "8", "confirmed": "yes"})
     assert "There is no dead letter at this offset (any more)." in unescape(late.content.decode())
     assert OutboxMessage.objects.count() == 1

@@ -204,7 +204,7 @@ def test_marks_of_dead_letters_and_redriven_ones(client):
     assert text.count("dead letter of g") == 2
     letter = QueueMessage.objects.get(offset=letters[0])
     assert listed(client, topic="t_dlq", id=letter.message_id)[0] == [letters[0]]
-    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[0],)), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[0],)), actor="ada")
     sequence()
     text = page(client, "messages", topic="t")
     assert "redriven" in text
@@ -400,13 +400,13 @@ def test_standings_of_groups_that_have_nothing_to_do_with_it(client):
     letters = dead_letters(1, keys="a")
     groups.register(USING, GroupRef("late", "t"), mode="ordered", start="latest")
     groups.register(USING, GroupRef("new", "t"), mode="ordered", start="earliest")
-    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=tuple(letters)), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=tuple(letters)), actor="ada")
     sequence()
     first, again = offsets_of()
     assert life(client, first, "late")[0] == "before its start"
     assert life(client, first, "new")[0] == "not claimed yet"
     assert life(client, again, "late")[0] == "not for this group"
-    pausing.pause(USING, G, by="ada")
+    pausing.pause(USING, G, actor="ada")
     assert "The group is paused" in life(client, again)[1][-1]
     ConsumerOffset.objects.filter(consumer_group="g").update(offset_claimed=again)
     assert life(client, again)[0] == "passed over"
@@ -420,7 +420,7 @@ def test_a_seek_makes_it_skipped_and_its_records_stay(client, settings):
     sub.work(1)
     sub.flush()
     sub.leave()
-    seeking.seek(USING, G, seeking.position_of(USING, "latest"), by="ada")
+    seeking.seek(USING, G, seeking.position_of(USING, "latest"), actor="ada")
     assert life(client, first)[0] == "acked"
     tag, told, _ = life(client, second)
     assert tag == "before its start"
@@ -433,7 +433,7 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
     Sub(handler())
     monkeypatch.setattr(module, "_end", None)
     with pytest.raises(TypeError):
-        getattr(module, operation)(USING, G, *([Position(0)] if module is seeking else []), by="ada")
+        getattr(module, operation)(USING, G, *([Position(0)] if module is seeking else []), actor="ada")
     assert (
         life(client, offset)[1][-1]
         == f"A {operation} of the group has not finished. If it was interrupted, run it again."
@@ -472,7 +472,7 @@ def test_from_the_original_to_the_dead_letter_to_where_it_went_and_back(client):
     assert f"It is a dead letter: g gave up on message {first} of t." in text
     assert f'message/?offset={first}"' in text
     assert "ValueError: no 0" in text
-    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), by="ada")
+    redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor="ada")
     text = page(client, "message", offset=letter)
     assert "not in the log any more" in text
     assert "ada redrove it to g." in text
@@ -491,7 +491,7 @@ def test_from_the_original_to_the_dead_letter_to_where_it_went_and_back(client):
 def test_edited_ones_name_the_original_and_the_other_way_round(client):
     (letter,) = dead_letters(1, keys="a")
     (first,) = offsets_of()
-    redriving.replace(USING, "t_dlq", letter, {"mended": True}, by="ada")
+    redriving.replace(USING, "t_dlq", letter, {"mended": True}, actor="ada")
     sequence()
     (_, new) = offsets_of()
     assert f"ada edited and redrove it: it went on as message {new}." in page(client, "message", offset=first)
@@ -505,14 +505,14 @@ def test_edited_ones_name_the_original_and_the_other_way_round(client):
 
 def test_a_discarded_dead_letter_says_who_and_why(client):
     (letter,) = dead_letters(1, keys="a")
-    redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), by="ada", reason="a test order")
+    redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor="ada", reason="a test order")
     assert "ada discarded it: a test order" in page(client, "message", offset=letter)
 
 
 def test_a_second_failure_does_not_name_the_first_one_as_its_successor(client):
     (letter,) = dead_letters(1, keys="a")
     for number in range(2):
-        redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), by=f"operator-{number}")
+        redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor=f"operator-{number}")
         sequence()
         sub = Sub(handler(function=fail, max_attempts=1))
         sub.settle()
@@ -550,7 +550,7 @@ def test_a_dropped_groups_records_stay(client, settings):
     (offset,) = log(1, "a")
     sub.settle()
     sub.leave()
-    dropping.drop(USING, G, by="ada")
+    dropping.drop(USING, G, actor="ada")
     assert life(client, offset)[0] == "acked"
 
 

@@ -396,20 +396,20 @@ def messages_in_flight(stage: Stage) -> State:
 def a_paused_group_with_a_backlog(stage: Stage) -> State:
     stage.live()
     stage.log(2)
-    pausing.pause(USING, GroupRef("g", "t"), by="ada")
+    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
     stage.wait(100)
     return State({"g/t": Group(lag=2, age=100, paused=True, subscribers=1)}, problems((1, "paused", "g/t")))
 
 
 def a_paused_group_without_a_backlog(stage: Stage) -> State:
     stage.live()
-    pausing.pause(USING, GroupRef("g", "t"), by="ada")
+    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
     return State({"g/t": Group(paused=True, subscribers=1)}, problems((2, "paused", "g/t")))
 
 
 def a_paused_group_with_messages_in_the_outbox(stage: Stage) -> State:
     stage.live()
-    pausing.pause(USING, GroupRef("g", "t"), by="ada")
+    pausing.pause(USING, GroupRef("g", "t"), actor="ada")
     publish("t", 1)
     return State({"g/t": Group(age=0, paused=True, subscribers=1)}, problems((1, "paused", "g/t")), outbox=1)
 
@@ -555,7 +555,7 @@ def a_dead_letter_that_was_redriven(stage: Stage) -> State:
     stage.log(1)
     sub.settle()
     sequence()
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="ada") == 1
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="ada") == 1
     sequence()
     stage.wait(40)
     return State({"g/t": Group(lag=1, age=40, subscribers=1), "h/t": Group(subscribers=1)})
@@ -624,7 +624,7 @@ def a_group_after_a_seek(stage: Stage) -> State:
     stage.log(4)
     sub.settle()
     stage.wait(1000)
-    seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), by="ada")
+    seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
     stage.wait(40)
     return State({"g/t": Group(lag=4, age=40, subscribers=1)})
 

@@ -414,7 +414,7 @@ def test_the_admin_shows_the_queue_and_no_replica(queue_db, settings, using):
         assert client.get(address, {"group": "g", "topic": "shown", "offset": offset}).status_code == 200
     (row,) = client.get(dashboard).context["rows"]
     assert (row.group.ref, client.get(dashboard).context["overview"].outbox.waiting.value) == (("g", "shown"), 1)
-    pausing.pause(using, GroupRef("g", "shown"), by="admin")
+    pausing.pause(using, GroupRef("g", "shown"), actor="admin")
     operations = "/admin/django_mysqlqueue/operation/"
     for query in ("", "?q=shown", "?o=1"):
         (operation,) = client.get(operations + query).context["cl"].result_list

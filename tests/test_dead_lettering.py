@@ -75,7 +75,7 @@ def test_a_retrying_message_is_dead_lettered_for_its_group_alone(db, mode):
     assert lag("g") == lag("h") == 1
     (found,) = dead_lettering.find(USING, G, offsets[:1])
     assert (found.offset, found.failed, found.held_by) == (offsets[0], 1, "")
-    assert dead_letter_now(USING, G, offsets[:1], by=ME, reason="a test order") == 1
+    assert dead_letter_now(USING, G, offsets[:1], actor=ME, reason="a test order") == 1
     assert lag("g") == 0
     assert lag("h") == 1
     assert not DeliveryState.objects.filter(consumer_group="g").exists()
@@ -99,7 +99,7 @@ def test_a_retrying_message_is_dead_lettered_for_its_group_alone(db, mode):
 def test_what_is_behind_it_under_strict_order_goes_on(db):
     sub, got, offsets = retrying_sub(on_failure="block", max_attempts=None)
     assert got.payloads == [0]
-    dead_letter_now(USING, G, offsets[:1], by=ME)
+    dead_letter_now(USING, G, offsets[:1], actor=ME)
     resumed(sub).settle()
     assert got.payloads == [0, 1, 2]
     assert lag() == 0
@@ -114,7 +114,7 @@ def test_several_at_a_time_and_what_is_due_or_was_never_tried(db, mode):
     sub.step()
     sub.work(3)
     sub.leave()  # and gives the last one back
-    assert dead_letter_now(USING, G, [*offsets, offsets[0]], by=ME) == 4
+    assert dead_letter_now(USING, G, [*offsets, offsets[0]], actor=ME) == 4
     assert [attempts for _, _, attempts, _ in letters()] == [1, 1, 0, 0]
     assert [error.split("\n")[0] for *_, error in letters()] == ["later", "now", *["Dead-lettered by ada."] * 2]
     assert lag() == 0
@@ -126,18 +126,18 @@ def test_in_a_paused_group_and_where_nobody_works(db):
     sub, _, offsets = retrying_sub()
     sub.leave()
     SubscriberHeartbeat.objects.all().delete()
-    pausing.pause(USING, G, by=ME)
-    assert dead_letter_now(USING, G, offsets[:1], by=ME) == 1
+    pausing.pause(USING, G, actor=ME)
+    assert dead_letter_now(USING, G, offsets[:1], actor=ME) == 1
     assert lag() == 0
     assert ConsumerGroup.objects.get().paused
 
 
 def test_its_dead_letter_can_be_redriven(db):
     sub, got, offsets = retrying_sub()
-    dead_letter_now(USING, G, offsets[:1], by=ME)
+    dead_letter_now(USING, G, offsets[:1], actor=ME)
     sequence()
     got.action = None
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 1
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 1
     resumed(sub).settle()
     assert got.attempts[-1] == (0, 1)
     assert lag() == 0
@@ -155,7 +155,7 @@ def test_what_a_live_subscriber_holds_is_refused(db, mode, where):
     held = sub.take() if where == "in its handler" else None
     before = everything()
     with pytest.raises(OperationRefused, match=f"message {offset} is held by the live subscriber '{sub.name}'"):
-        dead_letter_now(USING, G, [offset], by=ME)
+        dead_letter_now(USING, G, [offset], actor=ME)
     assert everything() == before
     sub.run(held) if held else sub.work()
     sub.flush()
@@ -180,7 +180,7 @@ def test_what_a_lost_subscriber_held_and_says_later(db, mode, atomic, word):
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     (found,) = dead_lettering.find(USING, G, [offset])
     assert found.held_by == frozen.name
-    dead_letter_now(USING, G, [offset], by=ME)
+    dead_letter_now(USING, G, [offset], actor=ME)
     frozen.run(held)
     frozen.flush()
     assert Effect.objects.count() == (0 if atomic else 1)
@@ -197,7 +197,7 @@ def test_a_suspect_is_never_started_again(db, mode, clock):
     lost.step()
     assert lost.take() is not None
     clock.advance(3600)
-    dead_letter_now(USING, G, [offset], by=ME)
+    dead_letter_now(USING, G, [offset], actor=ME)
     Sub(handler(mode=mode, function=got)).settle()
     assert got.payloads == []
     assert len(letters()) == 1
@@ -209,7 +209,7 @@ def test_a_suspect_is_never_started_again(db, mode, clock):
 def refusal(offsets, ref=G):
     before = everything()
     with pytest.raises(OperationRefused) as refused:
-        dead_letter_now(USING, ref, offsets, by=ME)
+        dead_letter_now(USING, ref, offsets, actor=ME)
     if ref.topic == "t":
         with pytest.raises(OperationRefused) as previewed:
             dead_lettering.find(USING, ref, offsets)
@@ -227,7 +227,7 @@ def test_each_refusal_says_which_message_and_why(db):
     assert refusal([10**12]) == f"{prefix}{10**12} is not in the log of 't'."
     assert refusal([elsewhere]) == f"{prefix}{elsewhere} is not in the log of 't'."
     assert refusal([offsets[1]]) == f"{prefix}{offsets[1]} is settled already."  # acked ahead of the watermark
-    pausing.pause(USING, G, by=ME)
+    pausing.pause(USING, G, actor=ME)
     publish("t", 7, key="a")
     publish("t", 7, key="new")
     sequence()
@@ -246,14 +246,14 @@ def test_each_refusal_says_which_message_and_why(db):
 
 def test_a_second_time_it_is_settled_already(db):
     _, _, offsets = retrying_sub()
-    dead_letter_now(USING, G, offsets[:1], by=ME)
+    dead_letter_now(USING, G, offsets[:1], actor=ME)
     assert refusal(offsets[:1]).endswith(f"message {offsets[0]} is settled already.")
     assert len(letters()) == 1
 
 
 def test_there_is_no_dlq_of_a_dlq(db):
     _, _, offsets = retrying_sub()
-    dead_letter_now(USING, G, offsets[:1], by=ME)
+    dead_letter_now(USING, G, offsets[:1], actor=ME)
     alarm = Sub(handler("t_dlq", "alarm", fail_on(0), backoff=WAITS))
     alarm.settle()
     (letter,) = offsets_of("t_dlq")
@@ -266,7 +266,7 @@ def test_a_seek_that_did_not_finish_comes_first(db):
     seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, ""))
     before = everything()
     with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
-        dead_letter_now(USING, G, offsets[:1], by=ME)
+        dead_letter_now(USING, G, offsets[:1], actor=ME)
     assert everything() == before
 
 
@@ -284,11 +284,11 @@ def test_a_row_that_is_being_settled_is_refused_and_not_waited_for(db):
     with transaction.atomic():
         settling.ack_here(USING, held.claimed)
         with pytest.raises(OperationRefused, match=rf"message {offset}: being settled at this moment"):
-            in_thread(lambda: dead_letter_now(USING, G, [offset], by=ME))
+            in_thread(lambda: dead_letter_now(USING, G, [offset], actor=ME))
     assert letters() == []
     assert not Operation.objects.exists()
     with pytest.raises(OperationRefused, match="is settled already"):
-        dead_letter_now(USING, G, [offset], by=ME)
+        dead_letter_now(USING, G, [offset], actor=ME)
 
 
 @pytest.mark.servers_only
@@ -297,7 +297,7 @@ def test_an_offsets_row_that_a_flush_holds_is_not_waited_for(db):
     sub, _, offsets = retrying_sub()
     with transaction.atomic():
         list(ConsumerOffset.objects.select_for_update())
-        assert in_thread(lambda: dead_letter_now(USING, G, offsets[:1], by=ME)) == 1
+        assert in_thread(lambda: dead_letter_now(USING, G, offsets[:1], actor=ME)) == 1
     assert ConsumerOffset.objects.get().offset_acked < offsets[0]
     assert lag() == 0
     resumed(sub).settle()
@@ -312,7 +312,7 @@ def test_in_a_request_it_commits_by_itself_and_holds_no_lock(db, end):
     outer = connection.connection
     with transaction.atomic():
         Effect.objects.create(name="request")
-        dead_letter_now(USING, G, offsets[:1], by=ME)
+        dead_letter_now(USING, G, offsets[:1], actor=ME)
         in_thread(lambda: resumed(sub).settle())
         if end == "rollback":
             transaction.set_rollback(True)

@@ -353,7 +353,7 @@ def test_a_few_dead_letters_are_a_note(db, number, code):
 def test_dead_letters_that_were_dealt_with_or_are_old_are_no_alarm(db, clock):
     sub = deploy(20, bad=20)
     assert kinds() == {("recent_dead_letters", "g")}
-    redriving.redrive(USING, dead_letters.DeadLetterFilter("t_dlq"), by="ada")
+    redriving.redrive(USING, dead_letters.DeadLetterFilter("t_dlq"), actor="ada")
     assert kinds() == set(), "they are on their way again"
     sub.settle()
     sequence()
@@ -433,7 +433,7 @@ def test_after_a_seek_messages_are_as_old_as_the_seek(db, clock):
     sub.settle()
     clock.advance(1200)
     sub.heart.beat()
-    seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), by="ada")
+    seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
     clock.advance(5)
     sub.heart.beat()
     assert kinds("--max-age", "60") == set()
@@ -451,7 +451,7 @@ def test_a_drop_that_did_not_finish_is_told(db, monkeypatch):
     Sub(handler())
     monkeypatch.setattr(dropping, "_delete_some", None)
     with pytest.raises(TypeError):
-        dropping.drop(USING, GroupRef("g", "t"), by="ada")
+        dropping.drop(USING, GroupRef("g", "t"), actor="ada")
     assert kinds() == {("drop_ended_early", "g")}
     assert "A drop of g/t has not finished. If it was interrupted, run it again." in run()[1]
 
@@ -463,7 +463,7 @@ def test_while_a_seek_is_under_way_messages_are_as_old_as_its_begin(db, clock, m
     Sub(handler())
     monkeypatch.setattr(seeking, "_reset_offsets", None)
     with pytest.raises(TypeError):
-        seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), by="ada")
+        seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
     assert "has a lag of 3" in run("--max-lag", "0")[1]
     assert kinds("--max-age", "60") == {("seek_ended_early", "g")}
 

@@ -181,7 +181,7 @@ def test_a_claim_under_way_keeps_its_message_from_being_dead_lettered(owned):
     offset = waiting()
     with transaction.atomic():
         (delivery,) = redelivery(offset).deliveries
-        giving_up = Thread(lambda: dead_letter_now(USING, G, [offset], by="ada"))
+        giving_up = Thread(lambda: dead_letter_now(USING, G, [offset], actor="ada"))
         assert not giving_up.is_over(within=0.5)
     with pytest.raises(OperationRefused, match="is held by the live subscriber 'owner'"):
         giving_up.result()
@@ -205,13 +205,13 @@ def test_a_message_that_is_being_dead_lettered_is_not_claimed(owned, end):
 def giving_up_here(offset):
     """In the transaction that is open, which a request's own connection would not join."""
     with mock.patch.object(dead_lettering, "apart", contextlib.nullcontext):
-        return dead_letter_now(USING, G, [offset], by="ada")
+        return dead_letter_now(USING, G, [offset], actor="ada")
 
 
 def test_dead_lettering_locks_in_the_one_order(owned):
     offset = waiting()
     with CaptureQueriesContext(connection) as captured:
-        dead_letter_now(USING, G, [offset], by="ada")
+        dead_letter_now(USING, G, [offset], actor="ada")
     assert locked_tables(captured) == ["queue_consumer_groups", "queue_offsets", "queue_delivery_state"]
     is_locking = [bool(re.search("FOR UPDATE|INSERT INTO `?queue_outbox", q["sql"])) for q in captured]
     last = max(place for place, one in enumerate(is_locking) if one)

@@ -103,7 +103,7 @@ def busy():
     sequence()
     publish_many("t", range(4))
     publish("t", 1, delay=3600)
-    pausing.pause(USING, GroupRef("idle", "t"), by="tests")
+    pausing.pause(USING, GroupRef("idle", "t"), actor="tests")
     return sub
 
 

@@ -119,32 +119,32 @@ def counted() -> None:
 
 @act("pause", sequenced)
 def _() -> None:
-    pausing.pause(ALIAS, G, by=ME, reason="why not")
+    pausing.pause(ALIAS, G, actor=ME, reason="why not")
 
 
 def paused() -> None:
     sequenced()
-    pausing.pause(USING, G, by="bob")
+    pausing.pause(USING, G, actor="bob")
 
 
 @act("resume", paused)
 def _() -> None:
-    pausing.resume(ALIAS, G, by=ME)
+    pausing.resume(ALIAS, G, actor=ME)
 
 
 @act("seek back", handled)
 def _() -> None:
-    seeking.seek(ALIAS, G, Position(0), by=ME)
+    seeking.seek(ALIAS, G, Position(0), actor=ME)
 
 
 @act("seek to the end past what is claimed", claimed)
 def _() -> None:
-    seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), by=ME)
+    seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), actor=ME)
 
 
 @act("drop", claimed)
 def _() -> None:
-    dropping.drop(ALIAS, G, by=ME)
+    dropping.drop(ALIAS, G, actor=ME)
 
 
 def half_sought() -> None:
@@ -155,75 +155,75 @@ def half_sought() -> None:
 
 @act("seek where another died", half_sought)
 def _() -> None:
-    seeking.seek(ALIAS, G, Position(0), by=ME)
+    seeking.seek(ALIAS, G, Position(0), actor=ME)
 
 
 @act("drop where a seek died", half_sought)
 def _() -> None:
-    dropping.drop(ALIAS, G, by=ME)
+    dropping.drop(ALIAS, G, actor=ME)
 
 
 @act("redrive", buried)
 def _() -> None:
-    redriving.redrive(ALIAS, DeadLetterFilter(DLQ), by=ME)
+    redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=ME)
 
 
 @act("discard", buried)
 def _() -> None:
-    redriving.discard(ALIAS, DeadLetterFilter(DLQ, group="g"), by=ME, reason="test")
+    redriving.discard(ALIAS, DeadLetterFilter(DLQ, group="g"), actor=ME, reason="test")
 
 
 @act("replace", buried)
 def _() -> None:
     letters = QueueMessage.objects.using(ALIAS).filter(topic=DLQ, original_id="b1").values_list("pk", flat=True)
     for offset in list(letters):
-        redriving.replace(ALIAS, DLQ, offset, "corrected", by=ME)
+        redriving.replace(ALIAS, DLQ, offset, "corrected", actor=ME)
 
 
 @act("retry", backing_off)
 def _() -> None:
-    retrying.retry_now(ALIAS, G, by=ME, reset_attempts=True)
+    retrying.retry_now(ALIAS, G, actor=ME, reset_attempts=True)
 
 
 @act("dead-letter now", backing_off)
 def _() -> None:
     waiting = DeliveryState.objects.using(ALIAS).filter(consumer_group="g", delivered_by="", acked=False)
     if offsets := list(waiting.values_list("message_offset", flat=True)):
-        dead_lettering.dead_letter_now(ALIAS, G, offsets, by=ME, reason="test")
+        dead_lettering.dead_letter_now(ALIAS, G, offsets, actor=ME, reason="test")
 
 
 @act("dead-letter what a lost subscriber held", orphaned)
 def _() -> None:
     held = DeliveryState.objects.using(ALIAS).filter(delivered_by="vanished", partition_key="a", acked=False)
     if offsets := list(held.values_list("message_offset", flat=True)):
-        dead_lettering.dead_letter_now(ALIAS, G, offsets, by=ME)
+        dead_lettering.dead_letter_now(ALIAS, G, offsets, actor=ME)
 
 
 @act("cancel", planned)
 def _() -> None:
-    rescheduling.cancel(ALIAS, ids(), by=ME)
+    rescheduling.cancel(ALIAS, ids(), actor=ME)
 
 
 @act("deliver now", planned)
 def _() -> None:
-    rescheduling.deliver_now(ALIAS, ids(), by=ME)
+    rescheduling.deliver_now(ALIAS, ids(), actor=ME)
 
 
 @act("reschedule", planned)
 def _() -> None:
     later = 4 * 10**12
     rows = OutboxMessage.objects.using(ALIAS).filter(pk__in=ids()).exclude(deliver_at=later)
-    rescheduling.move(ALIAS, list(rows.values_list("pk", flat=True)), later, by=ME)
+    rescheduling.move(ALIAS, list(rows.values_list("pk", flat=True)), later, actor=ME)
 
 
 @act("release", claimed)
 def _() -> None:
-    leasing.revoke(ALIAS, G, ["a", "b"], by=ME)
+    leasing.revoke(ALIAS, G, ["a", "b"], actor=ME)
 
 
 @act("forget a subscriber", orphaned)
 def _() -> None:
-    heartbeats.remove(ALIAS, "vanished", by=ME, lease_ms=LEASE_MS)
+    heartbeats.remove(ALIAS, "vanished", actor=ME, lease_ms=LEASE_MS)
 
 
 @act("count", counted, audited=False)

@@ -88,14 +88,14 @@ def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
     got = Recorder()
     sub = Sub(handler(function=got, mode=mode), batch_size=2, prefetch=2)
     sub.step()
-    assert pausing.pause(USING, G, by=ME, reason="a bad deploy")
-    assert not pausing.pause(USING, G, by=ME)  # it is
+    assert pausing.pause(USING, G, actor=ME, reason="a bad deploy")
+    assert not pausing.pause(USING, G, actor=ME)  # it is
     sub.settle()
     assert got.payloads == [0, 1]
     if mode == "ordered":
         assert PartitionLease.objects.get().leased_by == sub.name
-    assert pausing.resume(USING, G, by=ME)
-    assert not pausing.resume(USING, G, by=ME)
+    assert pausing.resume(USING, G, actor=ME)
+    assert not pausing.resume(USING, G, actor=ME)
     sub.settle()
     assert got.payloads == [0, 1, 2, 3]
     assert list(Operation.objects.values_list("action", "actor", "reason", "consumer_group", "topic")) == [
@@ -107,11 +107,11 @@ def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
 def test_an_unknown_group_is_refused_and_nothing_recorded(db):
     ref = GroupRef("nobody", "t")
     for operation in (
-        lambda: pausing.pause(USING, ref, by=ME),
-        lambda: pausing.resume(USING, ref, by=ME),
-        lambda: seeking.seek(USING, ref, Position(0), by=ME),
+        lambda: pausing.pause(USING, ref, actor=ME),
+        lambda: pausing.resume(USING, ref, actor=ME),
+        lambda: seeking.seek(USING, ref, Position(0), actor=ME),
         lambda: seeking.preview(USING, ref, Position(0)),
-        lambda: retrying.retry_now(USING, ref, by=ME),
+        lambda: retrying.retry_now(USING, ref, actor=ME),
     ):
         with pytest.raises(OperationRefused, match="no group 'nobody' of 't'"):
             operation()
@@ -128,8 +128,8 @@ def test_an_operation_in_a_request_commits_by_itself_and_holds_no_lock(db, end):
     outer = connection.connection
     with transaction.atomic():
         Effect.objects.create(name="request")
-        pausing.pause(USING, G, by=ME)
-        pausing.resume(USING, G, by=ME)
+        pausing.pause(USING, G, actor=ME)
+        pausing.resume(USING, G, actor=ME)
         in_thread(sub.settle)
         assert got.payloads == [0, 1]
         if end == "rollback":
@@ -150,7 +150,7 @@ def test_seek_to_the_beginning_replays_everything(db, mode):
     sub.settle()
     place = seeking.position_of(USING, "earliest")
     assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=6, skipped=0)
-    seeking.seek(USING, G, place, by=ME)
+    seeking.seek(USING, G, place, actor=ME)
     resumed(sub).settle()
     assert sorted(got.payloads) == sorted([*range(6), *range(6)])
     assert lag() == 0
@@ -165,7 +165,7 @@ def test_seek_to_the_end_skips_what_is_unsettled(db, mode):
     sub.step()  # some are in flight
     place = seeking.position_of(USING, "latest")
     assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=0, skipped=6)
-    assert seeking.seek(USING, G, place, by=ME) == 2
+    assert seeking.seek(USING, G, place, actor=ME) == 2
     assert lag() == 0
     publish("t", "new", key="a")
     resumed(sub).settle()
@@ -188,7 +188,7 @@ def test_seek_to_an_offset_and_to_a_time(db, clock):
     assert seeking.position_of(USING, time_ms=moment).offset == later - 1
     assert seeking.position_of(USING, time_ms=0).offset < offsets[0]
     assert seeking.position_of(USING, time_ms=moment + 10**9) == seeking.position_of(USING, "latest")
-    seeking.seek(USING, G, seeking.position_of(USING, offsets[1]), by=ME, detail="once more")
+    seeking.seek(USING, G, seeking.position_of(USING, offsets[1]), actor=ME, detail="once more")
     resumed(sub).settle()
     assert got.payloads == [1, 2, 3, 4, 5]
     operation = Operation.objects.get()
@@ -240,7 +240,7 @@ def test_an_emptied_log_ends_where_it_ended(emptied):
 
 
 def test_a_seek_in_an_emptied_log_loses_nothing(emptied):
-    seeking.seek(USING, G, seeking.position_of(USING, "latest"), by=ME)
+    seeking.seek(USING, G, seeking.position_of(USING, "latest"), actor=ME)
     publish("t", "new", key="a")
     got = Recorder()
     Sub(handler(function=got)).settle()
@@ -269,7 +269,7 @@ def test_what_was_in_flight_is_stale_after_a_seek(db, mode):
     sub = Sub(handler(mode=mode))
     sub.step()
     held = sub.take()
-    seeking.seek(USING, G, Position(0), by=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     sub.run(held)
     sub.flush()
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
@@ -285,7 +285,7 @@ def test_an_atomic_handler_that_runs_through_a_seek_leaves_nothing(db):
     sub = Sub(handler(function=lambda delivery: Effect.objects.create(name="half"), atomic=True))
     sub.step()
     held = sub.take()
-    seeking.seek(USING, G, Position(0), by=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     sub.run(held)
     assert not Effect.objects.exists()
     resumed(sub).settle()
@@ -298,7 +298,7 @@ def test_what_waits_in_a_subscriber_does_not_start_after_a_seek(db):
     got = Recorder()
     sub = Sub(handler(function=got))
     sub.step()
-    seeking.seek(USING, G, Position(0), by=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
     assert got.payloads == [0, 1, 2, 3]
     assert got.attempts == [(number, 1) for number in range(4)]
@@ -324,7 +324,7 @@ def test_flushes_during_a_seek_move_nothing(db, mode):
     seeking.run(USING, half_way)
     sub.flush()
     assert set(ConsumerOffset.objects.values_list("offset_acked", "offset_claimed")) == {(0, 0)}
-    seeking.seek(USING, G, Position(0), by=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     assert lag() == 250
 
 
@@ -340,21 +340,21 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(seeking, "_delete_states", die)
         with pytest.raises(RuntimeError):
-            seeking.seek(USING, G, Position(0), by=ME)
+            seeking.seek(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
     assert len(got.payloads) == 4
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "resume")
     for refused in (
-        lambda: pausing.resume(USING, G, by=ME),
-        lambda: pausing.pause(USING, G, by=ME),
+        lambda: pausing.resume(USING, G, actor=ME),
+        lambda: pausing.pause(USING, G, actor=ME),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
-        lambda: retrying.retry_now(USING, G, by=ME),
-        lambda: dead_lettering.dead_letter_now(USING, G, [1], by=ME),
+        lambda: retrying.retry_now(USING, G, actor=ME),
+        lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
         with pytest.raises(OperationRefused, match="A seek of the group 'g' of 't' has not finished"):
             refused()
-    seeking.seek(USING, G, Position(0), by=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
     assert len(got.payloads) == 8
 
@@ -362,8 +362,8 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
 def test_a_group_that_was_paused_stays_so_after_a_seek(db):
     log(2)
     Sub(handler()).settle()
-    pausing.pause(USING, G, by=ME)
-    seeking.seek(USING, G, Position(0), by=ME)
+    pausing.pause(USING, G, actor=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek) == (True, "")
 
@@ -373,7 +373,7 @@ def test_of_two_seeks_at_a_time_the_later_one_holds(db):
     sub = Sub(handler())
     sub.settle()
     begun = seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, ""))
-    seeking.seek(USING, G, Position(offsets[1]), by="bob")
+    seeking.seek(USING, G, Position(offsets[1]), actor="bob")
     for step in (
         lambda session: seeking._reset_offsets(session, G, Position(0), begun, ""),
         lambda session: seeking._delete_states(session, G, begun),
@@ -415,15 +415,15 @@ def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, mon
     later = Sub(handler())
 
     def the_same_again():
-        seeking.seek(USING, G, Position(0), by="bob")
+        seeking.seek(USING, G, Position(0), actor="bob")
         resumed(later)  # it claims, and holds what it has claimed
-        pausing.pause(USING, G, by="bob")
+        pausing.pause(USING, G, actor="bob")
 
     frozen_before(monkeypatch, before, the_same_again)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Position(0), by=ME)
+        seeking.seek(USING, G, Position(0), actor=ME)
     assert DeliveryState.objects.filter(consumer_group="g").count() == 6
-    pausing.resume(USING, G, by=ME)
+    pausing.resume(USING, G, actor=ME)
     later.leave()
     got = Recorder()
     Sub(handler(function=got)).settle()
@@ -435,7 +435,7 @@ def test_the_record_of_a_seek_says_that_another_stopped_it(db):
     log(2)
     Sub(handler()).settle()
     seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, "once"))
-    seeking.seek(USING, G, Position(0), by="bob")
+    seeking.seek(USING, G, Position(0), actor="bob")
     first, second = Operation.objects.order_by("id")
     assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: a seek by bob took over")
     assert second.detail == "to offset 1"
@@ -449,16 +449,16 @@ def test_a_seek_that_older_code_has_begun_is_run_again(db):
     Sub(handler()).settle()
     ConsumerGroup.objects.update(paused=True, after_seek="resume", start_offset=0)
     with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
-        pausing.resume(USING, G, by=ME)
-    seeking.seek(USING, G, Position(0), by=ME)
+        pausing.resume(USING, G, actor=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
 
 
 def seek_or_drop(operation, limits=LIMITS):
     if operation == "drop":
-        return dropping.drop(USING, G, by=ME, limits=limits)
-    return seeking.seek(USING, G, Position(0), by=ME, limits=limits)
+        return dropping.drop(USING, G, actor=ME, limits=limits)
+    return seeking.seek(USING, G, Position(0), actor=ME, limits=limits)
 
 
 def ended_by_older_code(*, paused):
@@ -479,7 +479,7 @@ def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, be
         ended_by_older_code(paused=False)
         resumed(later)  # it claims, and holds what it has claimed
         if paused_since:
-            pausing.pause(USING, G, by="bob")
+            pausing.pause(USING, G, actor="bob")
 
     frozen_before(monkeypatch, before, meanwhile)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
@@ -494,10 +494,10 @@ def test_a_frozen_operation_stops_if_older_code_has_ended_it(db, monkeypatch, be
 def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(db, monkeypatch):
     log(6)
     Sub(handler()).settle()
-    pausing.pause(USING, G, by="bob")
+    pausing.pause(USING, G, actor="bob")
     frozen_before(monkeypatch, 3, lambda: ended_by_older_code(paused=True))
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Position(0), by=ME)
+        seeking.seek(USING, G, Position(0), actor=ME)
     assert ConsumerGroup.objects.get().paused
 
 
@@ -520,7 +520,7 @@ def test_what_is_settled_during_a_seek_and_before_it_deletes_the_row_has_happene
     sub = Sub(handler(function=end, mode=mode))
     sub.step()
     frozen_before(monkeypatch, 3, lambda: rejected(sub))
-    seeking.seek(USING, G, Position(0), by=ME)
+    seeking.seek(USING, G, Position(0), actor=ME)
     sub.leave()
     sequence()
     assert [bytes(one.payload) for one in QueueMessage.objects.filter(topic="t_dlq")] == [b"0"]
@@ -544,7 +544,7 @@ def half_dropped(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(dropping, "_delete_some", die)
         with pytest.raises(RuntimeError):
-            dropping.drop(USING, G, by=ME)
+            dropping.drop(USING, G, actor=ME)
 
 
 def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, monkeypatch):
@@ -552,16 +552,16 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (True, "dropped", Operation.objects.get().pk)
     for refused in (
-        lambda: pausing.resume(USING, G, by=ME),
-        lambda: pausing.pause(USING, G, by=ME),
+        lambda: pausing.resume(USING, G, actor=ME),
+        lambda: pausing.pause(USING, G, actor=ME),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
-        lambda: seeking.seek(USING, G, Position(0), by=ME),
-        lambda: retrying.retry_now(USING, G, by=ME),
-        lambda: dead_lettering.dead_letter_now(USING, G, [1], by=ME),
+        lambda: seeking.seek(USING, G, Position(0), actor=ME),
+        lambda: retrying.retry_now(USING, G, actor=ME),
+        lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
         with pytest.raises(OperationRefused, match="A drop of the group 'g' of 't' has not finished"):
             refused()
-    assert dropping.drop(USING, G, by="bob")
+    assert dropping.drop(USING, G, actor="bob")
     first, second = Operation.objects.order_by("id")
     assert first.detail == "stopped: a drop by bob took over"
     assert first.ended_at
@@ -576,7 +576,7 @@ def test_a_subscriber_that_starts_during_a_drop_takes_nothing(db, monkeypatch):
     sub = Sub(handler(function=got))
     sub.settle()
     assert got.payloads == []
-    dropping.drop(USING, G, by=ME)
+    dropping.drop(USING, G, actor=ME)
     sub.settle()
     assert got.payloads == []
     assert not ConsumerGroup.objects.exists()
@@ -589,14 +589,14 @@ def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, m
     later = []
 
     def drop_register_claim():
-        dropping.drop(USING, G, by="bob")
+        dropping.drop(USING, G, actor="bob")
         later.append(Sub(handler()))
         resumed(later[0])
-        pausing.pause(USING, G, by="bob")
+        pausing.pause(USING, G, actor="bob")
 
     frozen_before(monkeypatch, before, drop_register_claim)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        dropping.drop(USING, G, by=ME)
+        dropping.drop(USING, G, actor=ME)
     assert DeliveryState.objects.count() == 6
     assert ConsumerOffset.objects.count() == 2
     assert not Operation.objects.filter(ended_at=0).exists()
@@ -606,9 +606,9 @@ def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, m
 def test_a_frozen_drop_that_wakes_when_the_group_is_gone_ends(db, monkeypatch, before):
     log(2)
     Sub(handler()).step()
-    frozen_before(monkeypatch, before, lambda: dropping.drop(USING, G, by="bob"))
-    assert dropping.drop(USING, G, by=ME)
-    assert not dropping.drop(USING, G, by=ME)
+    frozen_before(monkeypatch, before, lambda: dropping.drop(USING, G, actor="bob"))
+    assert dropping.drop(USING, G, actor=ME)
+    assert not dropping.drop(USING, G, actor=ME)
     assert not Operation.objects.filter(ended_at=0).exists()
 
 
@@ -618,12 +618,12 @@ def test_a_drop_stops_a_seek(db, monkeypatch, before):
     Sub(handler()).settle()
 
     def drop_and_register():
-        dropping.drop(USING, G, by="bob")
+        dropping.drop(USING, G, actor="bob")
         Sub(handler()).settle()
 
     frozen_before(monkeypatch, before, drop_and_register)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
-        seeking.seek(USING, G, Position(0), by=ME)
+        seeking.seek(USING, G, Position(0), actor=ME)
     assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: a drop by bob took over"
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
@@ -698,7 +698,7 @@ def test_heartbeats_do_not_keep_a_drop_from_its_end(db, monkeypatch):
 
     numbers = itertools.count()
     monkeypatch.setattr(steps, "delete_all", beating)
-    assert dropping.drop(USING, G, by=ME)
+    assert dropping.drop(USING, G, actor=ME)
     assert not ConsumerGroup.objects.exists()
     assert not SubscriberHeartbeat.objects.exists()
 
@@ -771,7 +771,7 @@ def test_redrive_reaches_the_group_that_failed_and_no_other(db):
     of_other.settle()
     ids = set(QueueMessage.objects.filter(topic="t").values_list("message_id", flat=True))
     assert redriving.count(USING, DeadLetterFilter("t_dlq"), most=10) == 3
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 3
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 3
     Sub(handler(function=got)).settle()
     of_other.settle()
     assert sorted(got.payloads) == [0, 1, 2]
@@ -793,7 +793,7 @@ def test_a_redriven_message_may_fail_again(db):
     dead_letters(1)
     first = QueueMessage.objects.get(topic="t")
     for _ in range(2):
-        redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME)
+        redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME)
         sub = Sub(handler(function=fail, max_attempts=1))
         sub.settle()
         sub.leave()
@@ -826,15 +826,15 @@ def test_a_selection_of_dead_letters(db, conditions, expected):
     ]
     found = QueueMessage.objects.filter(offset__in=chosen)
     assert {(row.failed_group, json.loads(bytes(row.payload))) for row in found} == expected
-    assert redriving.discard(USING, DeadLetterFilter("t_dlq", **conditions), by=ME, reason="test") == len(expected)
+    assert redriving.discard(USING, DeadLetterFilter("t_dlq", **conditions), actor=ME, reason="test") == len(expected)
     assert len(offsets_of("t_dlq")) == 4 - len(expected)
 
 
 def test_chosen_ones_and_a_limit(db):
     letters = dead_letters(4, keys="a")
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[2], letters[0], 10**9)), by=ME) == 2
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letters[2], letters[0], 10**9)), actor=ME) == 2
     assert offsets_of("t_dlq") == [letters[1], letters[3]]
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, limit=1) == 1
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME, limit=1) == 1
     assert offsets_of("t_dlq") == [letters[3]]
     for limit in (0, -1):
         with pytest.raises(OperationRefused, match=f"limit {limit}: must be at least 1"):
@@ -845,7 +845,7 @@ def test_chosen_ones_and_a_limit(db):
 def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
     dead_letters(6, keys="a")
     steps = []
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME, rate=40, progress=steps.append) == 6
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME, rate=40, progress=steps.append) == 6
     got = Recorder()
     Sub(handler(function=got)).settle()
     assert got.payloads == list(range(6))
@@ -855,19 +855,19 @@ def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
 
 def test_an_ordinary_message_is_never_taken_for_a_dead_letter(db):
     (offset,) = log(1)
-    assert redriving.redrive(USING, DeadLetterFilter("t", offsets=(offset,)), by=ME) == 0
-    assert redriving.discard(USING, DeadLetterFilter("t"), by=ME, reason="no") == 0
+    assert redriving.redrive(USING, DeadLetterFilter("t", offsets=(offset,)), actor=ME) == 0
+    assert redriving.discard(USING, DeadLetterFilter("t"), actor=ME, reason="no") == 0
     with pytest.raises(OperationRefused, match="no dead letter at offset"):
-        redriving.replace(USING, "t", offset, 1, by=ME)
+        redriving.replace(USING, "t", offset, 1, actor=ME)
     assert offsets_of() == [offset]
 
 
 def test_redrive_to_a_group_that_is_gone_is_refused(db):
     """Nobody would get it, and GC would take it: a silent loss."""
     dead_letters(2)
-    dropping.drop(USING, G, by=ME)
+    dropping.drop(USING, G, actor=ME)
     with pytest.raises(OperationRefused, match="group 'g' of 't', which failed the message, is not registered"):
-        redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME)
+        redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME)
     assert len(offsets_of("t_dlq")) == 2
     assert not OutboxMessage.objects.exists()
 
@@ -875,8 +875,8 @@ def test_redrive_to_a_group_that_is_gone_is_refused(db):
 def test_discard_wants_a_reason_and_keeps_it(db):
     letters = dead_letters(2)
     with pytest.raises(OperationRefused, match="reason"):
-        redriving.discard(USING, DeadLetterFilter("t_dlq"), by=ME, reason=" ")
-    assert redriving.discard(USING, DeadLetterFilter("t_dlq"), by=ME, reason="a test account") == 2
+        redriving.discard(USING, DeadLetterFilter("t_dlq"), actor=ME, reason=" ")
+    assert redriving.discard(USING, DeadLetterFilter("t_dlq"), actor=ME, reason="a test account") == 2
     assert offsets_of("t_dlq") == []
     events = DeliveryEvent.objects.filter(outcome="discarded")
     assert {(event.message_offset, event.error, event.settled_by) for event in events} == {
@@ -887,7 +887,7 @@ def test_discard_wants_a_reason_and_keeps_it(db):
 def test_edit_and_redrive(db):
     (letter,) = dead_letters(1)
     old = QueueMessage.objects.get(topic="t")
-    new_id = redriving.replace(USING, "t_dlq", letter, {"amount": 7}, by=ME)
+    new_id = redriving.replace(USING, "t_dlq", letter, {"amount": 7}, actor=ME)
     got = Recorder()
     Sub(handler(function=got)).settle()
     (delivery,) = got.deliveries
@@ -897,7 +897,7 @@ def test_edit_and_redrive(db):
     event = DeliveryEvent.objects.get(outcome="replaced")
     assert (event.message_offset, event.related_id) == (letter, new_id)
     with pytest.raises(OperationRefused, match="no dead letter"):
-        redriving.replace(USING, "t_dlq", letter, 1, by=ME)
+        redriving.replace(USING, "t_dlq", letter, 1, actor=ME)
 
 
 def test_a_corrected_payload_obeys_the_rules_of_publish(db, settings):
@@ -905,9 +905,9 @@ def test_a_corrected_payload_obeys_the_rules_of_publish(db, settings):
     settings.MYSQLQUEUE = {"MAX_PAYLOAD_BYTES": 10}
     for payload in (float("nan"), "x" * 20):
         with pytest.raises(InvalidMessage):
-            redriving.replace(USING, "t_dlq", letter, payload, by=ME)
+            redriving.replace(USING, "t_dlq", letter, payload, actor=ME)
     assert offsets_of("t_dlq") == [letter]
-    redriving.replace(USING, "t_dlq", letter, b"raw", by=ME)
+    redriving.replace(USING, "t_dlq", letter, b"raw", actor=ME)
     assert OutboxMessage.objects.get().metadata["content_type"] == "application/octet-stream"
 
 
@@ -916,9 +916,9 @@ def test_two_operators_do_not_send_a_letter_twice(db):
     (letter,) = dead_letters(1)
     with transaction.atomic():
         list(QueueMessage.objects.filter(offset=letter).select_for_update())
-        assert in_thread(lambda: redriving.redrive(USING, DeadLetterFilter("t_dlq"), by="bob")) == 0
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 1
-    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), by=ME) == 0
+        assert in_thread(lambda: redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="bob")) == 0
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 1
+    assert redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor=ME) == 0
     assert OutboxMessage.objects.count() == 1
 
 
@@ -935,7 +935,7 @@ def test_backoffs_end_at_once(db, mode, reset):
     sub = Sub(handler(function=got, mode=mode))
     sub.settle()
     assert retrying.waiting(USING, G, most=2) == 2
-    assert retrying.retry_now(USING, G, by=ME, reset_attempts=reset) == 3
+    assert retrying.retry_now(USING, G, actor=ME, reset_attempts=reset) == 3
     resumed(sub).settle()
     assert sorted(got.attempts) == sorted(
         (number, attempt) for number in range(3) for attempt in (1, 1 if reset else 2)
@@ -949,7 +949,7 @@ def test_retry_of_chosen_ones_leaves_the_others(db):
     got = Recorder(lambda delivery: delivery.nack(delay=3600) if delivery.attempt == 1 else None)
     sub = Sub(handler(function=got))
     sub.settle()
-    assert retrying.retry_now(USING, G, by=ME, rows=[("b", offsets[1]), ("b", 10**9)]) == 1
+    assert retrying.retry_now(USING, G, actor=ME, rows=[("b", offsets[1]), ("b", 10**9)]) == 1
     resumed(sub).settle()
     assert got.attempts[3:] == [(1, 2)]
 
@@ -960,7 +960,7 @@ def test_retry_leaves_alone_what_is_being_handled(db, mode):
     sub = Sub(handler(mode=mode))
     sub.step()
     before = DeliveryState.objects.values().get()
-    assert retrying.retry_now(USING, G, by=ME) == 0
+    assert retrying.retry_now(USING, G, actor=ME) == 0
     assert DeliveryState.objects.values().get() == before
 
 
@@ -969,7 +969,7 @@ def test_retry_goes_through_many_with_one_due_time(db):
     sub = Sub(handler(function=lambda delivery: delivery.nack(delay=3600)))
     sub.settle()
     DeliveryState.objects.update(invisible_until=Session(USING).now() + 10**6)
-    assert retrying.retry_now(USING, G, by=ME, limits=Limits(rows=7)) == 50
+    assert retrying.retry_now(USING, G, actor=ME, limits=Limits(rows=7)) == 50
     assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {0}
 
 
@@ -979,12 +979,12 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
     Sub(put_off).settle()
 
     def drop_and_register():
-        dropping.drop(USING, G, by="bob")
+        dropping.drop(USING, G, actor="bob")
         Sub(put_off).settle()
 
     frozen_before(monkeypatch, 3, drop_and_register)  # behind its first page
     with pytest.raises(OperationRefused, match="was dropped and registered again"):
-        retrying.retry_now(USING, G, by=ME, rows=[("a", offset) for offset in offsets_of()], limits=Limits(rows=2))
+        retrying.retry_now(USING, G, actor=ME, rows=[("a", offset) for offset in offsets_of()], limits=Limits(rows=2))
     assert DeliveryState.objects.filter(invisible_until__gt=0).count() == 4
     record = Operation.objects.get(action="retry")
     assert record.changed == 2
@@ -1008,10 +1008,10 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
     of_t = scheduled.next_scheduled(USING, topic="t")
     assert len(of_t) == 5
     ids = [one.outbox_id for one in of_t]
-    assert rescheduling.cancel(USING, [ids[0], ids[0], 10**9], by=ME, reason="no") == 1
-    assert rescheduling.move(USING, [ids[1]], now + 9_000_000, by=ME) == 1
-    assert rescheduling.deliver_now(USING, [ids[2], ids[3]], by=ME) == 2
-    assert rescheduling.cancel(USING, [ids[2]], by=ME) == 0  # it has come due
+    assert rescheduling.cancel(USING, [ids[0], ids[0], 10**9], actor=ME, reason="no") == 1
+    assert rescheduling.move(USING, [ids[1]], now + 9_000_000, actor=ME) == 1
+    assert rescheduling.deliver_now(USING, [ids[2], ids[3]], actor=ME) == 2
+    assert rescheduling.cancel(USING, [ids[2]], actor=ME) == 0  # it has come due
     sequence()
     assert {json.loads(bytes(row.payload)) for row in QueueMessage.objects.all()} == {2, 3, "at once"}
     assert [one.outbox_id for one in scheduled.next_scheduled(USING, topic="t")] == [ids[4], ids[1]]
@@ -1029,7 +1029,7 @@ def test_a_lease_that_is_released_goes_to_another(db):
     log(2, "a")
     sub = Sub(handler(), batch_size=1, prefetch=1)
     sub.step()
-    assert leasing.revoke(USING, G, ["a", "nothing"], by=ME) == 1
+    assert leasing.revoke(USING, G, ["a", "nothing"], actor=ME) == 1
     got = Recorder()
     second = Sub(handler(function=got))
     second.step()
@@ -1046,10 +1046,10 @@ def test_a_dead_subscriber_is_forgotten_and_a_live_one_is_not(db, clock):
     dead.step()
     lease_ms = 30_000
     with pytest.raises(OperationRefused, match="is alive"):
-        heartbeats.remove(USING, dead.name, by=ME, lease_ms=lease_ms)
+        heartbeats.remove(USING, dead.name, actor=ME, lease_ms=lease_ms)
     clock.advance(31)
-    assert heartbeats.remove(USING, dead.name, by=ME, lease_ms=lease_ms) == 1
-    assert heartbeats.remove(USING, dead.name, by=ME, lease_ms=lease_ms) == 0
+    assert heartbeats.remove(USING, dead.name, actor=ME, lease_ms=lease_ms) == 1
+    assert heartbeats.remove(USING, dead.name, actor=ME, lease_ms=lease_ms) == 0
     got = Recorder()
     Sub(handler(function=got)).settle()
     assert got.payloads == [0]
@@ -1126,7 +1126,7 @@ def test_old_events_are_collected(db, settings, clock):
 
     settings.MYSQLQUEUE = {"HISTORY_RETENTION": 60.0}
     dead_letters(2)
-    pausing.pause(USING, G, by=ME)
+    pausing.pause(USING, G, actor=ME)
     assert delivery_events.collect(USING) == 0
     clock.advance(61)
     assert delivery_events.collect(USING) == 2

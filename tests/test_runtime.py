@@ -573,9 +573,9 @@ def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
     draining.poller, draining.inbox = sub.poller, sub.inbox
     publish("t", 1)
     if end == "paused":
-        pausing.pause(USING, one.ref, by="ada")
+        pausing.pause(USING, one.ref, actor="ada")
     else:
-        dropping.drop(USING, one.ref, by="ada")
+        dropping.drop(USING, one.ref, actor="ada")
     sub.step(times=3)
     assert sub.work() == 0
     assert draining._is_drained()

@@ -358,28 +358,28 @@ def _operate(ref: GroupRef) -> None:
     held = Sub(handler(group=ref.group, mode=mode, function=lambda delivery: delivery.nack(delay=3600))).step()
     held.work(30)
     held.flush()
-    pausing.pause(USING, ref, by="test")
-    pausing.resume(USING, ref, by="test")
+    pausing.pause(USING, ref, actor="test")
+    pausing.resume(USING, ref, actor="test")
     groups.group_controls(session, [ref])
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20
     waiting = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by="", acked=False)
     offset = waiting.values_list("message_offset", flat=True)[0]
     rows = retrying.at(USING, ref, [offset])
-    assert retrying.retry_now(USING, ref, by="test", rows=rows) == 1
+    assert retrying.retry_now(USING, ref, actor="test", rows=rows) == 1
     assert len(dead_lettering.find(USING, ref, [offset])) == 1
-    assert dead_lettering.dead_letter_now(USING, ref, [offset], by="test") == 1
-    assert retrying.retry_now(USING, ref, by="test", reset_attempts=True) >= 19
+    assert dead_lettering.dead_letter_now(USING, ref, [offset], actor="test") == 1
+    assert retrying.retry_now(USING, ref, actor="test", reset_attempts=True) >= 19
     assert {"t", "t_dlq"} <= set(log.known(session))
     assert held.name in heartbeats.names(session)
     if mode == "ordered":
         assert leasing.owners(session, ref, ["k0", "none"]) == {"k0": held.name}
-        assert leasing.revoke(USING, ref, ["k0", "k1"], by="test") == 2
+        assert leasing.revoke(USING, ref, ["k0", "k1"], actor="test") == 2
     heartbeats.deregister(USING, held.name, [ref])
-    assert heartbeats.remove(USING, held.name, by="test", lease_ms=30_000) == 1
+    assert heartbeats.remove(USING, held.name, actor="test", lease_ms=30_000) == 1
     for place in (seeking.position_of(USING, time_ms=session.now() - 1000), seeking.position_of(USING, "latest")):
         seeking.preview(USING, ref, place)
-        seeking.seek(USING, ref, place, by="test")
+        seeking.seek(USING, ref, place, actor="test")
     dead = DeadLetterFilter("t_dlq", group=ref.group, since=1)
     assert redriving.count(USING, dead, most=2) == 2
     assert "t_dlq" in dict(dead_letters.dlq_topics(session))
@@ -391,9 +391,9 @@ def _operate(ref: GroupRef) -> None:
     assert full is not None
     message_history.recorded(session, full.listed.original_offset)
     places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
-    redriving.replace(USING, "t_dlq", places[0], "new", by="test")
-    assert redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), by="test", reason="test") == 1
-    redriving.redrive(USING, dead, by="test", limit=3)
+    redriving.replace(USING, "t_dlq", places[0], "new", actor="test")
+    assert redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
+    redriving.redrive(USING, dead, actor="test", limit=3)
     scheduled = timetable.next_scheduled(USING, topic="t")
     timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
     ids = [one.outbox_id for one in scheduled]
@@ -405,9 +405,9 @@ def _operate(ref: GroupRef) -> None:
     assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
     del ids[4]
     assert "nope" not in log.known(session)
-    assert rescheduling.cancel(USING, ids[:1], by="test") == 1
-    assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, by="test") == 1
-    assert rescheduling.deliver_now(USING, ids[2:], by="test") == len(ids) - 2
+    assert rescheduling.cancel(USING, ids[:1], actor="test") == 1
+    assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, actor="test") == 1
+    assert rescheduling.deliver_now(USING, ids[2:], actor="test") == len(ids) - 2
     rollups.add(USING, {ref: rollups.Tally(failed=1)})
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000, ref)

@@ -327,7 +327,7 @@ def test_a_change_that_finds_its_message_gone_holds_up_no_publisher(db, isolatio
                 cursor.execute("SET SESSION innodb_snapshot_isolation = OFF")
         with transaction.atomic():
             assert OutboxMessage.objects.count() == 1  # a snapshot, where the isolation level keeps one
-            in_thread(lambda: rescheduling.deliver_now(USING, [OutboxMessage.objects.get().pk], by="test"))
+            in_thread(lambda: rescheduling.deliver_now(USING, [OutboxMessage.objects.get().pk], actor="test"))
             in_thread(sequence)
             found = cancel("x", topic="t")
 
@@ -404,11 +404,11 @@ def test_an_operator_does_not_wait_for_an_open_cancel(db):
     rows = list(OutboxMessage.objects.values_list("pk", flat=True))
     with elsewhere(CHANGES["cancel"], commit=False):
         began = time.monotonic()
-        assert rescheduling.deliver_now(USING, rows, by="test", topic="t") == 1
-        assert rescheduling.cancel(USING, rows, by="test") == 0
+        assert rescheduling.deliver_now(USING, rows, actor="test", topic="t") == 1
+        assert rescheduling.cancel(USING, rows, actor="test") == 0
         assert time.monotonic() - began < 10
     assert list(Operation.objects.values_list("action", "topic", "changed")) == [("deliver now", "t", 1)]
-    assert rescheduling.cancel(USING, rows, by="test") == 1
+    assert rescheduling.cancel(USING, rows, actor="test") == 1
 
 
 @pytest.mark.servers_only

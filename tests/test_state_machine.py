@@ -593,7 +593,7 @@ class Machine(RuleBasedStateMachine):
         unsettled = DeliveryState.objects.filter(consumer_group=ref.group, topic=ref.topic, acked=False)
         for offset, holder in unsettled.order_by("message_offset").values_list("message_offset", "delivered_by"):
             try:
-                dead_letter_now(USING, ref, [offset], by="operator")
+                dead_letter_now(USING, ref, [offset], actor="operator")
             except OperationRefused as error:
                 assert f"is held by the live subscriber {holder!r}" in str(error)  # noqa: PT017
                 continue

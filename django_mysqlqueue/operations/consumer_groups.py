@@ -44,7 +44,7 @@ def pause(
         found = group_of(alias, group, topic)
         number = int(not found.paused)
         if not dry_run:
-            number = int(pausing.pause(alias, found.ref, by=actor, reason=reason))
+            number = int(pausing.pause(alias, found.ref, actor=actor, reason=reason))
         text = sentence(
             number,
             dry_run=dry_run,
@@ -78,7 +78,7 @@ def resume(
         found = group_of(alias, group, topic)
         number = int(found.paused)
         if not dry_run:
-            number = int(pausing.resume(alias, found.ref, by=actor, reason=reason))
+            number = int(pausing.resume(alias, found.ref, actor=actor, reason=reason))
         text = sentence(
             number,
             dry_run=dry_run,
@@ -136,7 +136,7 @@ def seek(
             assert position is not None  # noqa: S101  # see above
             target, named = seeking.position_of(alias, position), str(position)
         if not dry_run:
-            seeking.seek(alias, ref, target, by=actor, reason=reason, detail=named, progress=progress)
+            seeking.seek(alias, ref, target, actor=actor, reason=reason, detail=named, progress=progress)
             values = {"ref": ref, "offset": target.offset + 1}
             text = _("The next message of the group %(ref)s is the first from offset %(offset)s on.")
             warnings = (_stays_paused(),) if stays else ()
@@ -212,7 +212,7 @@ def drop_group(
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic, unfinished=["seek", "drop"]).ref
         if not dry_run:
-            changed = int(dropping.drop(alias, ref, by=actor, reason=reason))
+            changed = int(dropping.drop(alias, ref, actor=actor, reason=reason))
             text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s is gone already.")
             return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)
@@ -285,7 +285,7 @@ def set_group_mode(
         if number and dry_run:
             group_mode.refuse_live(Session(alias), found.ref, lease_ms)
         elif number:
-            number = int(group_mode.set_mode(alias, found.ref, mode, by=actor, reason=reason, lease_ms=lease_ms))
+            number = int(group_mode.set_mode(alias, found.ref, mode, actor=actor, reason=reason, lease_ms=lease_ms))
         text = sentence(
             number,
             dry_run=dry_run,

@@ -57,7 +57,7 @@ def find(using: str, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMes
     return _find(session, ref, offsets)
 
 
-def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: str, reason: str = "") -> int:
+def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, actor: str, reason: str = "") -> int:
     """Dead-letters messages that a group is retrying: all of them, or none.
 
     A message qualifies while it waits for another attempt, or when the subscriber
@@ -68,7 +68,7 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
         using: the queue's database alias.
         ref: the group and its topic.
         offsets: of the messages in the log; at most ``MOST``.
-        by: who does it, for the audit log and the dead letter.
+        actor: who does it, for the audit log and the dead letter.
         reason: why; it ends the dead letter's ``last_error``, behind the last attempt's error.
 
     Returns:
@@ -84,7 +84,7 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
     def give_up(session: Session) -> int:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
         found = _find(session, ref, offsets)
-        rejects = [Settlement(_claimed(ref, one, by), Action.REJECT, 0, _error(one, by, reason)) for one in found]
+        rejects = [Settlement(_claimed(ref, one, actor), Action.REJECT, 0, _error(one, actor, reason)) for one in found]
         # Not waited for: whoever holds a partition's offsets row will move its watermark.
         locked = watermarks.lock(session, ref, {one.key for one in found}, skip_locked=True)
         flushed = settling.apply(session, ref, rejects, locked, max_attempts=None)
@@ -98,7 +98,7 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
             session,
             "dead_letter",
             len(found),
-            by=by,
+            actor=actor,
             reason=reason,
             group=ref.group,
             topic=ref.topic,
@@ -110,13 +110,13 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, by: 
         return run(using, give_up)
 
 
-def _claimed(ref: GroupRef, one: RetriedMessage, by: str) -> Claimed:
+def _claimed(ref: GroupRef, one: RetriedMessage, actor: str) -> Claimed:
     # No attempt was begun for it, so ``delivered_at`` stays 0: the record of deliveries tells it by that.
-    return Claimed(ref, one.key, one.offset, one.token, one.failed, suspect=False, size=0, by=by)
+    return Claimed(ref, one.key, one.offset, one.token, one.failed, suspect=False, size=0, by=actor)
 
 
-def _error(one: RetriedMessage, by: str, reason: str) -> str:
-    text = f"Dead-lettered by {by}" + (f": {reason}" if reason else ".")
+def _error(one: RetriedMessage, actor: str, reason: str) -> str:
+    text = f"Dead-lettered by {actor}" + (f": {reason}" if reason else ".")
     return f"{one.last_error.rstrip()}\n{text}" if one.last_error else text
 
 

@@ -60,7 +60,7 @@ def retry(
         rows = _waiting_rows(alias, ref, ids, offsets, missing_ok=missing_ok)
         if not dry_run:
             number = retrying.retry_now(
-                alias, ref, by=actor, reason=reason, rows=rows, reset_attempts=reset_attempts, progress=progress
+                alias, ref, actor=actor, reason=reason, rows=rows, reset_attempts=reset_attempts, progress=progress
             )
         elif rows is None:
             number = retrying.waiting(alias, ref, most=COUNTED)
@@ -138,7 +138,7 @@ def dead_letter(
         wanted += [] if offsets is None else offsets_of(offsets)
         dlq = naming.dlq_topic(topic)
         if not dry_run:
-            changed = dead_lettering.dead_letter_now(alias, ref, wanted, by=actor, reason=reason)
+            changed = dead_lettering.dead_letter_now(alias, ref, wanted, actor=actor, reason=reason)
             text = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
                 "topic": dlq,
                 "number": f"{changed:,}",

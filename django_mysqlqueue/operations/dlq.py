@@ -84,7 +84,7 @@ def redrive(
             redriving.check_groups(alias, letters, number)
         else:
             number = redriving.redrive(
-                alias, letters, by=actor, reason=reason, rate=rate, limit=limit, progress=progress
+                alias, letters, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress
             )
         said = sentence(
             number,
@@ -143,7 +143,7 @@ def discard(
         if dry_run:
             number = _count(alias, letters, limit)
         else:
-            number = redriving.discard(alias, letters, by=actor, reason=reason, limit=limit, progress=progress)
+            number = redriving.discard(alias, letters, actor=actor, reason=reason, limit=limit, progress=progress)
         said = sentence(
             number,
             dry_run=dry_run,
@@ -209,7 +209,7 @@ def edit(
                 "A new message (size in bytes: %(size)s) will replace the dead letter, for the group %(ref)s alone."
             )
             return result_of(EditResult, "replace", 1, said % {"size": f"{size:,}", "ref": ref}, dry_run=True)
-        new_id = redriving.replace(alias, dlq, offset, payload, by=actor, reason=reason)
+        new_id = redriving.replace(alias, dlq, offset, payload, actor=actor, reason=reason)
         said = _("The message %(id)s replaces the dead letter.")
         return result_of(EditResult, "replace", 1, said % {"id": new_id}, dry_run=False, message_id=new_id)
 

@@ -17,14 +17,14 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def drop(using: str, ref: GroupRef, *, by: str = "", reason: str = "", limits: Limits = LIMITS) -> bool:
+def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits: Limits = LIMITS) -> bool:
     """Delete a group and all its state; GC no longer waits for it.
 
     An unfinished seek of the group is stopped. If another drop has finished the work of this one, this one ends
     too. It never touches a group that was registered since.
 
     Args:
-        by: who does it, for the record.
+        actor: who does it, for the record.
 
     Returns:
         Whether the group existed.
@@ -34,7 +34,7 @@ def drop(using: str, ref: GroupRef, *, by: str = "", reason: str = "", limits: L
             again; or deliveries are locked by transactions that do not end.
     """
     with apart(using):
-        operation = run(using, lambda session: _begin(session, ref, by, reason))
+        operation = run(using, lambda session: _begin(session, ref, actor, reason))
         if operation is None:
             return False
         with audit.stopping(using, operation, steps.Stopped):
@@ -45,12 +45,12 @@ def drop(using: str, ref: GroupRef, *, by: str = "", reason: str = "", limits: L
     return True
 
 
-def _begin(session: Session, ref: GroupRef, by: str, reason: str = "") -> int | None:
+def _begin(session: Session, ref: GroupRef, actor: str, reason: str = "") -> int | None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:
         return None
-    operation = steps.begin(session, ref, found, "drop", by=by, reason=reason)
+    operation = steps.begin(session, ref, found, "drop", actor=actor, reason=reason)
     groups.change(session, ref, paused=True, after_seek=ConsumerGroup.AfterSeek.DROPPED, operation=operation)
     return operation
 

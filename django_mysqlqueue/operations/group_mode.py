@@ -11,7 +11,7 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, by: str = "", reason: str = "") -> bool:
+def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str = "", reason: str = "") -> bool:
     """Change the mode of a group that has no live subscribers, and delete its leases.
 
     A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims
@@ -34,7 +34,7 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, by: str = "
             pass
         groups.change(session, ref, revise=True, mode=mode)
         detail = f"from {found.mode} to {mode}"
-        audit.once(session, "mode", 0, by=by, reason=reason, group=ref.group, topic=ref.topic, detail=detail)
+        audit.once(session, "mode", 0, actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail)
         return True
 
     with apart(using):

@@ -8,7 +8,7 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
 
 
-def pause(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
+def pause(using: str, ref: GroupRef, *, actor: str, reason: str = "") -> bool:
     """Stop claims: subscribers finish what they have claimed, keep their leases, and claim nothing more.
 
     Returns:
@@ -17,10 +17,10 @@ def pause(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    return _set_paused(using, ref, paused=True, by=by, reason=reason)
+    return _set_paused(using, ref, paused=True, actor=actor, reason=reason)
 
 
-def resume(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
+def resume(using: str, ref: GroupRef, *, actor: str, reason: str = "") -> bool:
     """Let a group claim again; its subscribers notice within a lease renewal interval.
 
     Returns:
@@ -29,10 +29,10 @@ def resume(using: str, ref: GroupRef, *, by: str, reason: str = "") -> bool:
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
     """
-    return _set_paused(using, ref, paused=False, by=by, reason=reason)
+    return _set_paused(using, ref, paused=False, actor=actor, reason=reason)
 
 
-def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, reason: str) -> bool:
+def _set_paused(using: str, ref: GroupRef, *, paused: bool, actor: str, reason: str) -> bool:
     action = "pause" if paused else "resume"
 
     def write(session: Session) -> bool:
@@ -41,7 +41,7 @@ def _set_paused(using: str, ref: GroupRef, *, paused: bool, by: str, reason: str
         if found.paused is paused:
             return False
         groups.change(session, ref, paused=paused)
-        audit.once(session, action, 0, by=by, reason=reason, group=ref.group, topic=ref.topic)
+        audit.once(session, action, 0, actor=actor, reason=reason, group=ref.group, topic=ref.topic)
         return True
 
     with apart(using):

@@ -49,7 +49,7 @@ def redrive(
     using: str,
     letters: DeadLetterFilter,
     *,
-    by: str,
+    actor: str,
     reason: str = "",
     rate: float | None = None,
     limit: int | None = None,
@@ -61,7 +61,7 @@ def redrive(
     the log; ``Delivery.id`` goes on to show the first one's id.
 
     Args:
-        by: who does it, for the record.
+        actor: who does it, for the record.
         rate: at most so many a second; None: as fast as it goes.
         limit: at most so many.
         progress: is told how many each step has sent.
@@ -75,10 +75,10 @@ def redrive(
     """
 
     def send_back(session: Session, found: Sequence[_DeadLetter]) -> None:
-        _send_back(session, letters.topic, found, by)
+        _send_back(session, letters.topic, found, actor)
 
     return _take_all(
-        using, letters, "redrive", send_back, by=by, reason=reason, rate=rate, limit=limit, progress=progress
+        using, letters, "redrive", send_back, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress
     )
 
 
@@ -86,7 +86,7 @@ def discard(
     using: str,
     letters: DeadLetterFilter,
     *,
-    by: str,
+    actor: str,
     reason: str,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
@@ -103,12 +103,14 @@ def discard(
         raise OperationRefused("reason '': say why the messages are thrown away")
 
     def put_on_record(session: Session, found: Sequence[_DeadLetter]) -> None:
-        _record(session, letters.topic, found, DeliveryEvent.Outcome.DISCARDED, by, error=reason)
+        _record(session, letters.topic, found, DeliveryEvent.Outcome.DISCARDED, actor, error=reason)
 
-    return _take_all(using, letters, "discard", put_on_record, by=by, reason=reason, limit=limit, progress=progress)
+    return _take_all(
+        using, letters, "discard", put_on_record, actor=actor, reason=reason, limit=limit, progress=progress
+    )
 
 
-def replace(using: str, topic: str, offset: int, payload: Any, *, by: str, reason: str = "") -> str:
+def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, reason: str = "") -> str:
     """Sends a corrected payload in the place of a dead letter, to the group that failed it.
 
     It is a message of its own, with its own id; its metadata name the old one's.
@@ -138,12 +140,12 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, by: str, reaso
             (letter.original_topic, letter.key, new_id, body, kept, letter.failed_group),
         )
         _delete(session, [offset])
-        _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, by, related={offset: new_id})
+        _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, actor, related={offset: new_id})
         audit.once(
             session,
             "replace",
             1,
-            by=by,
+            actor=actor,
             reason=reason,
             group=letter.failed_group,
             topic=topic,
@@ -218,7 +220,7 @@ def _take_all(
     action: str,
     take: Callable[[Session, Sequence[_DeadLetter]], None],
     *,
-    by: str,
+    actor: str,
     reason: str,
     rate: float | None = None,
     limit: int | None = None,
@@ -240,7 +242,7 @@ def _take_all(
         operation = run(
             using,
             lambda session: audit.begin(
-                session, action, by=by, reason=reason, group=letters.group or "", topic=letters.topic
+                session, action, actor=actor, reason=reason, group=letters.group or "", topic=letters.topic
             ),
         )
         with audit.ending(using, operation):
@@ -291,7 +293,7 @@ def _refuse_unregistered(session: Session, wanted: Collection[GroupRef]) -> None
         )
 
 
-def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], by: str) -> None:
+def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor: str) -> None:
     _refuse_unregistered(session, {GroupRef(letter.failed_group, letter.original_topic) for letter in found})
     ids = {letter.offset: naming.new_message_id() for letter in found}
     for chunk in session.chunks(list(ids.items())):
@@ -304,7 +306,7 @@ def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], by: s
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             flat(chunk),
         )
-    _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, by, related=ids)
+    _record(session, topic, found, DeliveryEvent.Outcome.REDRIVEN, actor, related=ids)
 
 
 def _delete(session: Session, offsets: Sequence[int]) -> None:
@@ -317,7 +319,7 @@ def _record(
     topic: str,
     found: Sequence[_DeadLetter],
     outcome: DeliveryEvent.Outcome,
-    by: str,
+    actor: str,
     *,
     error: str = "",
     related: dict[int, str] | None = None,
@@ -334,7 +336,7 @@ def _record(
                 outcome.value,
                 0,
                 0,
-                by,
+                actor,
                 error,
                 (related or {}).get(letter.offset, ""),
             )

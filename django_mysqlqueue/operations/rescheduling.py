@@ -14,7 +14,7 @@ from django_mysqlqueue.sql.session import Session, run
 OUTBOX = OutboxMessage._meta.db_table
 
 
-def cancel(using: str, ids: Sequence[int], *, by: str, topic: str = "", reason: str = "") -> int:
+def cancel(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reason: str = "") -> int:
     """Deletes scheduled messages that have not come due; returns how many there were.
 
     What another transaction has locked (it is being sequenced, cancelled or
@@ -28,26 +28,26 @@ def cancel(using: str, ids: Sequence[int], *, by: str, topic: str = "", reason: 
     def delete(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.remove(session, chunk, wait=False)
 
-    return _each(using, "cancel", ids, delete, by=by, topic=topic, reason=reason)
+    return _each(using, "cancel", ids, delete, actor=actor, topic=topic, reason=reason)
 
 
-def deliver_now(using: str, ids: Sequence[int], *, by: str, topic: str = "", reason: str = "") -> int:
+def deliver_now(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reason: str = "") -> int:
     """Lets scheduled messages come due at once; otherwise as ``cancel``."""
 
     def bring(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, 1, wait=False)
 
-    return _each(using, "deliver now", ids, bring, by=by, topic=topic, reason=reason)
+    return _each(using, "deliver now", ids, bring, actor=actor, topic=topic, reason=reason)
 
 
-def move(using: str, ids: Sequence[int], deliver_at: int, *, by: str, topic: str = "", reason: str = "") -> int:
+def move(using: str, ids: Sequence[int], deliver_at: int, *, actor: str, topic: str = "", reason: str = "") -> int:
     """Gives scheduled messages another time (epoch milliseconds); otherwise as ``cancel``."""
     at = max(1, deliver_at)
 
     def put(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, at, wait=False)
 
-    return _each(using, "reschedule", ids, put, by=by, topic=topic, reason=reason, detail=f"to {at}")
+    return _each(using, "reschedule", ids, put, actor=actor, topic=topic, reason=reason, detail=f"to {at}")
 
 
 def _each(
@@ -56,7 +56,7 @@ def _each(
     ids: Sequence[int],
     change: Callable[[Session, Sequence[int]], int],
     *,
-    by: str,
+    actor: str,
     topic: str,
     reason: str,
     detail: str = "",
@@ -64,7 +64,7 @@ def _each(
     def write(session: Session, chunk: Sequence[int]) -> int:
         changed = change(session, chunk)
         if changed:
-            audit.once(session, action, changed, by=by, reason=reason, topic=topic, detail=detail)
+            audit.once(session, action, changed, actor=actor, reason=reason, topic=topic, detail=detail)
         return changed
 
     distinct = sorted(set(ids))

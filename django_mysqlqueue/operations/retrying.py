@@ -57,7 +57,7 @@ def retry_now(
     using: str,
     ref: GroupRef,
     *,
-    by: str,
+    actor: str,
     reason: str = "",
     rows: Sequence[tuple[str, int]] | None = None,
     reset_attempts: bool = False,
@@ -70,7 +70,7 @@ def retry_now(
     seek in between it may retry some that were claimed since. It stops if the group has been dropped.
 
     Args:
-        by: who does it, for the record.
+        actor: who does it, for the record.
         rows: (partition key, offset) of those that are meant; None: all that wait now.
         reset_attempts: their attempts count from one again.
         progress: is told how many each step has changed.
@@ -87,7 +87,9 @@ def retry_now(
         found = groups.lock(session, ref)
         groups.refuse_unfinished(ref, found.after_seek)
         detail = "attempts from one again" if reset_attempts else ""
-        operation = audit.begin(session, "retry", by=by, reason=reason, group=ref.group, topic=ref.topic, detail=detail)
+        operation = audit.begin(
+            session, "retry", actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
+        )
         return operation, found.id
 
     with apart(using):

@@ -140,7 +140,7 @@ def _cancel(
         said = _("Scheduled messages that will be deleted, so that no group receives them: %(number)s.")
     else:
         said = _("Scheduled messages cancelled: %(number)s.")
-    change = functools.partial(rescheduling.cancel, alias, rows, by=actor, topic=topic, reason=reason)
+    change = functools.partial(rescheduling.cancel, alias, rows, actor=actor, topic=topic, reason=reason)
     return _change("cancel", alias, rows, missing, change, [said], {}, dry_run=dry_run)
 
 
@@ -155,7 +155,7 @@ def _move(
     reason: str,
     dry_run: bool,
 ) -> ScheduledResult:
-    record: dict[str, Any] = {"by": actor, "topic": topic, "reason": reason}
+    record: dict[str, Any] = {"actor": actor, "topic": topic, "reason": reason}
     if deliver_at is None:
         planned = _("Scheduled messages that will be delivered now: %(number)s.")
         said = [planned if dry_run else _("Scheduled messages that are due now: %(number)s.")]

@@ -190,7 +190,7 @@ def seek(
     ref: GroupRef,
     position: Position,
     *,
-    by: str,
+    actor: str,
     reason: str = "",
     detail: str = "",
     progress: Callable[[int], object] = lambda rows: None,
@@ -203,7 +203,7 @@ def seek(
     letter, even if the seek replays its message.
 
     Args:
-        by: who does it, for the record.
+        actor: who does it, for the record.
         progress: is told how many partitions and deliveries each step has reset.
 
     Returns:
@@ -214,7 +214,7 @@ def seek(
             begun meanwhile, or its deliveries are locked by transactions that do not end.
     """
     with apart(using):
-        operation = run(using, lambda session: _begin(session, ref, position, by, detail, reason))
+        operation = run(using, lambda session: _begin(session, ref, position, actor, detail, reason))
         with audit.stopping(using, operation, steps.Stopped):
             after: str | None = ""
             while after is not None:
@@ -231,13 +231,13 @@ def seek(
     return forgotten
 
 
-def _begin(session: Session, ref: GroupRef, position: Position, by: str, detail: str, reason: str = "") -> int:
+def _begin(session: Session, ref: GroupRef, position: Position, actor: str, detail: str, reason: str = "") -> int:
     found = groups.lock(session, ref)
     if found.after_seek == AfterSeek.DROPPED:
         groups.refuse_unfinished(ref, found.after_seek)
     after = found.after_seek or (AfterSeek.STAY if found.paused else AfterSeek.RESUME)
     text = f"to offset {position.offset + 1}" + (f" ({detail})" if detail else "")
-    operation = steps.begin(session, ref, found, "seek", by=by, reason=reason, detail=text)
+    operation = steps.begin(session, ref, found, "seek", actor=actor, reason=reason, detail=text)
     groups.change(
         session,
         ref,

@@ -27,16 +27,18 @@ LOCKED_PAUSE = 0.05
 
 
 def begin(
-    session: Session, ref: GroupRef, found: Locked, action: str, *, by: str, reason: str = "", detail: str = ""
+    session: Session, ref: GroupRef, found: Locked, action: str, *, actor: str, reason: str = "", detail: str = ""
 ) -> int:
     """Puts an operation on record; one of the group that has not ended is stopped, and its record says so.
 
     Returns:
         The operation's id: to be stored in the group row, with ``paused``, in the same transaction.
     """
-    operation = audit.begin(session, action, by=by, reason=reason, group=ref.group, topic=ref.topic, detail=detail)
+    operation = audit.begin(
+        session, action, actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
+    )
     if found.operation:
-        audit.stop(session, found.operation, f"stopped: a {action} by {by or 'somebody'} took over")
+        audit.stop(session, found.operation, f"stopped: a {action} by {actor or 'somebody'} took over")
     return operation
 
 

@@ -49,7 +49,7 @@ def release(
         if dry_run:
             number = sum(bool(owner) for owner in owners.values())
         else:
-            number = leasing.revoke(alias, ref, keys, by=actor, reason=reason)
+            number = leasing.revoke(alias, ref, keys, actor=actor, reason=reason)
         text = sentence(
             number,
             dry_run=dry_run,
@@ -87,7 +87,7 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
         if dry_run:
             number = heartbeats.count_lost(session, subscriber, lease_ms)
         else:
-            number = heartbeats.remove(alias, subscriber, by=actor, reason=reason, lease_ms=lease_ms)
+            number = heartbeats.remove(alias, subscriber, actor=actor, reason=reason, lease_ms=lease_ms)
         text = sentence(
             number,
             dry_run=dry_run,

@@ -28,7 +28,7 @@ def begin(
     session: Session,
     action: str,
     *,
-    by: str,
+    actor: str,
     reason: str = "",
     group: str = "",
     topic: str = "",
@@ -37,12 +37,12 @@ def begin(
     """Write an operation into the audit log; returns its id.
 
     Args:
-        by: who does it.
+        actor: who does it.
         reason: why, in that person's words.
         detail: what it does, beyond its group and topic.
     """
     row = Operation.objects.using(session.using).create(
-        action=action, consumer_group=group, topic=topic, actor=by[:KEY_LENGTH], detail=detail, reason=reason
+        action=action, consumer_group=group, topic=topic, actor=actor[:KEY_LENGTH], detail=detail, reason=reason
     )
     return int(row.pk)
 
@@ -106,13 +106,13 @@ def once(
     action: str,
     changed: int,
     *,
-    by: str,
+    actor: str,
     reason: str = "",
     group: str = "",
     topic: str = "",
     detail: str = "",
 ) -> None:
     """Record an operation that the present transaction does as a whole; arguments as in ``begin``."""
-    operation = begin(session, action, by=by, reason=reason, group=group, topic=topic, detail=detail)
+    operation = begin(session, action, actor=actor, reason=reason, group=group, topic=topic, detail=detail)
     add(session, operation, changed)
     end(session, operation)

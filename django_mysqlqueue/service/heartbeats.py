@@ -87,7 +87,7 @@ def _alive_text(subscriber: str) -> str:
     return f"The subscriber {subscriber!r} is alive: stop it first."
 
 
-def remove(using: str, subscriber: str, *, by: str, lease_ms: int, reason: str = "") -> int:
+def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: str = "") -> int:
     """Deletes a dead subscriber's rows, for all its groups: nobody waits for its leases to run out.
 
     Returns:
@@ -119,7 +119,7 @@ def remove(using: str, subscriber: str, *, by: str, lease_ms: int, reason: str =
         if any(is_alive for (is_alive,) in alive):
             raise OperationRefused(_alive_text(subscriber))
         session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(places), on), flat(places))
-        audit.once(session, "forget", len(alive), by=by, reason=reason, detail=subscriber)
+        audit.once(session, "forget", len(alive), actor=actor, reason=reason, detail=subscriber)
         return len(alive)
 
     with apart(using):

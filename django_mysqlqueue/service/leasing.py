@@ -219,7 +219,7 @@ def unassign(
     return len(owned)
 
 
-def revoke(using: str, ref: GroupRef, keys: Collection[str], *, by: str, reason: str = "") -> int:
+def revoke(using: str, ref: GroupRef, keys: Collection[str], *, actor: str, reason: str = "") -> int:
     """Takes leases away from whoever holds them: any subscriber may have them next.
 
     The holder notices with its next claim or tick and starts nothing more of
@@ -233,7 +233,7 @@ def revoke(using: str, ref: GroupRef, keys: Collection[str], *, by: str, reason:
         owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner)
         _assign(session, ref, owned, "")
         if owned:
-            audit.once(session, "release", len(owned), by=by, reason=reason, group=ref.group, topic=ref.topic)
+            audit.once(session, "release", len(owned), actor=actor, reason=reason, group=ref.group, topic=ref.topic)
         return len(owned)
 
     with apart(using):

@@ -52,7 +52,7 @@ def queue(db: None) -> Sub:
     sub.poller.write_rollups()
     gone = Sub(handler("orders", "billing"), name="host-8")
     SubscriberHeartbeat.objects.filter(subscriber_name=gone.name).update(heartbeat_at=1)
-    pausing.pause(USING, GroupRef(LONG, "orders"), by="ada", reason="the warehouse moves")
+    pausing.pause(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves")
     return sub
 
 
@@ -248,7 +248,7 @@ def test_a_session_that_has_ended(desk: Desk, live, queue: Sub):
 def test_a_group_that_goes_while_it_is_looked_at(desk: Desk, live, db: None):
     Sub(handler("orders", "billing"))
     live(GROUP)
-    dropping.drop(USING, GroupRef("billing", "orders"), by="somebody else")
+    dropping.drop(USING, GroupRef("billing", "orders"), actor="somebody else")
     refresh(desk.page)
     expect(desk.page.get_by_text("There is no group billing/orders.")).to_be_visible()
     expect(live_text(desk.page)).to_have_text("")

@@ -216,39 +216,39 @@ def _(a: Actor) -> object:
 
 @operation("set_mode shared")
 def _(a: Actor) -> object:
-    group_mode.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS, by=a.name)
+    group_mode.set_mode(ALIAS, G, "shared", lease_ms=LEASE_MS, actor=a.name)
     return None
 
 
 @operation("set_mode ordered")
 def _(a: Actor) -> object:
-    group_mode.set_mode(ALIAS, G, "ordered", lease_ms=LEASE_MS, by=a.name)
+    group_mode.set_mode(ALIAS, G, "ordered", lease_ms=LEASE_MS, actor=a.name)
     return None
 
 
 @operation("pause")
 def _(a: Actor) -> object:
-    return pausing.pause(ALIAS, G, by=a.name)
+    return pausing.pause(ALIAS, G, actor=a.name)
 
 
 @operation("resume")
 def _(a: Actor) -> object:
-    return pausing.resume(ALIAS, G, by=a.name)
+    return pausing.resume(ALIAS, G, actor=a.name)
 
 
 @operation("drop", forgets=True, steps=True)
 def _(a: Actor) -> object:
-    return dropping.drop(ALIAS, G, by=a.name)
+    return dropping.drop(ALIAS, G, actor=a.name)
 
 
 @operation("seek to the beginning", forgets=True, steps=True)
 def seek_back(a: Actor) -> object:
-    return seeking.seek(ALIAS, G, Position(0), by=a.name)
+    return seeking.seek(ALIAS, G, Position(0), actor=a.name)
 
 
 @operation("seek to the end", forgets=True, skips=True, steps=True)
 def _(a: Actor) -> object:
-    return seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), by=a.name)
+    return seeking.seek(ALIAS, G, seeking.position_of(ALIAS, "latest"), actor=a.name)
 
 
 # -- heartbeats and leases ----------------------------------------------------------
@@ -276,12 +276,12 @@ def _(a: Actor) -> object:
 
 @operation("remove a lost subscriber")
 def _(a: Actor) -> object:
-    return heartbeats.remove(ALIAS, LOST, by=a.name, lease_ms=LEASE_MS)
+    return heartbeats.remove(ALIAS, LOST, actor=a.name, lease_ms=LEASE_MS)
 
 
 @operation("remove the subscriber")
 def _(a: Actor) -> object:
-    return heartbeats.remove(ALIAS, WHO, by=a.name, lease_ms=LEASE_MS)
+    return heartbeats.remove(ALIAS, WHO, actor=a.name, lease_ms=LEASE_MS)
 
 
 @operation("verify leases")
@@ -296,7 +296,7 @@ def _(a: Actor) -> object:
 
 @operation("revoke leases")
 def _(a: Actor) -> object:
-    return leasing.revoke(ALIAS, G, list(KEYS), by=a.name)
+    return leasing.revoke(ALIAS, G, list(KEYS), actor=a.name)
 
 
 @operation("drop drained leases")
@@ -531,54 +531,54 @@ def _(a: Actor) -> object:
 
 @operation("retry", steps=True)
 def _(a: Actor) -> object:
-    return retrying.retry_now(ALIAS, G, by=a.name, reset_attempts=True)
+    return retrying.retry_now(ALIAS, G, actor=a.name, reset_attempts=True)
 
 
 @operation("retry one", steps=True)
 def _(a: Actor) -> object:
-    return retrying.retry_now(ALIAS, G, by=a.name, rows=[("b", a.offsets["b1"])])
+    return retrying.retry_now(ALIAS, G, actor=a.name, rows=[("b", a.offsets["b1"])])
 
 
 @operation("dead-letter now", settles="b1 e1")
 def _(a: Actor) -> object:
-    return dead_lettering.dead_letter_now(ALIAS, G, [a.offsets["b1"], a.offsets["e1"]], by=a.name)
+    return dead_lettering.dead_letter_now(ALIAS, G, [a.offsets["b1"], a.offsets["e1"]], actor=a.name)
 
 
 @operation("redrive", steps=True)
 def redrive(a: Actor) -> object:
-    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), by=a.name)
+    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=a.name)
 
 
 @operation("redrive one", steps=True)
 def _(a: Actor) -> object:
-    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), by=a.name, limit=1)
+    return redriving.redrive(ALIAS, DeadLetterFilter(DLQ), actor=a.name, limit=1)
 
 
 @operation("discard", steps=True)
 def _(a: Actor) -> object:
-    return redriving.discard(ALIAS, DeadLetterFilter(DLQ), by=a.name, reason="none")
+    return redriving.discard(ALIAS, DeadLetterFilter(DLQ), actor=a.name, reason="none")
 
 
 @operation("replace")
 def _(a: Actor) -> object:
     offset = min((at for name, at in a.offsets.items() if name.endswith("!")), default=0)
-    redriving.replace(ALIAS, DLQ, offset, "corrected", by=a.name)
+    redriving.replace(ALIAS, DLQ, offset, "corrected", actor=a.name)
     return None
 
 
 @operation("cancel scheduled", deletes=True)
 def _(a: Actor) -> object:
-    return rescheduling.cancel(ALIAS, a.start.scheduled, by=a.name)
+    return rescheduling.cancel(ALIAS, a.start.scheduled, actor=a.name)
 
 
 @operation("deliver scheduled now")
 def _(a: Actor) -> object:
-    return rescheduling.deliver_now(ALIAS, a.start.scheduled, by=a.name)
+    return rescheduling.deliver_now(ALIAS, a.start.scheduled, actor=a.name)
 
 
 @operation("move scheduled")
 def _(a: Actor) -> object:
-    return rescheduling.move(ALIAS, a.start.scheduled, 4 * 10**12, by=a.name)
+    return rescheduling.move(ALIAS, a.start.scheduled, 4 * 10**12, actor=a.name)
 
 
 @operation("bring everything nearer", touches_all=True)

@@ -131,7 +131,7 @@ def forsaken_shared() -> Start:
 
 def paused() -> Start:
     start = busy()
-    pausing.pause(USING, G, by="before")
+    pausing.pause(USING, G, actor="before")
     return start
 
 
