@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +74,16 @@ def db(_database: None) -> Iterator[None]:
     yield
     if connection.in_atomic_block:
         raise AssertionError("the test left a transaction open")
+    _await_handlers()
+
+
+def _await_handlers() -> None:
+    """Handlers that outlive their test would write their log into another test."""
+    until = time.monotonic() + 10
+    for thread in threading.enumerate():
+        if thread.name.startswith("mysqlqueue-handler"):
+            thread.join(max(0, until - time.monotonic()))
+            assert not thread.is_alive(), f"the test left a handler running on {thread.name}"
 
 
 @pytest.fixture
