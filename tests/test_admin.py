@@ -31,7 +31,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
     SubscriberHeartbeat,
 )
-from tests.harness import Sub, handler, sequence
+from tests.support.harness import Sub, handler, sequence
 from tests.test_conformance import fail
 from tests.test_operations import dead_letters, log
 

@@ -8,7 +8,7 @@ from django.utils import timezone
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from tests import test_admin
-from tests.harness import Sub, handler, sequence
+from tests.support.harness import Sub, handler, sequence
 from tests.test_admin import ROOT, confirm, page
 from tests.test_conformance import fail
 from tests.test_operations import log

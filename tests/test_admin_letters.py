@@ -28,7 +28,7 @@ from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, Ou
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.test_admin import HOSTILE, ROOT, client, confirm, hidden, make_client, page  # noqa: F401
 from tests.test_conformance import Recorder, fail
 from tests.test_operations import dead_letters, offsets_of

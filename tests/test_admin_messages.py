@@ -25,7 +25,7 @@ from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests import test_admin
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.test_admin import HOSTILE, ROOT, WAITS, confirm, page  # fixtures
 from tests.test_conformance import both_modes, fail
 from tests.test_operations import G, dead_letters, log, offsets_of

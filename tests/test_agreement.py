@@ -33,7 +33,7 @@ from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from tests.conftest import Clock
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 
 urlpatterns = [path("admin/", admin.site.urls), path("metrics/", metrics.view)]
 DASHBOARD = "/admin/django_mysqlqueue/dashboard/"

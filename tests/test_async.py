@@ -26,7 +26,7 @@ from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.testing import deliver_all
 from tests.app.models import Effect
-from tests.harness import USING, Sub, in_thread, lag
+from tests.support.harness import USING, Sub, in_thread, lag
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 

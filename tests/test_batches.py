@@ -16,7 +16,7 @@ from django_mysqlqueue.runtime.handling.lanes import Batch
 from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
-from tests.harness import Sub, handler, in_thread, lag, payloads
+from tests.support.harness import Sub, handler, in_thread, lag, payloads
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 

@@ -14,7 +14,7 @@ from django_mysqlqueue.runtime.polling.ordered import MAX_PENDING, TAKE_OVER, Or
 from django_mysqlqueue.service import leasing, retention, settling, watermarks
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
-from tests.harness import USING, Sub, handler, in_thread, lag
+from tests.support.harness import USING, Sub, handler, in_thread, lag
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])

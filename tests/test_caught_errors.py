@@ -14,8 +14,8 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.mysql import LOCK_WAIT_TIMEOUT, STATEMENT_ERRORS
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, in_thread
-from tests.private_servers import alias_of, private_server
+from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.private_servers import alias_of, private_server
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=1, network=10, read=30)
 SERVER = "rolls_back_on_timeout"

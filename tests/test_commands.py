@@ -29,7 +29,7 @@ from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.service import groups, heartbeats, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
-from tests.harness import USING, Sub, handler, lag, sequence
+from tests.support.harness import USING, Sub, handler, lag, sequence
 
 GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
 

@@ -18,7 +18,7 @@ from django_mysqlqueue.models import (
     QueueMessage,
 )
 from django_mysqlqueue.service import retention, sequencing, settling
-from tests.harness import USING, Sub, handler, in_thread, lag, payloads, problems_found, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, payloads, problems_found, sequence
 
 
 class Recorder:

@@ -23,18 +23,18 @@ from django_mysqlqueue.operations import seeking, steps
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.sql.connection import drop_connection
-from tests import draining, invariants
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
-from tests.crash_audit import Observer, Picture
-from tests.crash_cases import CASES, Case, resume, undo
-from tests.crash_worlds import OTHER, G, World
-from tests.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
-from tests.harness import USING, Sub, handler
-from tests.snapshots import Snapshot
-from tests.tables import Tables
+from tests.crash.audit import Observer, Picture
+from tests.crash.cases import CASES, Case, resume, undo
+from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
+from tests.crash.worlds import OTHER, G, World
+from tests.support import draining, invariants
+from tests.support.harness import USING, Sub, handler
+from tests.support.snapshots import Snapshot
+from tests.support.tables import Tables
+from tests.support.writers import watched, writing_functions
 from tests.test_operation_crashes import ACTS, begin
-from tests.writers import watched, writing_functions
 
 # -- running them -------------------------------------------------------------
 

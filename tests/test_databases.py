@@ -27,11 +27,11 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import groups, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from tests import oracle
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
-from tests.harness import Sub, handler, in_thread, sequence
-from tests.routers import QueueElsewhere, QueueKeptOut, ReadsFromReplica
+from tests.support import oracle
+from tests.support.harness import Sub, handler, in_thread, sequence
+from tests.support.routers import QueueElsewhere, QueueKeptOut, ReadsFromReplica
 from tests.test_processes import Worker, assert_ordered, effects, wait_for
 
 urlpatterns = [path("admin/", admin.site.urls)]
@@ -448,7 +448,7 @@ EVERY_GROUP = ("--group", "plain", "--group", "atomic", "--group", "shared")
     ("arguments", "options"),
     [
         ((), {"DATABASE": QUEUE}),
-        ((), {"routers": ["tests.routers.QueueElsewhere"]}),
+        ((), {"routers": ["tests.support.routers.QueueElsewhere"]}),
         (("--database", QUEUE), {}),
     ],
     ids=["setting", "router", "--database"],
@@ -473,7 +473,7 @@ def test_a_subscriber_never_reads_a_replica(db, start):
     publish_many("p.plain", (Message({"n": n}, key=f"k{n % 3}") for n in range(60)))
     publish_many("p.shared", (Message({"n": n}) for n in range(20)))
     publish("p.plain", {"n": 60, "fail": True}, key="k0")
-    worker = start(*EVERY_GROUP, routers=["tests.routers.ReadsFromReplica"])
+    worker = start(*EVERY_GROUP, routers=["tests.support.routers.ReadsFromReplica"])
 
     def is_done():
         # The one that failed has run twice in the group that is not atomic.

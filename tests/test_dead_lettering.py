@@ -25,7 +25,7 @@ from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder, both_modes
 from tests.test_operations import G, log, offsets_of, resumed
 

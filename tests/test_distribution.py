@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging import ROOT, copy_project
+from tests.support.distribution import ROOT, copy_project
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -34,7 +34,7 @@ from django_mysqlqueue.inspection import bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests.harness import USING, Sub, handler, lag, sequence
+from tests.support.harness import USING, Sub, handler, lag, sequence
 
 pytestmark = pytest.mark.any_engine
 

@@ -17,7 +17,7 @@ from django_mysqlqueue.service import groups, retention
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Orphans
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.test_conformance import Recorder
 
 pytestmark = pytest.mark.usefixtures("db")

@@ -17,7 +17,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.sql.connection import has_unread
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler
+from tests.support.harness import USING, Sub, handler
 
 pytestmark = pytest.mark.servers_only
 

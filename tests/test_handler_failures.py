@@ -14,7 +14,7 @@ from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.service import settling
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import both_modes
 
 

@@ -31,7 +31,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.mysql import INNODB_TRANSACTIONS
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, in_thread, problems_found, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, problems_found, sequence
 
 urlpatterns = [
     path(

@@ -24,7 +24,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.service.messages import ERROR_LENGTH
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=60)
 

@@ -18,7 +18,7 @@ from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessag
 from django_mysqlqueue.runtime.polling.context import Limits
 from django_mysqlqueue.service import publishing, retention, sequencing
 from django_mysqlqueue.service.messages import ERROR_LENGTH, encode
-from tests.harness import USING, Sub, handler, in_thread, lag
+from tests.support.harness import USING, Sub, handler, in_thread, lag
 
 BINARY = len(json.dumps({"content_type": "application/octet-stream"}, separators=(",", ":")))
 """Bytes of metadata of a payload of bytes."""

@@ -10,7 +10,7 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from tests.harness import lag, sequence
+from tests.support.harness import lag, sequence
 from tests.test_processes import effects, start  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.processes

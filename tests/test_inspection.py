@@ -26,7 +26,7 @@ from django_mysqlqueue.inspection import (
 from django_mysqlqueue.models import SubscriberHeartbeat
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.test_operations import dead_letters, offsets_of
 
 pytestmark = pytest.mark.usefixtures("db")

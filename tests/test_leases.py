@@ -15,7 +15,7 @@ from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, set
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")

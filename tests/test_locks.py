@@ -23,8 +23,8 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql import dialect_of, session
 from django_mysqlqueue.sql.session import flat
-from tests.harness import USING, in_thread, sequence
-from tests.statistics import SIZES, pinned
+from tests.support.harness import USING, in_thread, sequence
+from tests.support.statistics import SIZES, pinned
 
 pytestmark = pytest.mark.servers_only
 G = GroupRef("g", "t")

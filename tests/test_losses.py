@@ -14,7 +14,7 @@ from django.db import transaction
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, QueueMessage, SubscriberHeartbeat
-from tests.harness import sequence
+from tests.support.harness import sequence
 from tests.test_processes import drained, effects, wait_for
 from tests.test_supervisor import start  # noqa: F401  # a fixture
 

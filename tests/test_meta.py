@@ -17,7 +17,7 @@ from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessag
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
-from tests.harness import USING, Sub, handler
+from tests.support.harness import USING, Sub, handler
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent

@@ -36,8 +36,8 @@ from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.signals import delivery_settled
 from django_mysqlqueue.sql.session import Session
-from tests import oracle
-from tests.harness import USING, Sub, handler, sequence
+from tests.support import oracle
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.test_processes import ROOT, Worker, publish_numbers, wait_for
 
 TOKEN = "0123456789abcdefghij"  # noqa: S105

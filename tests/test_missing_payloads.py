@@ -15,7 +15,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service import payloads, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import fail
 
 REF = GroupRef("g", "t")

@@ -11,7 +11,7 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
 import django_mysqlqueue
-from tests.mysql_syntax import NEWER, OLDEST, newer, texts
+from tests.support.mysql_syntax import NEWER, OLDEST, newer, texts
 from tests.test_plans import alias, scenario  # noqa: F401  # a fixture
 
 PACKAGE = Path(django_mysqlqueue.__file__).parent

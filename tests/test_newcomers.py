@@ -20,7 +20,7 @@ from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.runtime.handling.registry import handlers
 from tests.app.models import Effect
-from tests.harness import Sub, handler, lag
+from tests.support.harness import Sub, handler, lag
 
 ROOT = Path(__file__).parent.parent
 

@@ -24,7 +24,7 @@ from django_mysqlqueue.service import groups
 from django_mysqlqueue.service import log as service_log
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder, fail
 from tests.test_operations import dead_letters, log, offsets_of
 

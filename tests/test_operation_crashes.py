@@ -28,14 +28,14 @@ from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, rollups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session, run
-from tests import invariants
 from tests.conftest import Clock, empty
-from tests.crash_audit import Observer
-from tests.crash_worlds import LEASE_MS, G, claimed, orphaned, registered, sequenced
-from tests.crashes import ALIAS, DLQ, LOST, MODES, TOPIC, crashes
-from tests.harness import USING, Sub, handler, sequence
-from tests.snapshots import Snapshot
-from tests.tables import Tables
+from tests.crash.audit import Observer
+from tests.crash.crashes import ALIAS, DLQ, LOST, MODES, TOPIC, crashes
+from tests.crash.worlds import LEASE_MS, G, claimed, orphaned, registered, sequenced
+from tests.support import invariants
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.snapshots import Snapshot
+from tests.support.tables import Tables
 
 ME = "ada"
 

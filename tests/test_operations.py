@@ -45,7 +45,7 @@ from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_of
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder, both_modes, fail
 
 G = GroupRef("g", "t")

@@ -26,8 +26,8 @@ from django_mysqlqueue.operations import EditResult, Result, consumer_groups, re
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests.harness import USING, Sub, handler, in_thread, lag, sequence
-from tests.tables import Tables
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.tables import Tables
 
 REF = GroupRef("g", "t")
 LATER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)

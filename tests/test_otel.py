@@ -28,7 +28,7 @@ from django_mysqlqueue.runtime.handling import observers
 from django_mysqlqueue.service import publish_hooks
 from django_mysqlqueue.signals import delivery_handled, delivery_started
 from django_mysqlqueue.testing import deliver_all
-from tests.harness import Sub, handler
+from tests.support.harness import Sub, handler
 
 ROOT = Path(__file__).parent.parent
 SOMEBODY = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -23,8 +23,8 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from tests import oracle
-from tests.harness import USING, Sub, handler, sequence
+from tests.support import oracle
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.test_admin import WAITS
 from tests.test_conformance import both_modes, fail
 from tests.test_operations import dead_letters

@@ -16,7 +16,7 @@ from django_mysqlqueue.service import leasing, partitions, retention
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, problems_found, sequence
+from tests.support.harness import USING, Sub, handler, problems_found, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")

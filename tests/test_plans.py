@@ -19,9 +19,9 @@ import pytest
 from django.db import connection, connections
 
 from tests.conftest import empty
-from tests.crash_cases import CASES
-from tests.crashes import ALIAS
-from tests.statistics import SIZES, TABLES, pinned, reread
+from tests.crash.cases import CASES
+from tests.crash.crashes import ALIAS
+from tests.support.statistics import SIZES, TABLES, pinned, reread
 from tests.test_operation_crashes import ACTS
 from tests.test_scale import MAY_WALK, SMALL, _sender, _shape, live
 

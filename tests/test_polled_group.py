@@ -14,7 +14,7 @@ from django_mysqlqueue.runtime.polling.ordered import OrderedGroup
 from django_mysqlqueue.runtime.polling.shared import SharedGroup
 from django_mysqlqueue.service import groups, heartbeats
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
-from tests.harness import USING, handler, sequence
+from tests.support.harness import USING, handler, sequence
 
 
 class Beating:

@@ -26,7 +26,7 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import close_connections
 from tests.app.models import Effect
-from tests.harness import USING, in_thread, lag, sequence
+from tests.support.harness import USING, in_thread, lag, sequence
 
 pytestmark = pytest.mark.processes
 

@@ -21,7 +21,7 @@ from django_mysqlqueue.service import publishing, wakeups
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, in_thread, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, sequence
 
 
 def stored():

@@ -30,7 +30,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Checkpoint
 from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Going, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Going, Sub, handler, in_thread, lag, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")
@@ -440,7 +440,7 @@ def test_a_log_that_went_back_is_read_again(db):
 
 def test_a_subscriber_works_where_the_project_has_autocommit_off(db):
     from django_mysqlqueue.runtime import sessions
-    from tests.harness import in_thread
+    from tests.support.harness import in_thread
 
     def work():
         connection.settings_dict = {**connection.settings_dict, "AUTOCOMMIT": False}
@@ -513,7 +513,7 @@ def test_a_group_whose_turn_failed_finds_its_work_again(db, monkeypatch):
 
 def test_a_turn_that_cannot_connect_is_an_error_like_any_other(db, monkeypatch):
     """There is no connection to ask then; asking all the same ended the poller."""
-    from tests.harness import in_thread
+    from tests.support.harness import in_thread
 
     def check():
         sub = Sub(handler())

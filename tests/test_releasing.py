@@ -14,7 +14,7 @@ from django_mysqlqueue.service import groups, heartbeats, leasing, releasing, se
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
-from tests.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, payloads, sequence
 
 REF = GroupRef("g", "t")
 LEASE_MS = 30_000

@@ -12,7 +12,7 @@ from django_mysqlqueue.service import claiming, groups, retention, settling, wat
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, in_thread, lag, problems_found, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, lag, problems_found, sequence
 from tests.test_conformance import Recorder
 
 REF = GroupRef("g", "t")

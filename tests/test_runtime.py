@@ -33,7 +33,7 @@ from django_mysqlqueue.sql import session as transactions
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry
 from django_mysqlqueue.testing import deliver_all
-from tests.harness import USING, Going, Sub, handler, in_thread, lag
+from tests.support.harness import USING, Going, Sub, handler, in_thread, lag
 
 REF = GroupRef("g", "t")
 

@@ -66,8 +66,8 @@ from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Session
 from tests.conftest import QUEUE_MODELS, empty
-from tests.harness import USING, Sub, handler, lag, sequence
-from tests.rooms import module_of, sources
+from tests.support.harness import USING, Sub, handler, lag, sequence
+from tests.support.rooms import module_of, sources
 
 TABLES = {model._meta.db_table for model in QUEUE_MODELS}
 KEYS = 20

@@ -29,7 +29,7 @@ from django_mysqlqueue.models import Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import rescheduling
 from django_mysqlqueue.service import sequencing, wakeups
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, in_thread, sequence
+from tests.support.harness import USING, Sub, handler, in_thread, sequence
 
 
 def due(*ids):

@@ -28,11 +28,11 @@ from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests import accounts, load
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
-from tests.harness import USING
-from tests.private_servers import alias_of, private_server
+from tests.support import accounts, load
+from tests.support.harness import USING
+from tests.support.private_servers import alias_of, private_server
 from tests.test_processes import ROOT, SHORT, Worker, wait_for
 from tools import servers
 
@@ -254,9 +254,11 @@ def run_load(cell):
     worker = cell.subscriber()
     mended = remedy(checking, cell.refused)
     again = cell.manage("check", "--database", USING, init_command=mended) if mended else None
-    publishers = [cell.start("-m", "tests.load", name, str(UNITS), init_command=mended or None) for name in PUBLISHERS]
+    publishers = [
+        cell.start("-m", "tests.support.load", name, str(UNITS), init_command=mended or None) for name in PUBLISHERS
+    ]
     if "autocommit" in cell.refused:
-        without, _ = cell.start("-m", "tests.load", "c", "1").communicate(timeout=60)
+        without, _ = cell.start("-m", "tests.support.load", "c", "1").communicate(timeout=60)
         assert "would never be committed. Nothing was stored." in without
         assert not Effect.objects.using(using).filter(name__contains="|c").exists()
     for publisher in publishers:

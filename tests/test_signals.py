@@ -26,7 +26,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.signals import delivery_handled, delivery_settled, delivery_started
 from django_mysqlqueue.testing import deliver_all, delivery
 from tests.app.models import Effect
-from tests.harness import USING, Sub, handler, lag, sequence
+from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.test_processes import wait_for
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])

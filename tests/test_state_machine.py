@@ -52,12 +52,12 @@ from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Session
-from tests import invariants, oracle
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
-from tests.harness import USING, Sub, handler, lag
-from tests.queue_model import ORPHAN_RETENTION, RETENTION, Life, Model, Published, Spec
-from tests.tables import Tables
+from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, Life, Model, Published, Spec
+from tests.support import invariants, oracle
+from tests.support.harness import USING, Sub, handler, lag
+from tests.support.tables import Tables
 
 LATE = GroupRef("late", "a")
 SPECS = [

@@ -13,7 +13,7 @@ from django_mysqlqueue.models import OutboxMessage, PartitionLease
 from django_mysqlqueue.service import claiming, heartbeats, leasing, retention, sequencing, settling
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 
 REF = GroupRef("g0", "t")
 TRANSACTION = re.compile(r"^(BEGIN|COMMIT|SET |ROLLBACK|SAVEPOINT|RELEASE)")

@@ -10,7 +10,7 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage
-from tests.harness import Sub, handler, lag, problems_found
+from tests.support.harness import Sub, handler, lag, problems_found
 from tests.test_conformance import Recorder
 
 

@@ -29,7 +29,7 @@ from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.test_conformance import Recorder
 
 ROOT = Path(__file__).parent.parent

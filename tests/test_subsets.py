@@ -17,7 +17,7 @@ from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session
-from tests.harness import USING, Sub, handler, lag
+from tests.support.harness import USING, Sub, handler, lag
 from tests.test_conformance import Recorder
 from tests.test_leases import rebalance, stuck
 

@@ -29,7 +29,7 @@ from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.runtime.process.supervisor import Margins, Slot, Supervisor
-from tests.harness import USING, handler, in_thread, lag
+from tests.support.harness import USING, handler, in_thread, lag
 from tests.test_processes import ROOT, Worker, effects, environment, publish_numbers, wait_for
 
 pytestmark = pytest.mark.any_engine

@@ -23,11 +23,11 @@ from django_mysqlqueue.models import (
     PartitionLease,
     SubscriberHeartbeat,
 )
-from tests import accounts
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
-from tests.private_servers import alias_of, private_server
-from tests.proxy import Proxy
+from tests.support import accounts
+from tests.support.private_servers import alias_of, private_server
+from tests.support.proxy import Proxy
 from tests.test_processes import ROOT, Worker, wait_for
 from tools import servers
 
@@ -83,7 +83,7 @@ class Scene:
             with (self.tmp_path / f"publisher-{name}.log").open("wb") as log:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "tests.publisher", name, str(self.stop_publishing)],
+                        [sys.executable, "-m", "tests.support.publisher", name, str(self.stop_publishing)],
                         cwd=ROOT,
                         env={**os.environ, **self.env(direct=True)},
                         stdin=subprocess.DEVNULL,
@@ -103,7 +103,7 @@ class Scene:
         """Publishers stop, subscribers drain and leave: everything has been done."""
         self.stop_publishing.touch()
         for process in self.processes:
-            if "tests.publisher" in process.args:
+            if "tests.support.publisher" in process.args:
                 assert process.wait(30) == 0
         wait_for(lambda: accounts.is_drained(PRIVATE), workers[0], timeout=60)
         for worker in workers:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging import ROOT, copy_project
+from tests.support.distribution import ROOT, copy_project
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 END = "--- end of command"

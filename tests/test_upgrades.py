@@ -22,9 +22,9 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests import accounts
 from tests.conftest import QUEUE_MODELS
-from tests.migration_rules import contractions
+from tests.support import accounts
+from tests.support.migration_rules import contractions
 from tests.test_processes import ROOT, Worker, environment, wait_for
 
 RELEASES = Path(__file__).parent / "releases"
@@ -90,7 +90,7 @@ def scene(db, tmp_path):
             with (tmp_path / f"publisher-{name}.log").open("wb") as log:
                 self.publishers.append(
                     subprocess.Popen(
-                        [sys.executable, "-P", "-m", "tests.publisher", name, str(self.stop)],
+                        [sys.executable, "-P", "-m", "tests.support.publisher", name, str(self.stop)],
                         env=project(code),
                         stdin=subprocess.DEVNULL,
                         stdout=log,

@@ -20,7 +20,7 @@ from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.browser.conftest import WAIT_MS, Desk, Start
-from tests.harness import USING, sequence
+from tests.support.harness import USING, sequence
 from tests.test_processes import effects, wait_for
 
 expect.set_options(timeout=WAIT_MS)

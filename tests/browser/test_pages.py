@@ -20,7 +20,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
 from tests.browser.site import Site
 from tests.browser.test_operator import card
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler, sequence
 
 REFRESH_MS = 4000
 LONG = "order-" + "confirmation" * 6

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from django.db import connections
 
-from tests.crashes import ALIAS
+from tests.crash.crashes import ALIAS
 from tests.interleavings import steps
 from tests.interleavings.steps import NOTHING, Access
 from tests.interleavings.waiting import Waiting

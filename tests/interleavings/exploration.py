@@ -15,8 +15,7 @@ from django.db import connections
 from django.test import override_settings
 
 from django_mysqlqueue.service import publishing
-from tests.crashes import ALIAS
-from tests.harness import USING
+from tests.crash.crashes import ALIAS
 from tests.interleavings import engine as engines
 from tests.interleavings import explore, pictures, reasons
 from tests.interleavings.engine import Engine, ToolError
@@ -25,7 +24,8 @@ from tests.interleavings.known import ARROW, NOBODY, Known, Outcome
 from tests.interleavings.trials import Beginning, Pair, Trial
 from tests.interleavings.waiting import Waiting
 from tests.interleavings.worlds import LEASE_MS
-from tests.statistics import Size, pinned
+from tests.support.harness import USING
+from tests.support.statistics import Size, pinned
 
 SETTINGS = {
     "RETENTION": 0,

@@ -45,10 +45,10 @@ from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
-from tests.crash_worlds import WHO, G, messages
-from tests.crashes import ALIAS, DLQ, TOPIC
-from tests.harness import Sub, handler
+from tests.crash.crashes import ALIAS, DLQ, TOPIC
+from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
+from tests.support.harness import Sub, handler
 
 NEW = GroupRef("new", TOPIC)
 D = GroupRef("d", DLQ)

@@ -13,9 +13,9 @@ from django_mysqlqueue.service.claiming import Claim
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Acquired
 from django_mysqlqueue.service.refs import GroupRef
-from tests.crashes import TOPIC
+from tests.crash.crashes import TOPIC
 from tests.interleavings.worlds import LEASE_MS
-from tests.tables import Tables
+from tests.support.tables import Tables
 
 RECENT_MS = LEASE_MS
 """A heartbeat is older, unless somebody is alive."""

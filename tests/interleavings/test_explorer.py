@@ -17,7 +17,7 @@ from tests.interleavings.operations import OPERATIONS
 from tests.interleavings.pairs import pairs
 from tests.interleavings.regressions import REGRESSIONS
 from tests.interleavings.schedules import Diverged
-from tests.writers import watched, writing_functions
+from tests.support.writers import watched, writing_functions
 
 pytestmark = [pytest.mark.interleavings, pytest.mark.servers_only, pytest.mark.timeout(300)]
 

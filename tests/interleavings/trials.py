@@ -18,11 +18,9 @@ from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import retention
 from django_mysqlqueue.service.refs import GroupRef
-from tests import draining, invariants
 from tests.conftest import Clock, empty
-from tests.crash_worlds import OTHER, G
-from tests.crashes import DLQ
-from tests.harness import USING, Sub, handler
+from tests.crash.crashes import DLQ
+from tests.crash.worlds import OTHER, G
 from tests.interleavings import pictures, schedules
 from tests.interleavings import steps as statements
 from tests.interleavings.engine import Director, Engine, Run
@@ -30,8 +28,10 @@ from tests.interleavings.operations import Actor, Operation
 from tests.interleavings.pictures import Names, Picture
 from tests.interleavings.steps import APPENDED_FOR_ALL, COMMITTED, READ, Access
 from tests.interleavings.worlds import LEASE_MS, WORLDS
-from tests.snapshots import Snapshot
-from tests.tables import Group, Tables
+from tests.support import draining, invariants
+from tests.support.harness import USING, Sub, handler
+from tests.support.snapshots import Snapshot
+from tests.support.tables import Group, Tables
 
 STEPS: tuple[tuple[object, str], ...] = (
     (LIMITS, "rows"),

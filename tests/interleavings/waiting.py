@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import connections
 
-from tests.harness import USING
+from tests.support.harness import USING
 
 COUNT = "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'"
 """MariaDB: its innodb_trx shows what was up to 0.1 s ago."""

@@ -23,9 +23,9 @@ from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import run
-from tests.crash_worlds import OTHER, WHO, G, messages
-from tests.crashes import DLQ, TOPIC
-from tests.harness import USING, sequence
+from tests.crash.crashes import DLQ, TOPIC
+from tests.crash.worlds import OTHER, WHO, G, messages
+from tests.support.harness import USING, sequence
 
 LOST = "lost"
 """A subscriber that has gone without a word; what it held waits for somebody."""

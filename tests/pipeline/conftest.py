@@ -11,7 +11,7 @@ import pytest
 from django_mysqlqueue.pipeline import project
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.session import session
-from tests.harness import USING
+from tests.support.harness import USING
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,7 +15,7 @@ from django_mysqlqueue.pipeline.analytics.common import last_line
 from django_mysqlqueue.pipeline.log_schema import BY_NAME, ddl
 from django_mysqlqueue.pipeline.report.queries import COLUMNS
 from django_mysqlqueue.pipeline.tables import BUCKETS, EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
-from tests.factories import ConsumerGroupFactory, QueueMessageFactory
+from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
 
 pytestmark = pytest.mark.any_engine
 

@@ -21,9 +21,9 @@ from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.reading import Span
 from django_mysqlqueue.service import archiving, retention
 from django_mysqlqueue.sql.session import Session
-from tests.factories import QueueMessageFactory
-from tests.harness import USING, Sub, handler, sequence
 from tests.pipeline.test_source import HOSTILE, collected, expected
+from tests.support.factories import QueueMessageFactory
+from tests.support.harness import USING, Sub, handler, sequence
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.options import SourceOptions
 from django_mysqlqueue.service import log, retention
 from django_mysqlqueue.sql.session import Session
-from tests import oracle
-from tests.factories import QueueMessageFactory
-from tests.harness import USING, Sub, handler, sequence
+from tests.support import oracle
+from tests.support.factories import QueueMessageFactory
+from tests.support.harness import USING, Sub, handler, sequence
 
 START = 1_790_000_000_000
 """Epoch milliseconds."""

@@ -16,9 +16,9 @@ from django_mysqlqueue.models import ArchiveSegment
 from django_mysqlqueue.pipeline.archive import run
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
-from tests.harness import sequence
 from tests.pipeline.test_archive import held
 from tests.pipeline.test_source import expected
+from tests.support.harness import sequence
 
 ROOT = Path(__file__).parents[2]
 TWO_WORKERS = "local-cluster[2,1,1024]"

@@ -16,7 +16,7 @@ from django_mysqlqueue import Message, publish_many
 from example_project.commits.events import TOPIC, read_events
 from example_project.declarative import run
 from example_project.paths import EVENTS_FILE
-from tests.harness import sequence
+from tests.support.harness import sequence
 
 pytestmark = [
     pytest.mark.spark,

@@ -25,9 +25,9 @@ from django_mysqlqueue.pipeline.report.options import parse_moment
 from django_mysqlqueue.pipeline.report.page import page, render
 from django_mysqlqueue.pipeline.report.queries import step_for
 from django_mysqlqueue.pipeline.tables import Collected
-from tests.factories import QueueMessageFactory
-from tests.harness import Sub, handler, sequence
 from tests.pipeline.reports import HOSTILE, SHOWN, at, facts_of, full, latency_row
+from tests.support.factories import QueueMessageFactory
+from tests.support.harness import Sub, handler, sequence
 
 pytestmark = pytest.mark.any_engine
 

@@ -20,8 +20,8 @@ from django_mysqlqueue.pipeline import log_offsets, log_schema
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.service import retention
-from tests.factories import QueueMessageFactory
-from tests.harness import USING, Sub, handler, sequence
+from tests.support.factories import QueueMessageFactory
+from tests.support.harness import USING, Sub, handler, sequence
 
 UTC = datetime.UTC
 HOSTILE = ["", "007", "a/b", "a,b", "a b ", "É\N{PILE OF POO}", "'; DROP", "%s", "\\", "\x00\n", "topic=x"]

@@ -56,7 +56,7 @@ def test_settings_errors(settings, value, check_id, hint):
     ("path", "says"),
     [
         ("nowhere.redact", "No module named 'nowhere'"),
-        ("tests.factories.nothing", 'does not define a "nothing"'),
+        ("tests.support.factories.nothing", 'does not define a "nothing"'),
         ("tests.settings.SECRET_KEY", "is str, not a function"),
     ],
 )

@@ -18,7 +18,7 @@ from django_mysqlqueue.runtime.handling.inbox import FLUSH_DELAY, SLICE, Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.payloads import Body
-from tests.harness import handler
+from tests.support.harness import handler
 
 pytestmark = pytest.mark.any_engine
 

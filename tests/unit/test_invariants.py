@@ -8,8 +8,8 @@ import pytest
 
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
-from tests import invariants
-from tests.tables import Event, Group, Heartbeat, Logged, Offsets, Operation, State, Tables, Waiting
+from tests.support import invariants
+from tests.support.tables import Event, Group, Heartbeat, Logged, Offsets, Operation, State, Tables, Waiting
 
 pytestmark = pytest.mark.any_engine
 

@@ -20,7 +20,7 @@ from soak.facts import Collected, DeadLetter, Entry, Evidence, Progress, Trouble
 from soak.records import Step, Transaction  # noqa: E402
 
 from django_mysqlqueue.service.refs import GroupRef  # noqa: E402
-from tests.tables import Group, Logged, Offsets, State, Tables, Waiting  # noqa: E402
+from tests.support.tables import Group, Logged, Offsets, State, Tables, Waiting  # noqa: E402
 
 pytestmark = pytest.mark.any_engine
 

@@ -12,8 +12,8 @@ from django.db import connection
 from django_mysqlqueue.service.refs import GroupRef
 from soak import plan
 from soak.facts import Progress, Verdict, verdict
-from tests import invariants
-from tests.tables import Tables
+from tests.support import invariants
+from tests.support.tables import Tables
 
 
 def snapshot() -> Tables:

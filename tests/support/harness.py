@@ -26,7 +26,7 @@ from django_mysqlqueue.service import groups, heartbeats, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session
-from tests import oracle
+from tests.support import oracle
 
 USING = "default"
 _numbers = itertools.count(1)

@@ -1,6 +1,6 @@
 """A process that publishes a fixed load in every way there is, and notes what it has committed.
 
-    python -m tests.load NAME COUNT
+    python -m tests.support.load NAME COUNT
 
 Each unit goes to all topics of ``tests.app.subscribers`` that its groups read
 in order, shared, strictly and in batches. What is noted has been committed; a

@@ -13,8 +13,8 @@ from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
-from tests.crashes import TOPIC
-from tests.harness import USING, Sub, handler, sequence
+from tests.crash.crashes import TOPIC
+from tests.support.harness import USING, Sub, handler, sequence
 
 G = GroupRef("g", TOPIC)
 OTHER = GroupRef("other", TOPIC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from django_mysqlqueue.runtime.polling.context import Limits
-from tests.harness import Sub
+from tests.support.harness import Sub
 
 IMPATIENT = Limits(locked_pause_ms=0)
 """For healthy subscribers: what an experiment has locked is free by now."""

@@ -13,7 +13,7 @@ from typing import Any
 from django_mysqlqueue import naming
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
-from tests.tables import Group, Logged, Offsets, Tables, Waiting
+from tests.support.tables import Group, Logged, Offsets, Tables, Waiting
 
 Message = Logged | Waiting
 Settled = frozenset[tuple[GroupRef, int]]

@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tests import invariants
-from tests.crashes import DLQ, TOPIC
-from tests.harness import USING
-from tests.invariants import Message, Settled
-from tests.tables import Tables
+from tests.crash.crashes import DLQ, TOPIC
+from tests.support import invariants
+from tests.support.harness import USING
+from tests.support.invariants import Message, Settled
+from tests.support.tables import Tables
 
 OLD_MS = 1_800_000
 """A heartbeat of half an hour ago is not one of this run."""

@@ -24,8 +24,8 @@ from django.db import connection, connections
 from django_mysqlqueue import naming
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
-from tests.harness import USING
-from tests.proxy import COM_QUERY, Link, Proxy
+from tests.support.harness import USING
+from tests.support.proxy import COM_QUERY, Link, Proxy
 
 ALIAS = "fragile"
 """The database of the tests by another alias: operations run on it, and their connections end."""

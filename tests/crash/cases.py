@@ -31,8 +31,9 @@ from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.service.messages import EPOCH
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
-from tests.crash_audit import Picture
-from tests.crash_worlds import (
+from tests.crash.audit import Picture
+from tests.crash.crashes import ALIAS, TOPIC
+from tests.crash.worlds import (
     LEASE_MS,
     REJECT,
     WHO,
@@ -57,8 +58,7 @@ from tests.crash_worlds import (
     shared,
     subscribed,
 )
-from tests.crashes import ALIAS, TOPIC
-from tests.harness import USING, lag
+from tests.support.harness import USING, lag
 
 
 @dataclass(frozen=True)

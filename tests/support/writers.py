@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tests.rooms import module_of, sources
+from tests.support.rooms import module_of, sources
 
 
 def writing_functions() -> set[str]:

@@ -1,6 +1,6 @@
 """A process that publishes as long as it is let, whatever becomes of the server.
 
-    python -m tests.publisher NAME STOP_FILE
+    python -m tests.support.publisher NAME STOP_FILE
 
 Each transaction publishes one number to two topics and notes it in a table of
 the application: what is noted has been committed. A number is never used

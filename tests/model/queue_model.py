@@ -17,9 +17,9 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.refs import GroupRef
-from tests import invariants
-from tests.invariants import Message
-from tests.tables import Logged, State, Tables
+from tests.support import invariants
+from tests.support.invariants import Message
+from tests.support.tables import Logged, State, Tables
 
 RETENTION = 20
 """Seconds that the log keeps what every group has passed."""
