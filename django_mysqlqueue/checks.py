@@ -53,7 +53,7 @@ MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}
 """The oldest servers that have all that the statements use, by dialect.
 
 MySQL has the columns' collation, ``utf8mb4_0900_bin``, since 8.0.17, and since 8.0.19 the row alias with which Django
-writes upserts. ``tests/test_mysql_syntax.py`` looks for SQL that is newer.
+writes upserts. ``tests/sql/test_mysql_syntax.py`` looks for SQL that is newer.
 """
 TESTED = {"mysql": (8, 4)}
 """Servers from ``MINIMUM`` to below these are let in with a warning, since no test runs on them."""

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -29,8 +28,8 @@ from django_mysqlqueue.service import publish_hooks
 from django_mysqlqueue.signals import delivery_handled, delivery_started
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import Sub, handler
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 SOMEBODY = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 """The context of a trace elsewhere."""
 
@@ -71,7 +70,7 @@ def traceparent(span):
     return f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-{span.context.trace_flags:02x}"
 
 
-# -- publishing -----------------------------------------------------------------
+# -- publishing ---------------------------------------------------------------
 
 
 def test_publish(traced):
@@ -225,7 +224,7 @@ def test_without_an_sdk_nothing_is_written(db):
         otel.uninstrument()
 
 
-# -- handling -------------------------------------------------------------------
+# -- handling -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("atomic", [False, True])
@@ -410,7 +409,7 @@ def test_a_context_of_plain_sql_is_linked(traced):
     assert format(traced.only("process t").links[0].context.trace_id, "032x") == SOMEBODY[3:35]
 
 
-# -- off ------------------------------------------------------------------------
+# -- off ----------------------------------------------------------------------
 
 
 def test_tracing_costs_no_statement(traced):

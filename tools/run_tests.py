@@ -31,17 +31,11 @@ import servers  # beside this file
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".test"
-CONFORMANCE = (
-    "tests/test_conformance.py",
-    "tests/test_leases.py",
-    "tests/test_retention.py",
-    "tests/test_publishing.py",
-)
+CONFORMANCE = ("tests/service",)
 REPEATED = (
-    "tests/test_crash_points.py",
-    "tests/test_operation_crashes.py",
-    "tests/test_scale.py",
-    "tests/test_state_machine.py",
+    "tests/crash",
+    "tests/model",
+    "tests/sql/test_scale.py",
 )
 STEP_TIMEOUT = 1200
 RUNNING: list[subprocess.Popen[bytes]] = []
@@ -128,7 +122,7 @@ def slow_steps() -> list[Step]:
     the example of declarative pipelines."""
     command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline/test_faults.py")
     declarative = ("-m", "pytest", "-q", "-m", "slow", "tests/pipeline/test_declarative.py")
-    settings = ("-m", "pytest", "-q", "tests/test_server_settings.py")
+    settings = ("-m", "pytest", "-q", "tests/faults/test_server_settings.py")
     legs = (("MariaDB", OLD, "mariadb"), ("MySQL", NEW, "mysql"), ("SQLite", NEW, "sqlite"))
     return [
         *(Step(f"kills of the archive, {name}", leg, command, engine, needs="java") for name, leg, engine in legs),

@@ -1,4 +1,4 @@
-"""MySQL, and what MariaDB shares with it; only SQL that MySQL 8.0.19 has (``tests/test_mysql_syntax.py``)."""
+"""MySQL, and what MariaDB shares with it; only SQL that MySQL 8.0.19 has (``tests/sql/test_mysql_syntax.py``)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 from django_mysqlqueue.admin.pages import base
 from django_mysqlqueue.inspection.bounds import StallTimes
 from tests.browser.site import Site
-from tests.test_processes import SHORT, Worker, environment, wait_for
+from tests.support.processes import SHORT, Worker, environment, wait_for
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 """Debian's; another one by the environment."""

@@ -21,7 +21,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.browser.conftest import WAIT_MS, Desk, Start
 from tests.support.harness import USING, sequence
-from tests.test_processes import effects, wait_for
+from tests.support.processes import effects, wait_for
 
 expect.set_options(timeout=WAIT_MS)
 

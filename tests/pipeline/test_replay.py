@@ -21,8 +21,8 @@ from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.replay import CAME_FROM, Replay
 from tests.support.factories import QueueMessageFactory
+from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
-from tests.test_conformance import Recorder
 
 
 @pytest.fixture

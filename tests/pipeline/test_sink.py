@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
-from tests.test_conformance import Recorder
 
 MINIMAL = "topic STRING, id STRING, payload STRING"
 

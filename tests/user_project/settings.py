@@ -1,4 +1,4 @@
-"""A project as users have one, with tests of its own; tests/test_testing.py runs them."""
+"""A project as users have one, with tests of its own; tests/packaging/test_testing.py runs them."""
 
 import os
 

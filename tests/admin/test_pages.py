@@ -1,0 +1,216 @@
+"""Every page of the dashboard shows what is there, as text."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs, urlencode
+
+import pytest
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.admin.pages import PAGES
+from django_mysqlqueue.models import ConsumerGroup, PartitionLease, QueueMessage, SubscriberHeartbeat
+from tests.support.dashboard import HOSTILE, ROOT, WAITS, page, query_of
+from tests.support.handlers import fail
+from tests.support.harness import Sub, handler, sequence
+from tests.support.scenarios import dead_letters, log
+
+PLACES = [one.name for one in PAGES]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_every_page_opens_on_an_empty_queue(client, name):
+    if name == "group":
+        ConsumerGroup.objects.create(consumer_group="g", topic="t", mode="ordered")
+    page(client, "" if name == "changelist" else name, **query_of(name))
+
+
+def test_the_admin_index_leads_there(client):
+    text = client.get("/admin/").content.decode()
+    assert f'href="{ROOT}"' in text
+
+
+def test_a_topic_without_a_group_leads_to_its_messages(client):
+    publish("orders.plced", {"order": 7})
+    sequence()
+    text = page(client)
+    assert "Topic 'orders.plced' has 1 message but no consumer group." in text
+    (link,) = re.findall(r'href="([^"]*topic=orders\.plced[^"]*)"', text)
+    assert client.get(link).context["rows"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_on_an_admin_site_of_another_name_and_place(client, name):
+    if name == "group":
+        ConsumerGroup.objects.create(consumer_group="g", topic="t", mode="ordered")
+    root = "/deep/er/ops/django_mysqlqueue/dashboard/"
+    answer = client.get(root + ("" if name == "changelist" else f"{name}/"), query_of(name))
+    assert answer.status_code == 200
+    links = re.findall(r'href="(/[^"]*)"', answer.content.decode())
+    assert not [link for link in links if link.startswith("/admin/")]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_pages_hold_no_script_and_no_style_of_their_own(client, name):
+    dead_letters(2)
+    Sub(handler("t", "g")).step()
+    text = client.get(ROOT + ("" if name == "changelist" else f"{name}/"), query_of(name)).content.decode()
+    own = text[text.index('<div class="mq-page') :]
+    assert not re.findall(r"<script(?![^>]*\bsrc=)[^>]*>|<style|\sstyle=|\son\w+=|javascript:", own)
+
+
+def test_the_overview_tells_what_is_there(client):
+    sub = Sub(handler("t", "g", fail, max_attempts=3, backoff=WAITS), handler("t", "h"))
+    log(3)
+    publish("t", 1, delay=60)
+    sub.step()
+    sub.work(2)
+    sub.flush()
+    sub.poller.write_rollups()
+    answer = client.get(ROOT)
+    cards = {card.name: card.value for card in answer.context["cards"]}
+    assert (cards["scheduled"], cards["live subscribers"]) == ("1", "1")
+    assert int(cards["lag"]) == sum(row.group.lag.value for row in answer.context["rows"]) > 0
+    assert [row.group.ref.group for row in answer.context["rows"]] == ["g", "h"]
+    assert "<svg" in answer.content.decode()
+
+
+@pytest.mark.parametrize("span", ["hour", "day", "nonsense"])
+def test_charts_of_an_hour_and_of_a_day(client, span):
+    sub = Sub(handler())
+    log(7)
+    sub.settle()
+    sub.poller.write_rollups()
+    answer = client.get(ROOT, {"span": span})
+    assert answer.context["totals"] == ["7", "0", "0"]
+    assert ": 7</title>" in answer.content.decode()
+    assert answer.context["p50"] != "-"
+
+
+def test_a_group_shows_its_partitions(client):
+    sub = Sub(handler("t", "g", fail, max_attempts=3, backoff=WAITS))
+    log(6, keys="abc")
+    sub.step()
+    sub.work(1)
+    sub.flush()
+    answer = client.get(ROOT + "group/", {"group": "g", "topic": "t"})
+    rows = {row.partition.key: row for row in answer.context["rows"]}
+    assert set(rows) == set("abc")
+    assert rows["a"].partition.owner == sub.name
+    assert rows["a"].live
+    assert (rows["a"].partition.lag.value, rows["a"].partition.head.attempts) == (2, 1)
+    assert "ValueError" in rows["a"].error
+    assert rows["a"].next_at.endswith("min") or rows["a"].next_at.endswith("h")
+    by_key = client.get(ROOT + "group/", {"group": "g", "topic": "t", "order": "key", "prefix": "b"})
+    assert [row.partition.key for row in by_key.context["rows"]] == ["b"]
+
+
+def test_partitions_come_in_pages(client):
+    sub = Sub(handler("t", "g"))
+    keys = [chr(ord("a") + number % 26) + str(number) for number in range(120)]
+    for key in keys:
+        publish("t", 1, key=key)
+    sequence()
+    sub.settle()
+    seen, after = [], None
+    while True:
+        query = {"group": "g", "topic": "t", "order": "key", **({"after": after} if after is not None else {})}
+        answer = client.get(ROOT + "group/", query)
+        seen += [row.partition.key for row in answer.context["rows"]]
+        after = answer.context["next_after"]
+        if after is None:
+            break
+        assert urlencode({"after": after}) in answer.content.decode()
+    assert seen == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "says"),
+    [
+        ("group", {}, "No group is named"),
+        ("group", {"group": "x", "topic": "y"}, "There is no group x/y."),
+    ],
+)
+def test_a_query_that_names_nothing_is_told_so(client, name, query, says):
+    assert says in page(client, name, 400, **query)
+
+
+def test_a_bad_setting_is_named_and_nothing_is_shown_that_it_was_to_hide(client, settings):
+    publish("t", "a secret")
+    sequence()
+    offset = QueueMessage.objects.values_list("offset", flat=True).last()
+    assert "a secret" in page(client, "message", offset=offset)
+    settings.MYSQLQUEUE = {"REDACT": 5}
+    text = page(client, "message", 500, offset=offset)
+    assert "MYSQLQUEUE['REDACT'] = 5 must be a function" in text
+    assert "a secret" not in text
+    assert page(client)
+    settings.MYSQLQUEUE = {"HEALTH": {"WINDOW": 1}}
+    assert "has WINDOW = 1, which must be at least 60" in page(client, "", 500)
+
+
+def test_in_flight_and_who_holds_it(client):
+    sub = Sub(handler("t", "g"), handler("t", "s", mode="shared"))
+    log(2)
+    sub.step()
+    rows = client.get(ROOT + "inflight/").context["rows"]
+    assert {(row.delivery.ref.group, row.delivery.subscriber, row.live) for row in rows} == {
+        ("g", sub.name, True),
+        ("s", sub.name, True),
+    }
+    only = client.get(ROOT + "inflight/", {"group": "s", "topic": "t"}).context["rows"]
+    assert {row.delivery.ref.group for row in only} == {"s"}
+    assert all(row.until for row in only)
+    assert not client.get(ROOT + "inflight/", {"subscriber": "nobody"}).context["rows"]
+
+
+def test_subscribers_and_their_shares(client):
+    one = Sub(handler("t", "g"))
+    log(4, keys="abcd")
+    one.step()
+    dead = Sub(handler("t", "g"), name="dead")
+    SubscriberHeartbeat.objects.filter(subscriber_name=dead.name).update(heartbeat_at=1)
+    PartitionLease.objects.filter(partition_key="d").update(leased_by="left")
+    answer = client.get(ROOT + "subscribers/")
+    workers = {worker.name: worker for worker in answer.context["workers"]}
+    assert (workers[one.name].live, workers[dead.name].live) == (True, False)
+    assert [(number, share) for _, number, share in workers[one.name].groups] == [(3, "75%")]
+    assert [(owner, number) for owner, _, number in answer.context["orphans"]] == [("left", 1)]
+
+
+def test_leases_in_pages_and_by_owner(client, monkeypatch):
+    monkeypatch.setattr("django_mysqlqueue.admin.pages.subscribers.PAGE_ROWS", 3)
+    sub = Sub(handler("t", "g"), handler("u", "g"))
+    for topic in "tu":
+        log(4, keys="abcd", topic=topic)
+    sub.step()
+    seen, query = [], {}
+    while True:
+        answer = client.get(ROOT + "leases/", query)
+        seen += [(row.lease.ref.topic, row.lease.key) for row in answer.context["rows"]]
+        if not answer.context["next_link"]:
+            break
+        query = {name: values[0] for name, values in parse_qs(answer.context["next_link"].partition("?")[2]).items()}
+    assert seen == [(topic, key) for topic in "tu" for key in "abcd"]
+    assert not client.get(ROOT + "leases/", {"owner": "nobody"}).context["rows"]
+    PartitionLease.objects.filter(partition_key="a").update(leased_by="")
+    unowned = client.get(ROOT + "leases/", {"unowned": "1"}).context["rows"]
+    assert [row.lease.key for row in unowned] == ["a", "a"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_is_stored_is_shown_as_text(client, name):
+    sub = Sub(
+        handler("t", "g", lambda delivery: (_ for _ in ()).throw(ValueError(HOSTILE)), backoff=WAITS), name=HOSTILE
+    )
+    publish("t", {"x": HOSTILE}, key=HOSTILE, id=HOSTILE, metadata={"m": HOSTILE})
+    sequence()
+    sub.step()
+    sub.work()
+    sub.flush()
+    sub.step()
+    text = client.get(ROOT + ("" if name == "changelist" else f"{name}/"), query_of(name)).content.decode()
+    assert "<script>alert" not in text
+    assert "\"'&" not in text
+    if name in ("group", "subscribers", "leases"):
+        assert "&lt;script&gt;" in text

@@ -1,0 +1,135 @@
+"""Redrive and discard on the dashboard."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from html import unescape
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.core.management import call_command
+
+from django_mysqlqueue.admin.operations import dead_letters as operations
+from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, Operation, QueueMessage
+from tests.support.dashboard import confirm, hidden, page
+from tests.support.dead_letter_pages import ask, fail_with, listed, offsets, redriven
+from tests.support.scenarios import dead_letters
+
+pytestmark = pytest.mark.any_engine
+
+
+def test_redrive_the_selected(client):
+    dead = dead_letters(4)
+    told = confirm(client, "redrive-selected", topic="t_dlq", row=[str(dead[0]), str(dead[2])])
+    assert told == ["Dead letters sent back: 2."]
+    assert offsets(listed(client)) == [dead[3], dead[1]]
+    assert len(redriven()) == 2
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.change_message) == ("t_dlq", "Dead letters sent back: 2.")
+    operation = Operation.objects.get()
+    assert (operation.action, operation.changed, operation.actor) == ("redrive", 2, "ada0")
+
+
+def test_redrive_all_that_match_and_nothing_that_came_later(client):
+    fail_with(1, "red")
+    fail_with(2, "green")
+    context = listed(client, error="red")
+    fail_with(3, "red")
+    values = {"topic": "t_dlq", "error": "red", "upto": context["upto"]}
+    asked = ask(client, "redrive", **values)
+    assert "Dead letters of t_dlq that will be sent back, each to the group that failed it: 1." in asked
+    assert confirm(client, "redrive", **values) == ["Dead letters sent back: 1."]
+    assert LogEntry.objects.get().object_repr == "t_dlq, error with “red”"
+    assert redriven() == [1]
+    assert {row.error for row in listed(client)["rows"]} == {"ValueError: green", "ValueError: red"}
+
+
+@pytest.mark.parametrize(("name", "more"), [("redrive", {}), ("discard", {"reason": "it's late"})])
+def test_a_request_takes_a_bounded_number_and_names_the_command_for_the_rest(client, monkeypatch, name, more):
+    monkeypatch.setattr(operations, "AT_ONCE", 2)
+    dead = dead_letters(5)
+    values = {"topic": "t_dlq", "group": "g", "error": "ValueError", "upto": dead[-1], **more}
+    assert "left: 3 dead letters" in ask(client, name, **values)
+    (told,) = confirm(client, name, **values)
+    assert ": 2. One request takes the oldest 2; left: 3 dead letters." in told
+    assert offsets(listed(client)) == dead[:1:-1]
+    command = shlex.split(told.partition("All at once: ")[2])
+    call_command(*command[1:], "--noinput", stdout=io.StringIO())
+    assert not QueueMessage.objects.filter(topic="t_dlq").exists()
+    assert Operation.objects.filter(action=name, changed__gt=0).count() == 2
+
+
+def test_the_link_of_the_page_asks_for_what_the_page_shows(client):
+    dead = dead_letters(2)
+    text = page(client, "deadletters", error="ValueError", since="2020-01-01T00:00")
+    (link,) = [one for one in text.split('"') if "/do/redrive/" in one]
+    asked = unescape(client.get(link).content.decode())
+    assert "that failed it: 2." in asked
+    assert hidden(client.get(link).content.decode())["upto"] == [str(dead[-1])]
+
+
+def test_with_a_rate_a_request_is_short(client, monkeypatch):
+    monkeypatch.setattr(operations, "SECONDS", 0.1)
+    dead = dead_letters(3)
+    told = confirm(client, "redrive", topic="t_dlq", upto=dead[-1], rate="20")
+    assert told[0].startswith("Dead letters sent back: 2. One request takes the oldest 2; left: 1 dead letter.")
+    assert "--rate 20.0" in told[0]
+    assert "greater than or equal to 0.1" in ask(client, "redrive", topic="t_dlq", upto=dead[-1], rate="0")
+
+
+def test_letters_of_a_group_that_is_gone_are_not_redriven(client):
+    (offset,) = dead_letters(1)
+    ConsumerGroup.objects.all().delete()
+    for name, values in (
+        ("redrive", {"topic": "t_dlq", "upto": offset}),
+        ("redrive-selected", {"topic": "t_dlq", "row": [str(offset)]}),
+        ("edit", {"offset": offset, "payload": "5"}),
+    ):
+        text = ask(client, name, **values)
+        assert "is not registered any more: nobody would get" in text
+        assert 'name="confirmed"' not in text
+
+
+def test_discard_needs_a_reason(client):
+    dead = dead_letters(3)
+    for name, values in (
+        ("discard-selected", {"topic": "t_dlq", "row": [str(dead[0])]}),
+        ("discard", {"topic": "t_dlq", "upto": dead[-1]}),
+    ):
+        for reason in ("", "  "):
+            text = ask(client, name, **values, reason=reason)
+            assert "This field is required." in text
+            assert 'name="confirmed"' not in text
+    assert offsets(listed(client)) == dead[::-1]
+    told = confirm(client, "discard-selected", topic="t_dlq", row=[str(dead[0])], reason="spoilt")
+    assert told == ["Dead letters deleted: 1."]
+    assert "This cannot be undone." in ask(client, "discard", topic="t_dlq", upto=dead[-1], reason="x")
+    assert confirm(client, "discard", topic="t_dlq", upto=dead[-1], reason="x") == ["Dead letters deleted: 2."]
+    assert set(DeliveryEvent.objects.filter(outcome="discarded").values_list("error", flat=True)) == {"spoilt", "x"}
+
+
+def test_several_groups_are_named(client):
+    dead_letters(1)
+    dead_letters(1, group="h")  # fails both messages
+    text = ask(client, "discard", topic="t_dlq", upto=10**9, reason="x")
+    assert "Of h/t: 2." in text
+    assert "Of g/t: 1." in text
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "Nothing is selected."),
+        ({"row": ["0"]}, "The selection cannot be read"),
+        ({"row": [str(2**70)]}, "The selection cannot be read"),
+        ({"row": ["1", "2", "3"]}, "at most 2"),
+        ({"row": ["123456"]}, "There is no such dead letter (any more)."),
+    ],
+)
+def test_a_selection_of_nothing_is_refused(client, monkeypatch, values, says):
+    monkeypatch.setattr("django_mysqlqueue.admin.operations.base.IdsField.most", 2)
+    dead_letters(1)
+    text = ask(client, "redrive-selected", topic="t_dlq", **values)
+    assert says in text
+    assert 'name="confirmed"' not in text

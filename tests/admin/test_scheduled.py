@@ -1,0 +1,152 @@
+"""The dashboard's pages of scheduled messages."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from django.contrib.admin.models import LogEntry
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.admin.operations import scheduled as scheduled_operations
+from django_mysqlqueue.inspection import dead_letters as letters
+from django_mysqlqueue.models import Operation, OutboxMessage
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter
+from django_mysqlqueue.sql.session import Session
+from tests.support.dashboard import HOSTILE, ROOT, confirm, page
+from tests.support.dead_letter_pages import ask, bound, redriven, star
+from tests.support.harness import USING
+from tests.support.scenarios import dead_letters
+
+pytestmark = pytest.mark.any_engine
+
+
+def schedule(number, *, topic="t", delay=3600, **options):
+    for place in range(number):
+        publish(topic, {"place": place}, delay=delay + place, **options)
+    return list(
+        OutboxMessage.objects.filter(topic=topic).order_by("deliver_at", "outbox_id").values_list("pk", flat=True)
+    )
+
+
+def ids(context):
+    return [row.message.outbox_id for row in context["rows"]]
+
+
+def waiting(client, **query):
+    return client.get(f"{ROOT}scheduled/", query).context
+
+
+def test_scheduled_messages_by_time_in_pages(client, monkeypatch):
+    monkeypatch.setattr("django_mysqlqueue.admin.pages.scheduled.PAGE_ROWS", 2)
+    late = schedule(3, delay=9000)
+    early = schedule(2, topic="u", delay=60)
+    publish("t", "at once")
+    seen, after = [], ""
+    while after is not None:
+        context = waiting(client, after=after)
+        seen += ids(context)
+        after = context["next_after"]
+    assert seen == [*early, *late]
+    assert [(name, str(number)) for name, number in context["topics"]] == [("t", "3"), ("u", "2")]
+    context = waiting(client, topic="t")
+    assert (ids(context), context["whole"]) == (late[:2], True)
+    assert ids(waiting(client, topic="t", after=context["next_after"])) == late[2:]
+    assert not ids(waiting(client, topic="none"))
+    row = waiting(client, topic="t")["rows"][0]
+    assert row.left.startswith("2 h ")
+    assert row.message.size == OutboxMessage.objects.get(pk=late[0]).size
+
+
+def test_of_one_topic_a_look_goes_so_far_and_the_next_goes_on(client, monkeypatch):
+    bound(monkeypatch, scheduled=3)
+    schedule(4, topic="u", delay=60)
+    ours = schedule(1)
+    context = waiting(client, topic="t")
+    assert (ids(context), context["whole"]) == ([], False)
+    assert context["next_after"]
+    assert "looked through" in page(client, "scheduled", topic="t")
+    context = waiting(client, topic="t", after=context["next_after"])
+    assert (ids(context), context["whole"], context["next_after"]) == (ours, True, None)
+
+
+@pytest.mark.parametrize("after", ["x", "1", "1-", "-1", "1-²"])
+def test_a_place_in_the_list_that_is_none(client, after):
+    assert f"after='{after}'" in page(client, "scheduled", 400, after=after)
+
+
+def test_payloads_of_scheduled_messages(make_client, settings):
+    publish("t", {"card": 4711, "x": HOSTILE}, delay=60, metadata={"m": HOSTILE})
+    publish("t", b"y" * 50_000, delay=61)
+    client = make_client("view_dashboard", "see_payloads")
+    raw = client.get(f"{ROOT}scheduled/").content.decode()
+    assert "<script>alert" not in raw
+    assert "4711" in raw
+    assert "50,000 bytes in all" in raw
+    assert raw.count("yyyyyyyyyy") == 2000
+    settings.MYSQLQUEUE = {"REDACT": star}
+    text = page(client, "scheduled")
+    assert "4711" not in text
+    assert "****" in text
+    blind = make_client("view_dashboard", "operate_dashboard")
+    settings.MYSQLQUEUE = {}
+    assert "4711" not in page(blind, "scheduled")
+    assert "<details" not in page(blind, "scheduled")
+
+
+def test_cancel_the_selected(client):
+    first, second, third = schedule(3)
+    text = ask(client, "cancel", row=[str(first)])
+    assert "Scheduled messages that will be deleted, so that no group receives them: 1." in text
+    told = confirm(client, "cancel", row=[str(first), str(third)], reason="twice")
+    assert told == ["Scheduled messages cancelled: 2."]
+    assert ids(waiting(client)) == [second]
+    operation = Operation.objects.get()
+    assert (operation.action, operation.changed, operation.reason) == ("cancel", 2, "twice")
+    assert LogEntry.objects.get().object_repr == "scheduled messages"
+
+
+def test_deliver_the_selected_now(client):
+    first, _second = schedule(2)
+    assert confirm(client, "deliver-now", row=[str(first)]) == ["Scheduled messages that are due now: 1."]
+    assert redriven() == [{"place": 0}]
+
+
+def test_move_the_selected(client, settings):
+    settings.TIME_ZONE = "Asia/Tokyo"
+    first, second = schedule(2)
+    told = confirm(client, "move", row=[str(first)], time="2040-01-02T09:00")
+    assert told == ["Scheduled messages moved to 2040-01-02 09:00:00+0900: 1."]
+    assert ids(waiting(client)) == [second, first]
+    at = datetime.datetime(2040, 1, 2, tzinfo=datetime.UTC).timestamp() * 1000
+    assert OutboxMessage.objects.get(pk=first).deliver_at == at
+    assert "That time is past: they will be delivered now." in ask(
+        client, "move", row=[str(second)], time="2020-01-02T09:00"
+    )
+    for time, says in (("", "This field is required."), ("soon", "Enter a valid date/time.")):
+        text = ask(client, "move", row=[str(second)], time=time)
+        assert says in text
+        assert 'name="confirmed"' not in text
+
+
+def test_what_came_due_meanwhile_is_said(client):
+    first, second = schedule(2)
+    OutboxMessage.objects.filter(pk=first).update(deliver_at=1)
+    (told,) = confirm(client, "cancel", row=[str(first), str(second)])
+    left = "Messages left as they are, because they came due or another transaction is changing them: 1."
+    assert told == f"Scheduled messages cancelled: 1. {left}"
+    for name in (scheduled_operations.Cancel.name, scheduled_operations.DeliverNow.name):
+        text = ask(client, name, row=[str(first)])
+        assert "because they came due or another transaction is changing them: 1." in text
+        assert 'name="confirmed"' not in text
+    row = waiting(client)["rows"][0]
+    assert (row.message.outbox_id, row.left) == (first, "")
+
+
+def test_a_look_at_named_letters_sees_those_alone(db):
+    dead = dead_letters(3)
+    session = Session(USING)
+    found = letters.look(session, DeadLetterFilter("t_dlq", offsets=(dead[0], dead[2], 10**9)))
+    assert found.offsets == (dead[2], dead[0])
+    assert letters.look(session, DeadLetterFilter("other_dlq", offsets=tuple(dead))).offsets == ()
+    assert letters.look(session, DeadLetterFilter("t_dlq"), newest=dead[1]).offsets == (dead[1], dead[0])

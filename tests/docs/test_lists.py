@@ -1,0 +1,117 @@
+"""Lists in the reference are complete."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+from django.core.management import call_command
+
+import django_mysqlqueue
+from django_mysqlqueue import conf, publish
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.documents import DOCS, PAGES, _block
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.any_engine
+
+
+def test_every_setting_is_in_the_reference():
+    page = (DOCS / "reference" / "settings.md").read_text()
+    listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
+    defaults = conf.Settings()
+    known = {name.upper() for name in (*conf._FIELDS, *conf._MONITORING)} | {"TOPICS", "GROUPS"}
+    assert set(listed) == known
+    for name, shown in listed.items():
+        value, default = ast.literal_eval(shown.strip("`")), getattr(defaults, name.lower())
+        if name == "BACKOFF":
+            value = conf.parse_backoff(value)
+        elif name == "HEALTH":
+            value = conf._health(value)
+        assert value == default, name
+
+
+def test_every_check_is_in_the_reference():
+    page = (DOCS / "reference" / "checks.md").read_text()
+    package = ROOT / "django_mysqlqueue"
+    source = (package / "checks.py").read_text() + (package / "conf.py").read_text()
+    raised = set(re.findall(r"\b([EW]\d{3})\"", source))
+    assert set(re.findall(r"`django_mysqlqueue\.([EW]\d{3})`", page)) == raised
+    assert len(raised) > 8
+
+
+def test_every_event_is_in_the_reference():
+    page = (DOCS / "reference" / "log.md").read_text()
+    listed = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| ([A-Z]+) \|", page, re.MULTILINE))
+    logged: dict[str, set[str]] = {}
+    for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "event":
+                levels = set(re.findall(r"logging\.([A-Z]+)", ast.unparse(node.args[0])))
+                for constant in ast.walk(node.args[1]):
+                    if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                        logged.setdefault(constant.value, set()).update(levels)
+    assert set(listed) == set(logged)
+    for name, level in listed.items():
+        assert level in logged[name], name
+
+
+@pytest.mark.parametrize("name", ["publish", "publish_many", "subscriber"])
+def test_every_argument_is_in_the_docstring_that_the_reference_shows(name):
+    function = getattr(django_mysqlqueue, name)
+    described = set(re.findall(r"^ {4}(\w+): ", inspect.getdoc(function) or "", re.MULTILINE))
+    assert set(inspect.signature(function).parameters) <= described
+
+
+def test_fields_of_the_status_exist(db):
+    page = (DOCS / "howto" / "observe.md").read_text()
+    table = page.split("## Numbers")[1].split("```")[0]
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    publish("t", 1)
+    output = io.StringIO()
+    call_command("queuestatus", format="json", stdout=output)
+    found = json.loads(output.getvalue())
+    known = {*found, *found["groups"][0], *found["topics"][0], *found["problems"][0]}
+    named = set(re.findall(r"`([a-z_]+)`", table))
+    assert named <= known, named - known
+    assert len(named) > 6
+
+
+def test_the_examples_of_inspection_run(db, clock, capsys):
+    """The group is a hundred seconds late, and one message is a dead letter."""
+    sub = Sub(handler("orders", "billing", lambda delivery: delivery.reject("no")))
+    publish("orders", 1)
+    sub.settle()
+    publish("orders", 2)
+    sequence()
+    clock.advance(100)
+    exec(_block("reference/inspection.md", 'list_dead_letters("orders"'), {})  # noqa: S102
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "lag 1, 0 live subscribers"
+    assert others[0].startswith("No live subscribers for billing/orders")
+    assert others[-1].endswith("['no']")
+    found: dict[str, Any] = {}
+    exec(_block("howto/observe.md", "def groups_that_are_late"), found)  # noqa: S102
+    assert found["groups_that_are_late"](60) == ["billing"]
+    assert found["groups_that_are_late"](1000) == []
+
+
+def test_relative_links_lead_somewhere():
+    """Sphinx sees those of docs/ alone."""
+    for page in PAGES:
+        words = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", words):
+            assert (page.parent / target).exists(), (page, target)
+
+
+def test_files_for_the_repository_host_are_yaml():
+    for file in [*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"]:
+        assert yaml.safe_load(file.read_text()), file

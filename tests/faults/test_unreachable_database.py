@@ -1,0 +1,279 @@
+"""What commands and pages say, and how soon, when the database refuses, is frozen or lacks the tables.
+
+The server is private to this file and real: what is tested is the driver's time limits and the server's own errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from html import unescape
+from urllib.parse import quote
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connections, transaction
+from django.test import Client
+from django.urls import path
+
+from django_mysqlqueue import metrics
+from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.models import ConsumerGroup, Operation
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import apart, bounded
+from django_mysqlqueue.sql.session import Session
+from tests.support.dashboard import ROOT as DASHBOARD
+from tests.support.dashboard import confirm
+from tests.support.dashboard import urlpatterns as admin_urls
+from tests.support.outages import PRIVATE
+from tests.support.paths import ROOT
+from tools import servers
+
+pytestmark = [pytest.mark.servers_only, pytest.mark.processes]
+
+REF = GroupRef("g", "t")
+urlpatterns = [*admin_urls, path("metrics/", metrics.view)]
+CONNECT, START = 10, 30
+"""Seconds: the commands' time limit on connecting, and what starting Python takes on a busy machine."""
+PAGES_CONNECT = 2
+"""Seconds: the limit that DATABASES gives where several pages wait for it; one operation waits for the default."""
+
+
+@contextlib.contextmanager
+def frozen(server):
+    """The server's process is stopped, as by a hypervisor or a hung disk: the kernel still takes connections."""
+    connections[PRIVATE].close()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def url(server, user="root", database=servers.DATABASE):
+    return f"mysql://{user}@/{database}?unix_socket={quote(str(server.socket), safe='')}"
+
+
+def start(server, *arguments, **where):
+    env = {**os.environ, "DATABASE_URL": url(server, **where), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "django", *arguments], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def said(process):
+    """The one line that a command ends with."""
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 1, (out, error)
+    assert "Traceback" not in error
+    (line,) = error.strip().splitlines()
+    assert line.startswith("CommandError: ")
+    return line.removeprefix("CommandError: ")
+
+
+# -- commands -----------------------------------------------------------------
+
+
+def test_no_command_waits_for_a_frozen_server(db, server):
+    began = time.monotonic()
+    with frozen(server):
+        running = [
+            start(server, *command)
+            for command in (
+                ("queuehealth",),
+                ("queuestatus",),
+                ("queuepause", "g", "t", "--noinput"),
+                ("queuegc",),
+                ("runsubscriber",),
+            )
+        ]
+        texts = [said(one) for one in running]
+        took = time.monotonic() - began
+    assert all(text.startswith("The database 'default' does not answer: (2013") for text in texts), texts
+    assert took < CONNECT + START
+
+
+class Slow(QueueCommand):
+    read_timeout = 1.0
+
+    def run_on(self, using, options):
+        Session(using).row("SELECT SLEEP(20)")
+
+
+def test_a_command_gives_up_on_a_server_that_freezes_in_the_middle(server):
+    connections[PRIVATE].close()
+    began = time.monotonic()
+    with pytest.raises(CommandError, match=f"The database '{PRIVATE}' does not answer: \\(2013"):
+        call_command(Slow(), database=PRIVATE)
+    assert time.monotonic() - began < 10
+    assert connections[PRIVATE].connection is None
+    assert "read_timeout" not in connections[PRIVATE].settings_dict["OPTIONS"], "the limits end with the command"
+
+
+def test_limits_in_options_win(server, monkeypatch):
+    own = connections[PRIVATE].settings_dict
+    monkeypatch.setattr(
+        connections[PRIVATE], "settings_dict", {**own, "OPTIONS": {**own["OPTIONS"], "read_timeout": 5}}
+    )
+    connections[PRIVATE].close()
+    Slow.run_on, run_on = lambda self, using, options: Session(using).row("SELECT SLEEP(2)"), Slow.run_on
+    try:
+        call_command(Slow(), database=PRIVATE)
+    finally:
+        Slow.run_on = run_on
+
+
+@pytest.mark.parametrize(
+    ("where", "command", "text"),
+    [
+        ({"user": "nobody"}, "queuehealth", "refuses access to the user of DATABASES: (1045"),
+        ({"user": "app", "database": "mysql"}, "queuestatus", "refuses access to the user of DATABASES: (1044"),
+        ({"database": "nowhere"}, "queuegc", "The database that DATABASES names for 'default' does not exist: (1049"),
+    ],
+)
+def test_an_answer_that_refuses_is_no_silence(db, server, where, command, text):
+    found = said(start(server, command, **where))
+    assert text in found
+    assert "does not answer" not in found
+
+
+def test_a_server_that_is_down_does_not_answer(db, server, tmp_path):
+    gone = copy.copy(server)
+    gone.socket = tmp_path / "nobody"
+    assert said(start(gone, "queuehealth")).startswith("The database 'default' does not answer: (2002")
+
+
+def test_too_many_connections_are_told(db, server):
+    server.execute(
+        "CREATE USER few@localhost WITH MAX_USER_CONNECTIONS 1; GRANT ALL ON `mysqlqueue%`.* TO few@localhost"
+    )
+    holder = connections[PRIVATE].copy("holder")
+    holder.settings_dict["USER"] = "few"
+    try:
+        holder.ensure_connection()
+        assert "accepts no more connections: (1" in said(start(server, "queuehealth", user="few"))
+    finally:
+        holder.close()
+        server.execute("DROP USER few@localhost")
+
+
+def test_a_read_only_server_is_told(db, server):
+    groups.register(PRIVATE, REF, mode="ordered", start="earliest")
+    read_only = "super_read_only" if server.engine == "mysql" else "read_only"
+    server.execute(f"SET GLOBAL {read_only} = 1")
+    try:
+        assert said(start(server, "queuepause", "g", "t", "--noinput", user="app")).startswith(
+            "The database 'default' is read-only: (1290"
+        )
+    finally:
+        server.execute(f"SET GLOBAL {read_only} = 0; SET GLOBAL read_only = 0")
+    assert not ConsumerGroup.objects.using(PRIVATE).get(consumer_group="g").paused
+
+
+def test_a_missing_table_is_told(db, server):
+    server.execute(f"RENAME TABLE {servers.DATABASE}.queue_rollups TO {servers.DATABASE}.away")
+    try:
+        found = said(start(server, "queuehealth"))
+        assert found.startswith(
+            "The database 'default' lacks a table or column of the queue; run manage.py migrate: (1146"
+        )
+    finally:
+        server.execute(f"RENAME TABLE {servers.DATABASE}.away TO {servers.DATABASE}.queue_rollups")
+
+
+@pytest.fixture
+def site(db, server, settings):
+    settings.ROOT_URLCONF = __name__
+    settings.MYSQLQUEUE = {"DATABASE": PRIVATE, "METRICS_TOKEN": "0123456789abcdefghij"}
+    User.objects.all().delete()
+    for model in (ConsumerGroup, Operation):
+        model.objects.using(PRIVATE).all().delete()
+    groups.register(PRIVATE, REF, mode="ordered", start="earliest")
+    client = Client()
+    client.force_login(User.objects.create_superuser("ada"))
+    yield client
+    User.objects.all().delete()
+
+
+# -- pages --------------------------------------------------------------------
+
+
+def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings, monkeypatch):
+    """A web worker that waited for it without end would be lost to all other pages of the site."""
+    own = connections[PRIVATE].settings_dict
+    limited = {**own, "OPTIONS": {**own["OPTIONS"], "connect_timeout": PAGES_CONNECT}}
+    monkeypatch.setattr(connections[PRIVATE], "settings_dict", limited)
+    assert site.get(DASHBOARD).status_code == 200
+    # The request's own connection is open already, without limits.
+    connections[PRIVATE].ensure_connection()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        for where in (f"{DASHBOARD}group/?group=g&topic=t", "/admin/django_mysqlqueue/operation/"):
+            began = time.monotonic()
+            response = site.get(where)
+            assert time.monotonic() - began < PAGES_CONNECT + 5
+            assert response.status_code == 503
+            assert f"The database '{PRIVATE}' does not answer: (2013" in unescape(response.content.decode())
+        scrape = site.get("/metrics/", headers={"Authorization": "Bearer 0123456789abcdefghij"})
+        assert (scrape.status_code, scrape.content) == (503, f"The database '{PRIVATE}' does not answer.\n".encode())
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert site.get(DASHBOARD).status_code == site.get("/admin/django_mysqlqueue/operation/").status_code == 200
+
+
+def test_an_operation_tells_that_a_frozen_server_does_not_answer(site, server):
+    connections[PRIVATE].ensure_connection()
+    os.kill(server.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        response = site.get(f"{DASHBOARD}do/pause/?group=g&topic=t&asked=yes")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert PAGES_CONNECT + 5 < time.monotonic() - began < CONNECT + 5, "the limit is the default"
+    assert f"The database &#x27;{PRIVATE}&#x27; does not answer" in response.content.decode()
+    assert confirm(site, "pause", group="g", topic="t") == ["The group g/t is paused."]
+    assert ConsumerGroup.objects.using(PRIVATE).get(consumer_group="g").paused
+    assert Operation.objects.using(PRIVATE).count() == 1
+
+
+def test_pages_tell_an_answer_that_refuses(site, server):
+    own = connections[PRIVATE].settings_dict
+    connections[PRIVATE].settings_dict = {**own, "USER": "nobody"}
+    try:
+        response = site.get(DASHBOARD)
+    finally:
+        connections[PRIVATE].settings_dict = own
+    assert response.status_code == 503
+    assert "refuses access to the user of DATABASES: (1045" in response.content.decode()
+
+
+def test_a_page_sees_what_others_have_committed_and_leaves_the_requests_transaction(server):
+    """Under ATOMIC_REQUESTS at REPEATABLE READ the request's snapshot may be old."""
+    with transaction.atomic(using=PRIVATE):
+        Session(PRIVATE).row("SELECT COUNT(*) FROM queue_consumer_groups")
+        own = connections[PRIVATE].connection.thread_id()
+        with bounded(PRIVATE):
+            assert connections[PRIVATE].connection is None
+            Session(PRIVATE).row("SELECT 1")
+            assert connections[PRIVATE].connection.thread_id() != own
+            with apart(PRIVATE):
+                assert not connections[PRIVATE].in_atomic_block
+        assert connections[PRIVATE].connection.thread_id() == own
+        assert connections[PRIVATE].in_atomic_block
+
+
+def test_a_slow_statement_of_a_page_is_given_up(server):
+    began = time.monotonic()
+    with pytest.raises(OperationalError) as caught, bounded(PRIVATE, read=1):
+        Session(PRIVATE).row("SELECT SLEEP(20)")
+    assert time.monotonic() - began < 10
+    assert failures.kind_of(PRIVATE, caught.value) == "no_answer"

@@ -1,0 +1,44 @@
+"""The database that a command works on."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import CommandError
+
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.commands import run
+from tests.support.harness import USING
+
+COMMANDS = [
+    ("queuestatus",),
+    ("queuesequence",),
+    ("queuegc",),
+    ("queuegc", "--dry-run"),
+    ("queuedropgroup", "g", "t", "--noinput"),
+    ("queuegroupmode", "g", "t", "shared", "--noinput"),
+    ("runsubscriber",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_an_unknown_database_is_refused(db, command):
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    with pytest.raises(CommandError, match="'nowhere'"):
+        run(*command, "--database", "nowhere")
+    assert ConsumerGroup.objects.get().mode == "ordered"
+
+
+@pytest.mark.parametrize("command", COMMANDS[:-1], ids=" ".join)
+def test_the_setting_names_the_database(db, settings, command):
+    """Read on each run; the router is not asked."""
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    settings.MYSQLQUEUE = {"DATABASE": USING}
+    settings.DATABASE_ROUTERS = [Nowhere()]
+    run(*command)
+
+
+class Nowhere:
+    def db_for_write(self, model, **hints):
+        return "nowhere"

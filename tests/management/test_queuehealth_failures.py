@@ -1,0 +1,116 @@
+"""queuehealth: handlers that fail."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import CommandError
+from health_check.exceptions import ServiceUnavailable
+
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.health import QueueHealth
+from django_mysqlqueue.inspection import Bounds, find_problems
+from django_mysqlqueue.management.commands import queuehealth
+from django_mysqlqueue.operations import redriving
+from django_mysqlqueue.service import dead_letters
+from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.health import kinds, run
+
+
+def deploy(count, *, bad, **options):
+    """A handler that dead-letters ``bad`` of ``count`` messages at their first attempt and acks the others."""
+    sub = Sub(handler(function=lambda delivery: delivery.payload >= bad or delivery.reject("bad deploy"), **options))
+    publish_many("t", range(count))
+    sub.settle()
+    sequence()
+    return sub
+
+
+def test_a_bad_deploy_is_unhealthy_at_once(db):
+    """Before any subscriber has written its counts: the log has the dead letters."""
+    deploy(200, bad=200)
+    code, output = run()
+    assert code == 1
+    assert "PROBLEM  g/t dead-lettered 200 messages in the last 10 min; the limit is 10.\n" in output
+    assert kinds() == {("recent_dead_letters", "g")}
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, 0), (10, 0), (11, 1)])
+def test_a_few_dead_letters_are_a_note(db, number, code):
+    deploy(number + 100, bad=number).poller.write_rollups()
+    found, output = run()
+    assert found == code
+    assert f"note     g/t has dead-lettered messages: {number} in t_dlq." in output
+
+
+def test_dead_letters_that_were_dealt_with_or_are_old_are_no_alarm(db, clock):
+    sub = deploy(20, bad=20)
+    assert kinds() == {("recent_dead_letters", "g")}
+    redriving.redrive(USING, dead_letters.DeadLetterFilter("t_dlq"), actor="ada")
+    assert kinds() == set(), "they are on their way again"
+    sub.settle()
+    sequence()
+    assert kinds("--window", "60") == {("recent_dead_letters", "g")}
+    clock.advance(61)
+    assert kinds("--window", "60") == set()
+    assert kinds() == {("recent_dead_letters", "g")}
+    clock.advance(600)
+    assert kinds() == set()
+
+
+def test_in_a_dlq_that_is_too_long_to_count_the_rollups_tell(db, monkeypatch):
+    monkeypatch.setattr(queuehealth.Command, "bounds", Bounds(count=5))
+    sub = deploy(12, bad=12)
+    assert kinds("--max-failure-ratio", "1") == set(), "up to ten seconds late"
+    sub.poller.write_rollups()
+    assert kinds("--max-failure-ratio", "1") == {("recent_dead_letters", "g")}
+    assert "g/t dead-lettered 12+ messages" in run()[1]
+
+
+def test_the_share_of_failures(db, clock):
+    sub = deploy(40, bad=10, group="g")
+    sub.poller.write_rollups()
+    assert kinds() == set(), "a quarter"
+    assert kinds("--max-failure-ratio", "0.2") == {("failing", "g")}
+    text = "PROBLEM  Of 40 attempts of g/t in the last 10 min 10 failed; the limit is 20%.\n"
+    assert text in run("--max-failure-ratio", "0.2")[1]
+    assert kinds("--max-failure-ratio", "0.25") == set()
+    assert kinds("--max-failure-ratio", "0.2", "--min-attempts", "41") == set()
+    clock.advance(660)
+    sub.heart.beat()
+    assert kinds("--max-failure-ratio", "0.2") == set()
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, 0), (9, 0), (10, 1)])
+def test_one_of_one_is_no_alarm(db, number, code):
+    """A single poisoned message of a quiet queue fails every attempt there is."""
+    sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60)))
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(number)])
+    sub.settle()
+    sub.poller.write_rollups()
+    found, output = run()
+    assert found == code
+    kind = "PROBLEM" if code else "note"
+    word = "failure" if number == 1 else "failures"
+    assert f"Every attempt of g/t fails: {number} {word} and no success in the last 10 min." in output
+    assert any(line.startswith(kind) and "Every attempt" in line for line in output.splitlines())
+    assert run("--max-failure-ratio", "1")[0] == 0
+
+
+def test_thresholds_of_the_settings(db, settings):
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": 2}}
+    deploy(103, bad=3).poller.write_rollups()
+    assert kinds() == {("recent_dead_letters", "g")}
+    assert kinds("--max-recent-dead-letters", "3") == set()
+    assert "recent_dead_letters" in {one.kind for one in find_problems(using=USING)}
+    with pytest.raises(ServiceUnavailable, match="g/t dead-lettered 3 messages in the last 10 min; the limit is 2"):
+        QueueHealth().run()
+    assert QueueHealth(max_recent_dead_letters=3).run() is None
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": None, "MAX_FAILURE_RATIO": 0.01}}
+    assert kinds() == {("failing", "g")}
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": None, "MAX_FAILURE_RATIO": None}}
+    assert kinds() == set()
+    settings.MYSQLQUEUE = {"HEALTH": {"MAX_FAILURE_RATIO": 50}}
+    with pytest.raises(CommandError, match="MAX_FAILURE_RATIO = 50"):
+        run()
+    with pytest.raises(ServiceUnavailable, match="MAX_FAILURE_RATIO = 50"):
+        QueueHealth().run()

@@ -1,0 +1,296 @@
+"""queuestatus."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError
+from django.core.management.base import OutputWrapper
+from django.core.management.color import no_style
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.management.banner import show_banner
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    ConsumerOffset,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+    Sequencer,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.subsets import EVERYTHING
+from tests.support.commands import run
+from tests.support.harness import USING, Sub, handler, lag, sequence
+
+GROUP_STATE = (PartitionLease, ConsumerOffset, DeliveryState, SubscriberHeartbeat)
+
+
+def status():
+    return json.loads(run("queuestatus", "--format", "json"))
+
+
+def group_status(group="g", topic="t"):
+    (found,) = (one for one in status()["groups"] if (one["group"], one["topic"]) == (group, topic))
+    return found
+
+
+def table(text, heading):
+    """The rows below a heading, as dicts by column."""
+    lines = text.splitlines()
+    lines = lines[lines.index(heading) + 1 :]
+    end = next((number for number, line in enumerate(lines) if not line), len(lines))
+    header, *rows = ([cell.strip() for cell in line.strip().split("  ") if cell.strip()] for line in lines[:end])
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def fail(delivery):
+    raise ValueError("no")
+
+
+# -- queuestatus --------------------------------------------------------------
+
+
+def test_status_of_an_empty_queue(db):
+    assert "It is empty: no message, no group." in run("queuestatus")
+    found = status()
+    assert (found["database"], found["last_offset"], found["topics"], found["groups"]) == (USING, 0, [], [])
+
+
+@pytest.mark.defect(19)
+def test_lag_is_a_count_of_messages(db):
+    """Other topics' messages between them raise the offsets, not the lag."""
+    for number in range(20):
+        publish("t", number, key=f"k{number % 3}")
+        publish_many("noise", range(10))
+    sequence()
+    sub = Sub(handler(), handler(topic="noise", group="n"), batch_size=5, prefetch=5)
+    assert group_status()["lag"] == 20
+    sub.step()
+    sub.work(2)
+    sub.flush()
+    of_t = QueueMessage.objects.filter(topic="t")
+    settled = DeliveryState.objects.filter(consumer_group="g", acked=True).count()
+    below = sum(
+        of_t.filter(partition_key=key, offset__lte=offset).count()
+        for key, offset in ConsumerOffset.objects.filter(consumer_group="g").values_list(
+            "partition_key", "offset_acked"
+        )
+    )
+    assert settled + below > 0
+    assert group_status()["lag"] == 20 - settled - below
+    assert {row["group"]: row["lag"] for row in table(run("queuestatus"), "Groups")}["g"] == str(20 - settled - below)
+    sub.settle(rounds=500)
+    assert group_status()["lag"] == 0
+    assert group_status("n", "noise")["lag"] == 0
+    assert group_status()["oldest_unacked_age"] is None
+
+
+def test_lag_of_out_of_order_acks(db):
+    """Acked above a hole counts as done although the watermark stands."""
+    publish_many("t", [Message(number, key="k") for number in range(1, 6)])
+    sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60) if delivery.payload == 1 else None))
+    sub.step()
+    lags = []
+    for _ in range(5):
+        sub.work(1)
+        sub.flush()
+        lags.append(lag())
+    assert lags == [5, 4, 3, 2, 1]
+    found = group_status()
+    assert (found["lag"], found["retrying"], found["in_flight"]) == (1, 1, 0)
+
+
+def test_lag_of_a_group_that_starts_late_or_is_addressed(db):
+    publish_many("t", range(4))
+    sequence()
+    groups.register(USING, GroupRef("late", "t"), mode="ordered", start="latest")
+    groups.register(USING, GroupRef("early", "t"), mode="ordered", start="earliest")
+    publish_many("t", range(3))
+    OutboxMessage.objects.filter(payload=b"2").update(target_group="late")
+    sequence()
+    assert {one["group"]: one["lag"] for one in status()["groups"]} == {"late": 3, "early": 6}
+
+
+def test_status_counts_by_topic(db, clock):
+    publish_many("a", [Message(1, key="x"), Message(2, key="x"), Message(3, key="y")])
+    sequence()
+    publish("a", 4)
+    publish_many("a", [Message(5, delay=60), Message(6, delay=7200)])
+    publish("b", 1, delay=60)
+    expected = [
+        {"topic": "a", "in_log": 3, "partitions": 2, "waiting": 1, "scheduled": 2, "is_dlq": False},
+        {"topic": "b", "in_log": 0, "partitions": 0, "waiting": 0, "scheduled": 1, "is_dlq": False},
+    ]
+    found = status()
+    since = [one.pop("waiting_since") for one in found["topics"]]
+    assert found["topics"] == expected
+    assert since[0] <= found["now"]
+    assert since[1] is None
+    assert table(run("queuestatus"), "Topics") == [
+        {"topic": "a", "in log": "3", "partitions": "2", "outbox": "1", "scheduled": "2"},
+        {"topic": "b", "in log": "0", "partitions": "0", "outbox": "0", "scheduled": "1"},
+    ]
+    clock.advance(61)
+    assert [(one["waiting"], one["scheduled"]) for one in status()["topics"]] == [(2, 1), (1, 0)]
+
+
+def test_status_of_work_in_flight_and_its_owner(db):
+    publish_many("t", [Message(number, key=f"k{number}") for number in range(4)])
+    sub = Sub(handler(), handler(group="s", mode="shared"), name="me")
+    sub.step()
+    found = group_status()
+    assert (found["lag"], found["in_flight"], found["retrying"]) == (4, 4, 0)
+    assert found["subscribers"] == [sub.name]
+    assert found["partitions_owned"] == {sub.name: 4}
+    assert found["mode"] == "ordered"
+    assert not status()["problems"]
+    assert group_status("s")["in_flight"] == 4
+    assert group_status("s")["mode"] == "shared"
+    text = run("queuestatus")
+    assert table(text, "Leases") == [{"group": "g", "topic": "t", "owner": sub.name, "partitions": "4"}]
+    assert "Problems" not in text
+    sub.settle()
+    assert group_status()["in_flight"] == 0
+    assert group_status("s")["in_flight"] == 0
+
+
+def abandoned():
+    """The groups with work and no live subscribers, and how bad that is."""
+    return {one["group"]: one["severity"] for one in status()["problems"] if one["kind"] == "no_subscriber"}
+
+
+@pytest.mark.defect(15)
+def test_status_names_what_is_abandoned(db, clock):
+    publish_many("t", range(3))
+    sequence()
+    groups.register(USING, GroupRef("forgotten", "t"), mode="ordered", start="earliest")
+    groups.register(USING, GroupRef("idle", "empty"), mode="ordered", start="earliest")
+    sub = Sub(handler(group="alive"))
+    assert abandoned() == {"forgotten": 2}, "its subscribers may be being restarted"
+    problems = run("queuestatus").split("Problems\n")[1]
+    assert "No live subscribers for forgotten/t; 3 messages wait" in problems
+    assert "alive" not in problems
+    assert "idle" not in problems
+    clock.advance(31)
+    assert abandoned() == {"alive": 2, "forgotten": 2}, "its heartbeat is older than the lease"
+    assert group_status("alive")["subscribers"] == []
+    clock.advance(31)
+    sub.heart.beat()
+    assert abandoned() == {"forgotten": 0}
+
+
+def test_status_of_dead_letters(db):
+    """They are counted for the group that failed them, of its own topic."""
+    publish_many("t", range(3))
+    publish_many("u", range(2))
+    Sub(
+        handler(function=fail, max_attempts=1),
+        handler(group="fine"),
+        handler(topic="u", function=fail, max_attempts=1),
+    ).settle()
+    sequence()
+    assert group_status()["dead_letters"] == 3
+    assert group_status("fine")["dead_letters"] == 0
+    assert group_status(topic="u")["dead_letters"] == 2
+    assert {one["topic"]: (one["in_log"], one["is_dlq"]) for one in status()["topics"]} == {
+        "t": (3, False),
+        "t_dlq": (3, True),
+        "u": (2, False),
+        "u_dlq": (2, True),
+    }
+
+
+def test_status_names_a_paused_group(db):
+    publish("t", 1)
+    Sub(handler(function=fail, max_attempts=1), handler(topic="t_dlq", group="d", function=fail)).settle(rounds=4)
+    ConsumerGroup.objects.filter(consumer_group="g").update(paused=True)
+    assert group_status()["paused"]
+    text = run("queuestatus")
+    assert "g/t is paused" in text
+    assert {row["group"]: row["mode"] for row in table(text, "Groups")}["g"] == "ordered (paused)"
+
+
+def test_status_says_how_old_the_oldest_is(db, clock):
+    publish("t", 1, key="a")
+    sequence()
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    clock.advance(100)
+    publish("t", 2, key="b")
+    sequence()
+    assert 100 <= group_status()["oldest_unacked_age"] < 160
+    for seconds, shown in ((0, "1 min 4"), (7 * 60, "8 min 4"), (3 * 3600, "3 h 9 min"), (3 * 86400, "3 d 3 h")):
+        clock.advance(seconds)
+        assert table(run("queuestatus"), "Groups")[0]["oldest"].startswith(shown)
+
+
+def test_status_says_when_it_was_sequenced(db, clock):
+    assert "last offset 0, sequenced never." in run("queuestatus")
+    publish("t", 1)
+    sequence()
+    clock.advance(50)
+    offset = QueueMessage.objects.get().offset
+    assert f"Queue on the database 'default': last offset {offset}, sequenced 50 s ago." in run("queuestatus")
+    assert status()["last_offset"] == offset
+
+
+def test_status_changes_nothing(db):
+    publish_many("t", range(3))
+    Sub(handler()).step()
+    models = (*GROUP_STATE, OutboxMessage, QueueMessage, Sequencer, ConsumerGroup)
+    before = [list(model.objects.order_by("pk").values()) for model in models]
+    run("queuestatus")
+    status()
+    assert [list(model.objects.order_by("pk").values()) for model in models] == before
+
+
+def test_unknown_format(db):
+    with pytest.raises(CommandError, match="xml"):
+        run("queuestatus", "--format", "xml")
+
+
+# -- at three in the morning --------------------------------------------------
+
+
+def test_status_with_every_subscriber_down(db, clock):
+    """Nobody moves the outbox: the plainest outage must not look like a quiet night."""
+    sub = Sub(handler())
+    sub.settle()
+    sub.leave()
+    publish_many("t", range(3))
+    publish("t", 4, delay=60)
+    clock.advance(20)
+    group = group_status()
+    assert (group["lag"], abandoned()) == (0, {"g": 2})
+    assert 19 < group["oldest_unacked_age"] < 25
+    assert "No live subscribers for g/t; 3 messages wait, the oldest for 20 s." in run("queuestatus")
+    Sub(handler())
+    assert not abandoned()
+
+
+def test_retrying_counts_failures_and_not_what_was_given_back(db):
+    publish_many("t", [Message(n, key="k") for n in range(4)])
+    sub = Sub(handler(function=lambda delivery: delivery.nack(60)))
+    sub.step()
+    sub.work(1)
+    sub.leave()
+    group = group_status()
+    assert (group["lag"], group["retrying"], group["in_flight"]) == (4, 1, 0)
+
+
+def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
+    publish("orders", 1)
+    sequence()
+    out = OutputWrapper(io.StringIO())
+    one = handler(topic="order")
+    show_banner(
+        out, no_style(), title="x", using="default", handlers={one.ref: one}, settings=get_settings(), threads=1,
+        batch_size=1, subset=EVERYTHING,
+    )  # fmt: skip
+    assert "nothing is in the topic 'order'; topics without a handler here: orders." in out._out.getvalue()

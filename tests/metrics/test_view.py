@@ -1,0 +1,159 @@
+"""The view of the metrics, and who may see it."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+
+from django_mysqlqueue import conf, metrics, publish
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.models import OutboxMessage
+from tests.support.metrics import parsed
+
+TOKEN = "0123456789abcdefghij"  # noqa: S105
+urlpatterns = [
+    path("metrics/", metrics.view),
+    path("elsewhere/", metrics.view, {"using": "queue"}),
+]
+
+
+@pytest.fixture
+def site(db, settings):
+    settings.ROOT_URLCONF = __name__
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN}
+    User.objects.all().delete()
+    yield Client(raise_request_exception=True)
+    User.objects.all().delete()
+
+
+def get(client, authorization=None, where="/metrics/", **headers):
+    if authorization is not None:
+        headers["Authorization"] = authorization
+    return client.get(where, headers=headers)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_token(site, scheme):
+    publish("t", 1)
+    response = get(site, f"{scheme} {TOKEN}")
+    assert response.status_code == 200
+    assert parsed(response.content.decode())["mysqlqueue_outbox_waiting", ()] == 1
+    assert response["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert "no-store" in response["Cache-Control"]
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "Bearer",
+        "Bearer ",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN.upper()}",
+        "Bearer é",
+        "Bearer None",
+        f"Basic {TOKEN}",
+        f"Token {TOKEN}",
+        TOKEN,
+        "",
+        None,
+    ],
+)
+def test_no_token(site, authorization):
+    with CaptureQueriesContext(connection) as captured:
+        response = get(site, authorization)
+    assert response.status_code == 401
+    assert response["WWW-Authenticate"].startswith("Bearer")
+    assert b"mysqlqueue_" not in response.content
+    assert not captured.captured_queries, "strangers cost the queue nothing"
+
+
+@pytest.mark.parametrize("token", [{}, {"METRICS_TOKEN": None}, {"METRICS_TOKEN": ""}])
+@pytest.mark.parametrize("authorization", ["Bearer", "Bearer ", "Bearer None", f"Bearer {TOKEN}", None])
+def test_without_the_setting_no_token_is_right(site, settings, token, authorization):
+    settings.MYSQLQUEUE = token
+    response = get(site, authorization)
+    assert response.status_code == 401
+    assert "No METRICS_TOKEN is configured" in response.content.decode()
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN}
+    assert "No METRICS_TOKEN" not in get(site, "Bearer x").content.decode()
+
+
+@pytest.mark.parametrize("authorization", ["Bearer", "Bearer short-secret", f"Bearer {TOKEN}", None])
+def test_a_bad_token_in_the_settings_opens_no_door(site, settings, authorization):
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": "short-secret"}
+    response = get(site, authorization)
+    assert response.status_code == 500
+    assert "MYSQLQUEUE['METRICS_TOKEN'] = … must be at least 20" in response.content.decode()
+    assert "short-secret" not in response.content.decode()
+    site.force_login(User.objects.create_superuser("ada"))
+    assert get(site).status_code == 200, "a login needs no token"
+
+
+@pytest.mark.parametrize(
+    ("options", "permitted", "status"),
+    [
+        ({"is_staff": True}, True, 200),
+        ({"is_staff": True, "is_superuser": True}, False, 200),
+        ({"is_staff": True}, False, 403),
+        ({"is_staff": False}, True, 403),
+        ({"is_staff": False, "is_superuser": True}, False, 403),
+    ],
+)
+def test_users(site, options, permitted, status):
+    user = User.objects.create_user("somebody", **options)
+    if permitted:
+        user.user_permissions.add(Permission.objects.get(codename="view_dashboard"))
+    site.force_login(user)
+    assert get(site).status_code == status
+    assert get(site, "Bearer wrong").status_code == 401, "who shows a token is judged by it"
+    user.is_active = False
+    user.save()
+    assert get(site).status_code == 401
+
+
+def test_without_the_middleware_for_users(db, settings):
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN}
+    factory = RequestFactory()
+    assert metrics.view(factory.get("/")).status_code == 401
+    assert metrics.view(factory.get("/", headers={"Authorization": f"Bearer {TOKEN}"})).status_code == 200
+    request = factory.get("/")
+    request.user = AnonymousUser()
+    assert metrics.view(request).status_code == 401
+
+
+def test_where_all_views_want_a_login(site, settings):
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
+    assert get(site, f"Bearer {TOKEN}").status_code == 200
+    assert get(site).status_code == 401, "no redirect to a page for people"
+
+
+def test_it_is_only_read(site):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert site.post("/metrics/", headers=headers).status_code == 405
+    head = site.head("/metrics/", headers=headers)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_open_metrics(site):
+    response = get(site, f"Bearer {TOKEN}", accept="application/openmetrics-text; version=1.0.0,text/plain;q=0.5")
+    assert response["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert response.content.endswith(b"# EOF\n")
+
+
+def test_a_queue_on_another_alias(site, queue_db):
+    OutboxMessage.objects.using("queue").create(topic="t", payload=b"1")
+    found = parsed(get(site, f"Bearer {TOKEN}", "/elsewhere/").content.decode())
+    assert found["mysqlqueue_outbox_waiting", ()] == 1
+    assert parsed(get(site, f"Bearer {TOKEN}").content.decode())["mysqlqueue_outbox_waiting", ()] == 0
+
+
+def test_the_token_is_not_shown(settings):
+    settings.MYSQLQUEUE = {"METRICS_TOKEN": TOKEN}
+    assert not conf.problems()
+    assert get_settings().metrics_token == TOKEN
+    assert TOKEN not in repr(get_settings())

@@ -1,0 +1,467 @@
+"""``django_mysqlqueue.operations``, as a script calls it: what each previews, does, records and refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_mysqlqueue import Message, operations, publish, publish_many
+from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.limits import MAX_METADATA_BYTES
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    Operation,
+    OutboxMessage,
+    QueueMessage,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.operations import EditResult, Result, consumer_groups, results, seeking
+from django_mysqlqueue.operations.seeking import Position
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.tables import Tables
+
+REF = GroupRef("g", "t")
+LATER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
+
+
+def waiting() -> None:
+    """Messages x and y, at which the group has failed once."""
+    publish_many("t", [Message(1, key="a", id="x"), Message(2, key="b", id="y")])
+    Sub(handler(function=lambda delivery: delivery.nack(delay=3600))).settle()
+
+
+def dead() -> None:
+    """Dead letters of the messages x and y."""
+    publish_many("t", [Message(1, key="a", id="x"), Message(2, key="b", id="y")])
+    sub = Sub(handler(function=lambda delivery: delivery.reject("no")))
+    sub.settle()
+    sub.leave()
+    sequence()
+
+
+def scheduled() -> None:
+    publish("t", 1, id="x", delay=1000)
+
+
+def registered() -> None:
+    groups.register(USING, REF, mode="ordered", start="earliest")
+
+
+def paused() -> None:
+    registered()
+    operations.pause(*REF, actor="ada")
+
+
+def owned() -> None:
+    publish("t", 1, key="a")
+    Sub(handler()).step()
+
+
+def lost() -> None:
+    owned()
+    SubscriberHeartbeat.objects.update(heartbeat_at=1)
+
+
+def a_subscriber() -> str:
+    return str(SubscriberHeartbeat.objects.values_list("subscriber_name", flat=True)[0])
+
+
+CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
+    "pause": (registered, lambda **how: operations.pause(*REF, **how)),
+    "resume": (paused, lambda **how: operations.resume(*REF, **how)),
+    "seek": (waiting, lambda **how: operations.seek(*REF, "earliest", **how)),
+    "drop_group": (waiting, lambda **how: operations.drop_group(*REF, **how)),
+    "set_group_mode": (registered, lambda **how: operations.set_group_mode(*REF, "shared", **how)),
+    "retry": (waiting, lambda **how: operations.retry(*REF, ids=["x"], **how)),
+    "dead_letter": (waiting, lambda **how: operations.dead_letter(*REF, ids=["x"], **how)),
+    "redrive": (dead, lambda **how: operations.redrive("t", ids=["x"], **how)),
+    "discard": (dead, lambda **how: operations.discard("t", ids=["x"], **how)),
+    "edit": (dead, lambda **how: operations.edit("t", {"n": 3}, id="x", **how)),
+    "cancel": (scheduled, lambda **how: operations.cancel("t", ["x"], **how)),
+    "reschedule": (scheduled, lambda **how: operations.reschedule("t", ["x"], LATER, **how)),
+    "reschedule to now": (scheduled, lambda **how: operations.reschedule("t", ["x"], None, **how)),
+    "release": (owned, lambda **how: operations.release(*REF, ["a"], **how)),
+    "forget": (lost, lambda **how: operations.forget(a_subscriber(), **how)),
+}
+"""Function → what must be there, and a call that changes something of it."""
+
+
+def everything() -> Any:
+    return dataclasses.replace(Tables.read(USING), now=0)
+
+
+def test_every_operation_has_a_case():
+    functions = {name for name in operations.__all__ if inspect.isfunction(getattr(operations, name))}
+    assert functions == {name.partition(" ")[0] for name in CALLS}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_dry_run_changes_nothing_and_says_what_would_be_done(db, name):
+    prepare, call = CALLS[name]
+    prepare()
+    before = everything()
+    found = call(actor="ada", reason="a test", dry_run=True)
+    assert found.dry_run
+    assert (found.planned, found.changed) == (1, 0)
+    assert all(line.endswith(".") and "%(" not in line for line in (*found.summary, *found.warnings))
+    assert "will" in " ".join(found.summary)
+    assert everything() == before
+    assert not Operation.objects.exclude(action="pause").exists()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_done_and_on_record_with_actor_and_reason(db, name):
+    prepare, call = CALLS[name]
+    prepare()
+    found = call(actor="ada", reason="a test")
+    assert not found.dry_run
+    assert (found.planned, found.changed) == (1, 1)
+    assert all(line.endswith(".") and "%(" not in line for line in found.summary)
+    row = Operation.objects.order_by("id").last()
+    assert (row.action, row.actor, row.reason) == (found.operation, "ada", "a test")
+    assert row.ended_at
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("actor", ["", " ", None])
+def test_nobody_is_refused(db, name, actor):
+    prepare, call = CALLS[name]
+    prepare()
+    before = Operation.objects.count()
+    with pytest.raises(OperationRefused, match=r"actor .*: must (name who does this|be a str)"):
+        call(actor=actor, reason="a test")
+    assert Operation.objects.count() == before
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_unknown_name_is_refused(db, name):
+    """In an empty queue there is nothing of all this."""
+    _prepare, call = CALLS[name]
+    if name == "forget":
+        call = lambda **how: operations.forget("nobody", **how)  # noqa: E731
+    for how in ({}, {"dry_run": True}):
+        with pytest.raises(OperationRefused, match=r"There is no (group|topic|subscriber) '"):
+            call(actor="ada", reason="a test", **how)
+    assert not Operation.objects.exists()
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("name", CALLS)
+def test_it_commits_apart_from_the_callers_transaction(db, name):
+    prepare, call = CALLS[name]
+    prepare()
+    with transaction.atomic():
+        assert not ConsumerGroup.objects.filter(consumer_group="another").exists()  # the transaction has begun
+        assert call(actor="ada", reason="a test").changed == 1
+        transaction.set_rollback(True)
+    assert Operation.objects.order_by("id").last().reason == "a test"
+
+
+@pytest.mark.servers_only
+@pytest.mark.parametrize("is_open", [False, True])
+def test_it_commits_where_autocommit_is_off(db, is_open):
+    registered()
+
+    def pause() -> Result:
+        connection.settings_dict = {**connection.settings_dict, "AUTOCOMMIT": False}
+        if is_open:
+            assert not ConsumerGroup.objects.filter(consumer_group="another").exists()
+            assert not connection.get_autocommit()
+        try:
+            return operations.pause(*REF, actor="ada")
+        finally:
+            if is_open:
+                connection.rollback()
+
+    assert in_thread(pause).changed == 1
+    assert ConsumerGroup.objects.get().paused
+    assert Operation.objects.get().actor == "ada"
+
+
+@pytest.mark.parametrize("name", ["pause", "resume", "set_group_mode", "retry", "redrive", "discard", "release"])
+def test_a_second_time_there_is_nothing_to_do(db, name):
+    prepare, call = CALLS[name]
+    prepare()
+    if name in ("redrive", "discard"):
+        call = lambda **how: getattr(operations, name)("t", **how)  # noqa: E731
+    elif name == "retry":
+        call = lambda **how: operations.retry(*REF, **how)  # noqa: E731
+    call(actor="ada", reason="a test")
+    number = Operation.objects.count()
+    for dry_run in (True, False):
+        found = call(actor="ada", reason="a test", dry_run=dry_run)
+        assert (found.planned, found.changed) == (0, 0)
+        (text,) = found.summary
+        assert text.endswith(".")
+        assert "will" not in text
+    if name in ("pause", "resume", "set_group_mode", "release"):
+        assert Operation.objects.count() == number, "nor is it on record"
+
+
+# -- messages by their ids ----------------------------------------------------
+
+
+def test_ids_that_nothing_bears_are_named(db):
+    waiting()
+    for call, text in (
+        (lambda: operations.retry(*REF, ids=["x", "z"], actor="ada"), "do not wait for another attempt .*: 'z'"),
+        (lambda: operations.dead_letter(*REF, ids=["x", "z"], actor="ada"), "has not claimed these messages.*: 'z'"),
+        (lambda: operations.redrive("t", ids=["z"], actor="ada"), "t_dlq has no dead letter of these messages: 'z'"),
+        (lambda: operations.edit("t", 1, id="z", actor="ada"), "id 'z': t_dlq has no dead letter of it"),
+        (lambda: operations.cancel("t", ["z"], actor="ada"), "Not scheduled for the topic 't': 'z'"),
+    ):
+        with pytest.raises(OperationRefused, match=text):
+            call()
+    assert not Operation.objects.exists()
+
+
+def test_missing_ones_may_be_passed_over(db):
+    waiting()
+    assert operations.retry(*REF, ids=["x", "z"], missing_ok=True, actor="ada").changed == 1
+    operations.dead_letter(*REF, ids=["y"], actor="ada")
+    sequence()
+    assert operations.redrive("t", ids=["y", "z"], missing_ok=True, actor="ada").changed == 1
+
+
+def test_an_id_names_the_message_of_every_key(db):
+    """Ids are unique within a key."""
+    publish_many("t", [Message(number, key=key, id="x") for number, key in enumerate("ab")])
+    Sub(handler(function=lambda delivery: delivery.nack(delay=3600))).settle()
+    assert operations.retry(*REF, ids=["x"], actor="ada").changed == 2
+
+
+def test_a_redriven_message_still_has_the_id_that_it_was_published_with(db):
+    dead()
+    assert operations.redrive("t", ids=["x"], actor="ada").changed == 1
+    Sub(handler(function=lambda delivery: delivery.nack(delay=3600))).settle()
+    assert operations.dead_letter(*REF, ids=["x"], actor="ada").changed == 1
+    sequence()
+    assert operations.discard("t", ids=["x"], actor="ada", reason="enough").changed == 1
+    assert [row.original_id for row in QueueMessage.objects.filter(topic="t_dlq")] == ["y"]
+
+
+def test_a_message_that_two_groups_failed_is_edited_by_its_offset(db):
+    publish("t", 1, id="x")
+    reject = [handler(group=name, function=lambda delivery: delivery.reject("no")) for name in ("g", "h")]
+    Sub(*reject).settle()
+    sequence()
+    offsets = list(QueueMessage.objects.filter(topic="t_dlq").order_by("offset").values_list("offset", flat=True))
+    with pytest.raises(OperationRefused, match=f"2 dead letters of it, at the offsets {offsets[0]}, {offsets[1]}"):
+        operations.edit("t", 2, id="x", actor="ada")
+    found = operations.edit("t", 2, offset=offsets[0], actor="ada")
+    assert isinstance(found, EditResult)
+    assert OutboxMessage.objects.get().message_id == found.message_id
+    with pytest.raises(OperationRefused, match="exactly one of them must name"):
+        operations.edit("t", 2, actor="ada")
+
+
+# -- arguments ----------------------------------------------------------------
+
+
+def test_seek_wants_one_position(db):
+    registered()
+    for arguments in ({}, {"position": "latest", "time": LATER}):
+        with pytest.raises(OperationRefused, match="exactly one of them"):
+            operations.seek(*REF, actor="ada", **arguments)
+    with pytest.raises(OperationRefused, match="time '2026': must be a datetime"):
+        operations.seek(*REF, time="2026", actor="ada")  # type: ignore[arg-type]
+    with pytest.raises(OperationRefused, match="mode 'fifo': must be one of 'ordered', 'shared'"):
+        operations.set_group_mode(*REF, "fifo", actor="ada")  # type: ignore[arg-type]
+    with pytest.raises(OperationRefused, match=r"keys \[\]: must name at least one"):
+        operations.release(*REF, [], actor="ada")
+
+
+SURROGATE = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: operations.pause("g", 5, actor="ada"), "topic 5: must be a str"),
+        (lambda: operations.pause(None, "t", actor="ada"), "group None: must be a str"),
+        (lambda: operations.pause("g", SURROGATE, actor="ada"), "topic .*lone surrogate"),
+        (lambda: operations.pause(*REF, actor="a" * 191), "actor 'a+…: 191 characters, at most 190"),
+        (lambda: operations.pause(*REF, actor="ada", reason=None), "reason None: must be a str"),
+        (lambda: operations.pause(*REF, actor="ada", reason="x" * 1001), "reason 'x+…: 1,001 characters"),
+        (lambda: operations.pause(*REF, actor="ada", using="nope"), "using 'nope': there is no such alias"),
+        (lambda: operations.forget(7, actor="ada"), "subscriber 7: must be a str"),
+        (lambda: operations.release(*REF, "a", actor="ada"), "keys 'a': must be a list"),
+        (lambda: operations.retry(*REF, ids="xy", actor="ada"), "ids 'xy': must be a list"),
+        (lambda: operations.retry(*REF, ids=[], actor="ada"), r"ids \[\]: must name at least one"),
+        (lambda: operations.retry(*REF, ids=[5], actor="ada"), "ids 5: must be a str"),
+        (lambda: operations.retry(*REF, offsets=[True], actor="ada"), "offsets True: must be a whole number"),
+        (lambda: operations.retry(*REF, offsets=[2**63], actor="ada"), "offsets 9223372036854775808: must be"),
+        (lambda: operations.retry(*REF, offsets=["4abc"], actor="ada"), "offsets '4abc': must be a whole number"),
+        (lambda: operations.dead_letter(*REF, actor="ada"), "ids or offsets: name at least one"),
+        (lambda: operations.redrive("t", ids="xy", missing_ok=True, actor="ada"), "ids 'xy': must be a list"),
+        (lambda: operations.redrive("t", rate=float("nan"), actor="ada"), "rate nan: must be above 0"),
+        (lambda: operations.redrive("t", rate=1e-320, actor="ada"), "rate 1e-320: must be from 0.001"),
+        (lambda: operations.redrive("t", rate="1", actor="ada"), "rate '1': must be above 0"),
+        (lambda: operations.redrive("t", limit=1.5, actor="ada"), "limit 1.5: must be at least 1"),
+        (lambda: operations.redrive("t", error=5, actor="ada"), "error 5: must be a str"),
+        (lambda: operations.discard("t", limit=True, actor="ada", reason="x"), "limit True: must be at least 1"),
+        (lambda: operations.edit("t", 1, offset="4abc", actor="ada"), "offset '4abc': must be a whole number"),
+        (lambda: operations.edit("t", 1, id=4, actor="ada"), "id 4: must be a str"),
+        (lambda: operations.cancel("t", "xy", actor="ada"), "ids 'xy': must be a list"),
+        (lambda: operations.cancel("t", ["x"], key=3, actor="ada"), "key 3: must be a str"),
+    ],
+)
+def test_an_argument_that_breaks_a_rule_is_named(db, call, says):
+    waiting()
+    publish("t", 0, id="s", delay=1000)
+    with pytest.raises(OperationRefused, match=says):
+        call()
+    assert not Operation.objects.exists()
+
+
+def test_a_time_after_the_year_9999_is_refused(db):
+    scheduled()
+    late = datetime.datetime(9999, 12, 31, 23, tzinfo=datetime.timezone(-datetime.timedelta(hours=12)))
+    with pytest.raises(OperationRefused, match="must be before the year 10000 in UTC"):
+        operations.reschedule("t", ["x"], late, actor="ada")
+    assert operations.reschedule("t", ["x"], datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC), actor="ada").changed
+
+
+def test_while_a_seek_is_under_way_only_a_seek_or_a_drop_begins(db):
+    """What it would do to the group is not what the caller saw: a pause would be lost when the seek ends."""
+    waiting()
+    refused: list[str] = []
+
+    def others(rows: int) -> None:
+        for dry_run in (True, False):
+            for name in ("pause", "resume", "set_group_mode", "retry", "dead_letter"):
+                with pytest.raises(OperationRefused, match=r"A seek .* has not finished"):
+                    CALLS[name][1](actor="bob", reason="meanwhile", dry_run=dry_run)
+                refused.append(name)
+            assert operations.drop_group(*REF, actor="bob", dry_run=True).planned == 1
+            assert operations.seek(*REF, "latest", actor="bob", dry_run=True).planned == 1
+
+    operations.seek(*REF, "earliest", actor="ada", progress=others)
+    assert len(refused) >= 10
+    assert not ConsumerGroup.objects.get().paused
+    assert [row.actor for row in Operation.objects.all()] == ["ada"]
+
+
+def test_a_seek_of_a_paused_group_says_that_it_stays_paused(db):
+    paused()
+    for dry_run in (True, False):
+        found = operations.seek(*REF, "earliest", actor="ada", dry_run=dry_run)
+        assert found.warnings == ("The group is paused, and stays paused until it is resumed.",)
+    operations.resume(*REF, actor="ada")
+    assert not operations.seek(*REF, "earliest", actor="ada").warnings
+
+
+def test_a_preview_refuses_what_would_be_refused(db):
+    owned()
+    name = a_subscriber()
+    with pytest.raises(OperationRefused, match="is alive: stop it first"):
+        operations.forget(name, actor="ada", dry_run=True)
+    with pytest.raises(OperationRefused, match="has live subscribers"):
+        operations.set_group_mode(*REF, "shared", actor="ada", dry_run=True)
+
+
+def test_a_redrive_for_a_group_that_is_gone_is_refused_by_the_preview_too(db):
+    dead()
+    operations.drop_group(*REF, actor="ada")
+    for dry_run in (True, False):
+        with pytest.raises(OperationRefused, match="is not registered any more"):
+            operations.redrive("t", actor="ada", dry_run=dry_run)
+    assert operations.discard("t", actor="ada", reason="gone", dry_run=True).planned == 2
+
+
+def test_ids_and_offsets_name_dead_letters_and_the_other_conditions_choose_among_them(db):
+    dead()
+    first, second = QueueMessage.objects.filter(topic="t_dlq").order_by("original_id")
+    for named, planned in (
+        ({"ids": [first.original_id], "offsets": [second.offset]}, 2),
+        ({"ids": [first.original_id]}, 1),
+        ({"offsets": [second.offset], "error": "something else"}, 0),
+        ({"since": LATER}, 0),
+    ):
+        assert operations.redrive("t", actor="ada", dry_run=True, **named).planned == planned
+
+
+def test_a_preview_of_an_edit_knows_the_metadata_that_the_new_message_has(db):
+    """They name the old message's id, so they may become too long."""
+    room = MAX_METADATA_BYTES - len('{"long":"","content_type":"application/json"}')
+    publish("t", 1, id="x", metadata={"long": "m" * room})
+    Sub(handler(function=lambda delivery: delivery.reject("no"))).settle()
+    sequence()
+    for dry_run in (True, False):
+        with pytest.raises(InvalidMessage, match="metadata"):
+            operations.edit("t", 2, id="x", actor="ada", dry_run=dry_run)
+
+
+def test_a_finished_operation_gives_its_exact_number(db, monkeypatch):
+    dead()
+    monkeypatch.setattr(results, "COUNTED", 2)
+    assert "2 or more." in operations.redrive("t", actor="ada", dry_run=True).summary[0]
+    assert operations.redrive("t", actor="ada").summary == ("Dead letters sent back: 2.",)
+
+
+def test_a_discard_wants_a_reason(db):
+    dead()
+    with pytest.raises(OperationRefused, match="reason ''"):
+        operations.discard("t", actor="ada", reason="")
+    assert QueueMessage.objects.filter(topic="t_dlq").count() == 2
+
+
+def test_progress_is_told_of_every_step(db):
+    waiting()
+    steps: list[int] = []
+    operations.retry(*REF, actor="ada", progress=steps.append)
+    assert sum(steps) == 2
+    dead_lettered = operations.dead_letter(*REF, ids=["x", "y"], actor="ada")
+    assert dead_lettered.changed == 2
+    sequence()
+    steps.clear()
+    operations.redrive("t", rate=1000, actor="ada", progress=steps.append)
+    assert sum(steps) == 2
+    steps.clear()
+    operations.seek(*REF, "earliest", actor="ada", progress=steps.append)
+    assert sum(steps) >= 2
+
+
+def test_a_preview_of_a_drop_counts(db):
+    waiting()
+    found = operations.drop_group(*REF, actor="ada", dry_run=True)
+    assert (found.unsettled, found.kept_for_it_alone, len(found.live_subscribers)) == (2, 2, 1)
+    operations.drop_group(*REF, actor="ada")
+    assert not ConsumerGroup.objects.exists()
+    assert not DeliveryState.objects.exists()
+
+
+def test_a_preview_says_where_counting_stopped():
+    found = seeking.Preview(Position(7), replayed=0, skipped=10_000, exact=False)
+    stopped = "Counting stopped after 100,000 messages of the log: there may be more."
+    seek = consumer_groups.previewed_seek(REF, "latest", found)
+    assert stopped in seek.warnings
+    assert "Unsettled messages that will be skipped: 10,000 or more." in seek.summary
+    assert (seek.exact, seek.offset) == (False, 8)
+    drop = consumer_groups.previewed_drop(REF, found, 12, ())
+    assert drop.warnings == (stopped,)
+    assert not consumer_groups.previewed_drop(REF, dataclasses.replace(found, exact=True), 12, ()).warnings
+
+
+def test_an_edit_goes_to_the_group_alone(db):
+    dead()
+    others: list[Any] = []
+    got: list[Any] = []
+    operations.edit("t", "better", id="x", actor="ada", reason="typo")
+    subs = Sub(
+        handler(function=lambda delivery: got.append(delivery.payload)),
+        handler(group="other", function=lambda delivery: others.append(delivery.payload)),
+    )
+    subs.settle()
+    assert got == ["better"]
+    assert others == [1, 2]
+    assert lag() == 0

@@ -1,0 +1,41 @@
+"""What operators do with scheduled messages."""
+
+from __future__ import annotations
+
+import json
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.inspection import scheduled
+from django_mysqlqueue.models import Operation, QueueMessage
+from django_mysqlqueue.operations import rescheduling
+from django_mysqlqueue.sql.session import Session
+from tests.support.harness import USING, sequence
+
+ME = "ada"
+
+
+def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
+    now = Session(USING).now()
+    for number in range(5):
+        publish("t", number, delay=1000 * (number + 1))
+    publish("u", "other", delay=50)
+    publish("t", "at once")
+    listed = scheduled.next_scheduled(USING, limit=4)
+    assert [one.topic for one in listed] == ["u", "t", "t", "t"]
+    rest = scheduled.next_scheduled(USING, after=(listed[-1].deliver_at, listed[-1].outbox_id))
+    assert len(rest) == 2
+    of_t = scheduled.next_scheduled(USING, topic="t")
+    assert len(of_t) == 5
+    ids = [one.outbox_id for one in of_t]
+    assert rescheduling.cancel(USING, [ids[0], ids[0], 10**9], actor=ME, reason="no") == 1
+    assert rescheduling.move(USING, [ids[1]], now + 9_000_000, actor=ME) == 1
+    assert rescheduling.deliver_now(USING, [ids[2], ids[3]], actor=ME) == 2
+    assert rescheduling.cancel(USING, [ids[2]], actor=ME) == 0  # it has come due
+    sequence()
+    assert {json.loads(bytes(row.payload)) for row in QueueMessage.objects.all()} == {2, 3, "at once"}
+    assert [one.outbox_id for one in scheduled.next_scheduled(USING, topic="t")] == [ids[4], ids[1]]
+    assert list(Operation.objects.order_by("id").values_list("action", "changed")) == [
+        ("cancel", 1),
+        ("reschedule", 1),
+        ("deliver now", 2),
+    ]

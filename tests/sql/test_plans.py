@@ -1,0 +1,175 @@
+"""No statement of the queue takes another index than the one that it is written for, on either server.
+
+What a statement locks depends on that. So each that the service layer sends is explained, where it is sent and once
+more with nothing in the tables, as the server takes the tables to be new, small and large. ``tests/plans.txt`` names
+the index by which each function reads each table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from tests.conftest import empty
+from tests.crash.cases import CASES
+from tests.crash.crashes import ALIAS
+from tests.crash.test_operations import ACTS
+from tests.sql.test_scale import MAY_WALK, SMALL, _sender, _shape, live
+from tests.support.statistics import SIZES, TABLES, pinned, reread
+
+pytestmark = pytest.mark.servers_only
+
+FILE = Path(__file__).with_name("plans.txt")
+"""Written with TEST_WRITE_PLANS=1. It is the same for both servers."""
+WHOLE = ", whole"
+LOCKING = re.compile(r": UPDATE|: DELETE|: INSERT|FOR UPDATE|IN SHARE MODE")
+WALKS = {**MAY_WALK, "service.scheduling.advance": "moves all that waits, in tests of users"}
+"""Functions that read the whole of a table, and why."""
+DIVES = (200, 1)
+"""``eq_range_index_dive_limit``: the optimizer looks into the index to count rows, or believes the statistics."""
+
+
+@dataclass
+class Plans:
+    """Explains the statements of the service layer just before they run; a few of each shape."""
+
+    size: str = ""
+    found: dict[tuple[str, str], dict[str, set[str]]] = field(default_factory=lambda: defaultdict(dict))
+    """(Function and statement, table) → index → how it was found."""
+    texts: dict[str, dict[str, tuple[str, Any]]] = field(default_factory=lambda: defaultdict(dict))
+    """Function and statement → what was sent, a few."""
+    _seen: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _inside: bool = False
+
+    def __call__(self, execute, sql, params, many, context):
+        function = None if self._inside else _sender()
+        if function is not None and re.match(r"\(?SELECT|INSERT|UPDATE|DELETE", sql):
+            # One plan does not stand for all: it depends on the values, and on how many there are.
+            numbered = f"{self.size} {re.sub(r'[0-9]+', 'N', sql)}"
+            self._seen[numbered] += 1
+            if self._seen[numbered] <= 3:
+                shape = f"{function}: {_shape(sql)}"
+                if len(self.texts[shape]) < 4:
+                    self.texts[shape].setdefault(sql, (sql, params))
+                self._explain(shape, sql, params)
+        return execute(sql, params, many, context)
+
+    def explain_all(self) -> None:
+        for shape, texts in self.texts.items():
+            for sql, params in texts.values():
+                self._explain(shape, sql, params)
+
+    def _explain(self, shape: str, sql: str, params: Any) -> None:
+        self._inside = True
+        try:
+            for dives in DIVES:
+                for alias, index in _accesses(sql, params, dives):
+                    self.found[shape, alias].setdefault(index, set()).add(self.size)
+        finally:
+            self._inside = False
+
+    def lines(self) -> set[str]:
+        """Function, table and index of each access."""
+        return {
+            f"{_function(shape)} {self._table(shape, alias)} {index.removesuffix(WHOLE)}"
+            for (shape, alias), indexes in self.found.items()
+            for index in indexes
+        }
+
+    def faults(self) -> list[str]:
+        """Statements that read a table by more than one index, or the whole of it."""
+        return [
+            f"{_function(shape)}: {self._table(shape, alias)} ({alias}): {what}: {indexes}\n    {shape[:800]}"
+            for (shape, alias), indexes in self.found.items()
+            for what in self._faults(shape, alias, indexes)
+        ]
+
+    def _faults(self, shape: str, alias: str, indexes: dict[str, set[str]]) -> Iterator[str]:
+        if len({index.removesuffix(WHOLE) for index in indexes}) > 1:
+            yield "not always by the same index"
+        for index, sizes in indexes.items():
+            if not index.endswith(WHOLE) or _function(shape) in WALKS:
+                continue
+            # An index with next to nothing in it is as well read from end to end, if that locks nothing.
+            is_meant = f"({index.removesuffix(WHOLE)})" in shape and sizes <= {"empty", "small"}
+            if LOCKING.search(shape) or not (is_meant or self._table(shape, alias) in SMALL):
+                yield "the whole of it"
+
+    def _table(self, shape: str, alias: str) -> str:
+        return _tables(self.texts[shape]).get(alias, alias)
+
+
+def _function(shape: str) -> str:
+    return shape.partition(":")[0]
+
+
+def _tables(texts) -> dict[str, str]:
+    return {
+        alias: table
+        for sql, _ in texts.values()
+        for table, alias in re.findall(r"\b(queue_\w+)(?: AS)? ([a-z])\b", sql)
+    }
+
+
+def _accesses(sql: str, params: Any, dives: int) -> Iterator[tuple[str, str]]:
+    """The tables of a statement, by the names that it gives them, and the index by which each is read."""
+    aliases = _tables({sql: (sql, params)})
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION eq_range_index_dive_limit = {dives}")
+        traditional = "" if connection.mysql_is_mariadb else "FORMAT=TRADITIONAL "
+        cursor.execute(f"EXPLAIN {traditional}{sql}", params)
+        names = [column[0].lower() for column in cursor.description]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        cursor.execute("SET SESSION eq_range_index_dive_limit = DEFAULT")
+    for row in rows:
+        name = str(row["table"])
+        if aliases.get(name, name) in TABLES and row["select_type"] != "INSERT":
+            yield name, f"{row['key'] or 'no index'}{WHOLE if row['type'] in ('ALL', 'index') else ''}"
+
+
+def scenario() -> None:
+    """A life of the queue, and every case of the crash tests."""
+    live()
+    for case in CASES.values():
+        empty()
+        case.operation(case.setup())
+    for act in ACTS.values():
+        empty()
+        act.setup()
+        act.run()
+
+
+@pytest.fixture
+def alias():
+    """The alias of the crash cases, on this test's own connection."""
+    connections.settings[ALIAS] = connections.settings["default"]
+    connections[ALIAS] = connection
+    yield
+    del connections[ALIAS]
+    del connections.settings[ALIAS]
+
+
+@pytest.mark.timeout(600)
+def test_every_statement_reads_by_the_index_that_it_is_written_for(db, alias):
+    plans = Plans()
+    for size in SIZES:
+        with pinned(connection, size):
+            plans.size = size
+            with connection.execute_wrapper(plans):
+                scenario()
+            empty()
+            reread(connection)
+            plans.explain_all()
+    lines = plans.lines()
+    if os.environ.get("TEST_WRITE_PLANS"):
+        FILE.write_text("".join(f"{line}\n" for line in sorted(lines)))
+    assert not plans.faults(), "\n".join(plans.faults())
+    assert lines == set(FILE.read_text().splitlines())

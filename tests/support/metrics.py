@@ -1,0 +1,38 @@
+"""Scrapes and their samples."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def parsed(text):
+    """{(name, labels as a sorted tuple of pairs): value}"""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Samples(dict):
+    def value(self, name, **labels):
+        return self[f"mysqlqueue_{name}", tuple(sorted(labels.items()))]
+
+
+def free_ports(count):
+    """The first of so many ports in a row that nobody uses."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for number in range(1, count):
+                stack.enter_context(socket.create_server(("127.0.0.1", first + number)))
+            return first
+
+
+def scrape(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        return Samples(parsed(response.read().decode()))

@@ -1,0 +1,151 @@
+"""Real ``runsubscriber`` processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from django.db import connection
+
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.service import polling
+from tests.app.models import Effect
+from tests.support.harness import USING, lag
+from tests.support.paths import ROOT
+
+SHORT = {
+    "LEASE_DURATION": 3,
+    "LEASE_RENEWAL_INTERVAL": 1,
+    "POLL_INTERVAL": 0.05,
+    "MAX_POLL_INTERVAL": 0.2,
+    "SHUTDOWN_TIMEOUT": 10,
+}
+
+
+def environment(**settings):
+    database = connection.settings_dict
+    env = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "TEST_MYSQLQUEUE": json.dumps(SHORT | settings),
+        "TEST_WITHOUT_ADMIN": "1",
+    }
+    if connection.vendor == "mysql":
+        parts = urlsplit(os.environ["DATABASE_URL"])
+        env["DATABASE_URL"] = urlunsplit(parts._replace(path=f"/{database['NAME']}"))
+    else:
+        env["TEST_SQLITE_FILE"] = str(database["NAME"])
+    return env
+
+
+class Worker:
+    """A ``runsubscriber`` process that this test started, and ends."""
+
+    COMMAND = ("manage.py", "runsubscriber")
+
+    def __init__(self, tmp_path, *arguments, env=None, whole_env=None, **settings):
+        self.log = tmp_path / f"worker-{random.getrandbits(32):08x}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error::ResourceWarning", *self.COMMAND, *arguments],
+                cwd=ROOT,
+                env=whole_env or environment(**settings) | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def wait(self, timeout=30):
+        return self.process.wait(timeout)
+
+    @property
+    def output(self):
+        return self.log.read_text(errors="replace")
+
+    def is_ready(self):
+        return "subscriber.started" in self.output
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+
+def wait_for(condition, worker=None, timeout=40):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if worker is not None and worker.process.poll() is not None and not condition():
+            raise AssertionError(f"the worker has left with {worker.process.returncode}:\n{worker.output}")
+        if time.monotonic() > deadline:
+            raise AssertionError("waited in vain" + (f":\n{worker.output}" if worker else ""))
+        time.sleep(0.02)
+
+
+def effects(name):
+    return [
+        (key, int(attempt), value)
+        for row, value in Effect.objects.order_by("id").values_list("name", "value")
+        for kind, key, attempt in [row.split("|")]
+        if kind == name
+    ]
+
+
+def drained(group, topic):
+    def check():  # what is due first: it becomes lag in one commit
+        return not polling.poll(polling.Session(USING)).due and lag(group, topic) == 0
+
+    return check
+
+
+def publish_numbers(topic, count, partitions=5, **more):
+    publish_many(topic, (Message({"n": n, **more}, key=f"k{n % partitions}") for n in range(count)))
+
+
+def assert_ordered(rows):
+    """The first starts of each key are in published order."""
+    first = {}
+    for key, _, number in rows:
+        if number not in first.setdefault(key, []):
+            first[key].append(number)
+    for key, numbers in first.items():
+        assert numbers == sorted(numbers), key
+
+
+class Supervised(Worker):
+    """``runsubscriber`` with a supervisor."""
+
+    def children(self):
+        """Pids in the order in which they were started."""
+        return [int(pid) for pid in re.findall(r"child\.started number=\d+ pid=(\d+)", self.output)]
+
+    def ready(self):
+        return len(re.findall(r"subscriber\.started", self.output))
+
+    def end(self):
+        super().end()
+        gone = set(re.findall(r"child\.(?:left|died) number=\d+ pid=(\d+)", self.output))
+        for pid in self.children():
+            if str(pid) not in gone:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def is_running(pid):
+    """A zombie does not run: whoever adopted it may be slow to bury it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,114 @@
+"""The check for django-health-check."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.db import OperationalError, connections
+from django.test import Client
+from django.urls import path
+from health_check.exceptions import ServiceUnavailable
+from health_check.views import HealthCheckView
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.health import QueueHealth
+from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
+from django_mysqlqueue.service.subsets import Subset
+from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.health import backlog, register
+
+urlpatterns = [
+    path(
+        "health/",
+        HealthCheckView.as_view(
+            checks=[("django_mysqlqueue.health.QueueHealth", {"max_lag": 2}), "health_check.checks.Database"]
+        ),
+    )
+]
+
+
+def result(**options):
+    return asyncio.run(QueueHealth(**options).get_result())
+
+
+def test_the_check(db):
+    backlog()
+    Sub(handler())
+    assert QueueHealth(max_lag=3).run() is None
+    with pytest.raises(ServiceUnavailable, match="g/t has a lag of 3; the limit is 2"):
+        QueueHealth(max_lag=2).run()
+    with pytest.raises(ServiceUnavailable, match="g/t has 1 live subscriber; there should be 2"):
+        QueueHealth(min_subscribers=2).run()
+    with pytest.raises(ServiceUnavailable, match="group 'x': none is registered"):
+        QueueHealth(groups=["x"]).run()
+    everything = QueueHealth(max_lag=3, topics=["t"], groups=["g"], max_age=60, max_dead_letters=0)
+    assert everything.run() is None
+    assert "max_lag=3" in repr(everything), "reports tell checks apart by it"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_lag": -1},
+        {"max_age": "5"},
+        {"max_lag": 1.5},
+        {"min_subscribers": True},
+        {"max_recent_dead_letters": -1},
+        {"max_failure_ratio": 1.5},
+        {"min_attempts": 0},
+        {"window": 59},
+    ],
+)
+def test_bad_limits_are_refused_at_once(options):
+    with pytest.raises(OperationRefused, match="must be"):
+        QueueHealth(**options)
+
+
+def test_its_words_name_no_key(db, clock):
+    """Pages of health checks are often public, and keys are often people."""
+    backlog()
+    sub = Sub(handler(), subset=Subset.parse(["other-*"], None))
+    clock.advance(100)
+    sub.heart.beat()
+    with pytest.raises(ServiceUnavailable) as caught:
+        QueueHealth().run()
+    assert str(caught.value) == "Unavailable: g/t: unserved."
+    assert SubscriberHeartbeat.objects.exists()
+    assert DeliveryState.objects.count() == 0
+
+
+def test_an_error_of_the_database_is_told_without_its_text(db, monkeypatch):
+    def fail(*_, **__):
+        raise OperationalError("user root, password secret")
+
+    monkeypatch.setattr("django_mysqlqueue.inspection.health.get_overview", fail)
+    with pytest.raises(ServiceUnavailable) as caught:
+        QueueHealth().run()
+    assert str(caught.value) == "Unavailable: The database 'default' reports an error."
+
+
+def test_its_thread_keeps_no_connection(db):
+    register()
+
+    def check():
+        QueueHealth().run()
+        return connections[USING].connection
+
+    assert in_thread(check) is None
+
+
+def test_in_the_view(db, settings):
+    settings.ROOT_URLCONF = __name__
+    Sub(handler())
+    client = Client()
+
+    def get():
+        response = client.get("/health/?format=json")
+        return response.status_code, [text for check, text in response.json().items() if "QueueHealth" in check]
+
+    assert get() == (200, ["OK"])
+    backlog()
+    assert get() == (500, ["Unavailable: g/t has a lag of 3; the limit is 2."])
+    assert result(max_lag=2).error is not None
+    assert result(max_lag=3).error is None

@@ -1,0 +1,150 @@
+"""What the suite and the project say of themselves is true."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
+from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.service.refs import GroupRef
+from tests.conftest import QUEUE_MODELS
+from tests.support.harness import USING, Sub, handler
+from tests.support.paths import ROOT
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.any_engine
+def test_every_defect_of_the_design_has_a_test():
+    found = set()
+    for file in TESTS.rglob("test_*.py"):
+        found |= {int(number) for number in re.findall(r"mark\.defect\((\d+)\)", file.read_text())}
+    assert found == set(range(1, 23))
+
+
+@pytest.mark.any_engine
+@pytest.mark.parametrize("page", ["guarantees.md", "explanation/hostile.md"])
+def test_every_test_that_the_documents_name_exists(page):
+    text = (ROOT / "docs" / page).read_text()
+    names = set(re.findall(r"`(test_\w+)`", text))
+    defined = {
+        node.name
+        for file in TESTS.rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert len(names) > 15
+    assert names <= defined, names - defined
+    for file in re.findall(r"`(tests/\S+\.py)`", text):
+        assert (ROOT / file).exists(), file
+
+
+def test_no_migration_is_missing(db):
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+def test_migrations_go_back_and_forth(db):
+    """With rows in every table; afterwards the queue works."""
+
+    def fill():
+        publish_many("t", [Message(number, key="k") for number in range(5)])
+        sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60)))
+        sub.step()
+        sub.work(2)
+        sub.flush()
+        sub.poller.write_rollups()
+        pausing.pause(USING, GroupRef("g", "t"), actor="test")
+        publish("t", 1, delay=60)
+        pausing.resume(USING, GroupRef("g", "t"), actor="test")
+        CollectedTopic.objects.create(topic="t", collected_offset=1, published_at=1)
+        ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])
+        return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}
+
+    everything = {model.__name__ for model in QUEUE_MODELS}
+    for _ in range(2):
+        assert fill() == everything
+        call_command("migrate", "django_mysqlqueue", "zero", verbosity=0)
+        left = {name for name in connection.introspection.table_names() if name.startswith("queue_")}
+        assert not left
+        call_command("migrate", "django_mysqlqueue", verbosity=0)
+        assert not QueueMessage.objects.exists()
+
+
+@pytest.mark.any_engine
+def test_the_pipeline_needs_no_django():
+    """Spark's executors have none; what is for projects is apart."""
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for file in (ROOT / "django_mysqlqueue" / "pipeline").rglob("*.py")
+        if file.name not in ("project.py", "__main__.py")
+    ]
+    code = (
+        "import sys, importlib; sys.modules['django'] = None; "
+        f"[importlib.import_module(name) for name in {[*modules, 'pyspark_mysqlqueue']!r}]"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(modules) > 10
+
+
+@pytest.mark.any_engine
+def test_the_runtime_holds_no_sql():
+    for file in (ROOT / "django_mysqlqueue" / "runtime").rglob("*.py"):
+        statements = re.findall(r'"\s*(?:SELECT (?!1")|INSERT|UPDATE|DELETE)', file.read_text())
+        assert not statements, (file.name, statements)
+
+
+@pytest.mark.any_engine
+def test_texts_can_be_extracted_and_translated():
+    """What is passed to gettext is a literal, and its parts have names: other languages order them otherwise."""
+    names = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
+    seen = 0
+    for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in names:
+                continue
+            texts = node.args[:2] if node.func.id.startswith("ngettext") else node.args[:1]
+            for text in texts:
+                where = f"{file.name}:{node.lineno}"
+                assert isinstance(text, ast.Constant), where
+                assert isinstance(text.value, str), where
+                assert len(re.findall(r"%[sd]", text.value)) == 0, where
+                seen += 1
+    assert seen > 200
+
+
+@pytest.mark.any_engine
+def test_no_module_grows_without_end():
+    for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
+        assert len(file.read_text().splitlines()) <= 500, file
+
+
+def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_path):
+    from benchmarks import rivals
+
+    monkeypatch.setattr(rivals, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    with pytest.raises(SystemExit, match=r"needs Python 3\.12 or later, which Django 6\.1 requires"):
+        rivals.enter_venv()
+    assert not list(tmp_path.iterdir()), "before anything is built"
+
+
+def test_the_benchmark_of_rivals_ends_without_a_traceback_where_pip_does(monkeypatch, tmp_path):
+    from benchmarks import rivals
+
+    (tmp_path / "requirements.txt").write_text("./nowhere\n")
+    monkeypatch.setattr(rivals, "NEEDS", (3, 11))
+    monkeypatch.setattr(rivals, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(rivals, "PROJECTS", tmp_path)
+    with pytest.raises(SystemExit, match="pip could not install"):
+        rivals.enter_venv()
+    assert not (tmp_path / "venv" / "requirements.txt").exists(), "the next run begins again"
