@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from django_mysqlqueue.pipeline import project
+from django_mysqlqueue.pipeline.archive.files import Root
+from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.session import session
 from tests.support.harness import USING
@@ -44,3 +46,8 @@ def place(db: None, _place: Place) -> Place:
 def spark(db: None, _spark: Any) -> Any:
     assert os.environ["MYSQLQUEUE_URL"]
     return _spark
+
+
+@pytest.fixture
+def job(spark: Any, place: Any, tmp_path: Any) -> Job:
+    return Job(spark, place, Root(str(tmp_path / "the [archive] * é %3D")))

@@ -16,8 +16,8 @@ from django_mysqlqueue.models import ArchiveSegment
 from django_mysqlqueue.pipeline.archive import run
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
-from tests.pipeline.test_archive import held
 from tests.pipeline.test_source import expected
+from tests.support.archives import held
 from tests.support.harness import sequence
 
 ROOT = Path(__file__).parents[2]

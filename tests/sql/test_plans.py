@@ -22,7 +22,8 @@ from tests.conftest import empty
 from tests.crash.cases import CASES
 from tests.crash.crashes import ALIAS
 from tests.crash.test_operations import ACTS
-from tests.sql.test_scale import MAY_WALK, SMALL, _sender, _shape, live
+from tests.support.queue_life import live
+from tests.support.recorded_statements import MAY_WALK, SMALL, _sender, _shape
 from tests.support.statistics import SIZES, TABLES, pinned, reread
 
 pytestmark = pytest.mark.servers_only

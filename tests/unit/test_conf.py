@@ -1,5 +1,7 @@
 """The MYSQLQUEUE setting: defaults, refusals, overriding."""
 
+from __future__ import annotations
+
 import re
 
 import pytest
@@ -7,23 +9,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_mysqlqueue import conf, publish
-from django_mysqlqueue.conf import Backoff, HealthSettings, TopicSettings, get_settings
+from django_mysqlqueue.conf import Backoff, HealthSettings, get_settings
 
 pytestmark = pytest.mark.any_engine
-
-
-@pytest.fixture
-def mysqlqueue(settings):
-    """Sets MYSQLQUEUE and returns the problems that the checks would report."""
-
-    def set_to(value):
-        settings.MYSQLQUEUE = value
-        return conf.problems()
-
-    return set_to
-
-
-# -- defaults -----------------------------------------------------------------
 
 OPTIONAL = {"METRICS_TOKEN", "REDACT", "HEALTH"}
 """What only monitoring needs."""
@@ -59,6 +47,9 @@ DEFAULTS = {
     "TOPICS": {},
     "GROUPS": {},
 }
+
+
+# -- defaults -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "value"), DEFAULTS.items())
@@ -129,15 +120,12 @@ def test_value_taken(mysqlqueue, name, given, value):
     assert type(found) is type(value)
 
 
-# -- what is refused ----------------------------------------------------------
-
 SECONDS = ("POLL_INTERVAL", "MAX_POLL_INTERVAL", "LEASE_DURATION", "LEASE_RENEWAL_INTERVAL")
 TIMEOUTS = ("VISIBILITY_TIMEOUT", "MAX_PROCESSING_TIME")
 RETENTIONS = ("RETENTION", "ORPHAN_RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION")
 COUNTS = ("BATCH_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
 NO_NUMBER = ("1", True, [], float("nan"))
 NO_INTEGER = ("1", True, [], 1.0, float("nan"))
-
 WRONG = [
     *((name, value) for name in (*SECONDS, *TIMEOUTS) for value in (*NO_NUMBER, None, 0, -1, float("inf"))),
     *((name, value) for name in (*RETENTIONS, "SHUTDOWN_TIMEOUT") for value in (*NO_NUMBER, -1, float("inf"))),
@@ -169,6 +157,9 @@ WRONG = [
     ("HEALTH", HealthSettings(min_attempts=0)),
     *(("BACKOFF", value) for value in (Backoff(initial=-1), Backoff(jitter=float("nan")), Backoff(factor=True))),
 ]
+
+
+# -- what is refused ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda value: repr(value)[:40])
@@ -269,146 +260,6 @@ def test_poll_intervals_must_not_cross(mysqlqueue, shortest, longest, sound):
     assert [problem.id for problem in found] == ([] if sound else ["E004"])
 
 
-# -- TOPICS -------------------------------------------------------------------
-
-
-def test_topics(mysqlqueue):
-    assert mysqlqueue({"RETENTION": 10, "TOPICS": {"a": {"RETENTION": None}, "b": {"PARTITIONS": 3}, "c": {}}}) == []
-    settings = get_settings()
-    assert settings.topics["a"] == TopicSettings(retention=None, has_retention=True)
-    assert settings.retention_of("a", has_groups=True) is None
-    assert settings.retention_of("b", has_groups=True) == 10
-    assert settings.retention_of("unlisted", has_groups=True) == 10
-    assert settings.partitions_of("b") == 3
-    assert settings.partitions_of("a") is None
-    assert settings.partitions_of("unlisted") is None
-
-
-@pytest.mark.parametrize(
-    ("topic", "has_groups", "retention"),
-    [
-        ("t_dlq", False, None),  # a dead letter that nobody reads stays
-        ("t_dlq", True, 10.0),
-        ("kept_dlq", False, 7.0),
-        ("kept_dlq", True, 7.0),
-        ("t", True, 10.0),
-    ],
-)
-def test_retention_of_dead_letters(mysqlqueue, topic, has_groups, retention):
-    assert mysqlqueue({"RETENTION": 10, "TOPICS": {"kept_dlq": {"RETENTION": 7}}}) == []
-    assert get_settings().retention_of(topic, has_groups=has_groups) == retention
-
-
-def test_dlq_retention_is_for_dead_letters_alone(mysqlqueue):
-    assert mysqlqueue({"DLQ_RETENTION": 3, "DLQ_SUFFIX": ".dead"}) == []
-    settings = get_settings()
-    assert settings.retention_of("t.dead", has_groups=False) == 3
-    assert settings.retention_of("t_dlq", has_groups=True) == 86400
-
-
-@pytest.mark.parametrize(
-    ("value", "retention"),
-    [
-        ({}, 604800),
-        ({"RETENTION": 10}, 604800),
-        ({"RETENTION": 10, "ORPHAN_RETENTION": 20}, 20),
-        ({"RETENTION": 20, "ORPHAN_RETENTION": 10}, 20),
-        ({"RETENTION": 20, "ORPHAN_RETENTION": 0}, 20),
-        ({"RETENTION": None, "ORPHAN_RETENTION": 10}, None),
-        ({"RETENTION": 10, "ORPHAN_RETENTION": None}, None),
-        ({"TOPICS": {"t": {"RETENTION": 5}}}, 5),
-        ({"TOPICS": {"t": {"RETENTION": None}}}, None),
-        ({"TOPICS": {"t": {"GROUPLESS": True}}}, 86400),
-        ({"TOPICS": {"t": {"GROUPLESS": False}}}, 604800),
-        ({"TOPICS": {"t": {"GROUPLESS": True, "RETENTION": 5}}}, 5),
-        ({"TOPICS": {"other": {"GROUPLESS": True}}}, 604800),
-    ],
-)
-def test_retention_of_a_topic_without_groups(mysqlqueue, value, retention):
-    assert mysqlqueue(value) == []
-    assert get_settings().retention_of("t", has_groups=False) == retention
-
-
-def test_what_may_lack_groups(mysqlqueue):
-    assert mysqlqueue({"DLQ_SUFFIX": ".dead", "TOPICS": {"a": {"GROUPLESS": True}, "b": {}}}) == []
-    settings = get_settings()
-    assert [topic for topic in ("a", "b", "c", "c.dead", "c_dlq", "") if settings.may_lack_groups(topic)] == [
-        "a",
-        "c.dead",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (None, "must be a dict, not NoneType"),
-        (["a"], "must be a dict, not list"),
-        ({"a": None}, "['a'] must be a dict"),
-        ({"a": {"RETENTION": -1}}, "['a']['RETENTION'] = -1"),
-        ({"a": {"RETENTION": "1"}}, "['a']['RETENTION'] = '1'"),
-        ({"a": {"PARTITIONS": 0}}, "['a']['PARTITIONS'] = 0"),
-        ({"a": {"PARTITIONS": None}}, "['a']['PARTITIONS'] = None"),
-        ({"a": {"PARTITIONS": 100_001}}, "['a']['PARTITIONS']"),
-        ({"a": {"GROUPLESS": None}}, "['a']['GROUPLESS'] = None must be True or False"),
-        ({"a": {"GROUPLESS": 1}}, "['a']['GROUPLESS'] = 1 must be True or False"),
-        ({"a": {"PARTITION": 2}}, "unknown key 'PARTITION'"),
-    ],
-)
-def test_topics_refused(mysqlqueue, value, said):
-    (problem,) = mysqlqueue({"TOPICS": value})
-    assert problem.id == "E005"
-    assert said in problem.message
-    assert problem.hint == ("Did you mean PARTITIONS?" if "unknown" in said else "")
-
-
-# -- GROUPS -------------------------------------------------------------------
-
-
-def test_groups(mysqlqueue):
-    everything = {
-        "MODE": "shared",
-        "ATOMIC": True,
-        "START": "latest",
-        "ON_FAILURE": "block",
-        "MAX_ATTEMPTS": None,
-        "VISIBILITY_TIMEOUT": 5,
-        "MAX_PROCESSING_TIME": 6,
-        "BACKOFF": {"initial": 0},
-    }
-    assert mysqlqueue({"GROUPS": {"g": everything}}) == []
-    assert get_settings().groups["g"] == {
-        **{name.lower(): value for name, value in everything.items()},
-        "backoff": Backoff(initial=0),
-    }
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("g", "must be a dict, not str"),
-        ({"g": 1}, "['g'] must be a dict, not int"),
-        ({"g": {"MODE": "parallel"}}, "must be one of 'ordered', 'shared'"),
-        ({"g": {"ATOMIC": 1}}, "must be True or False"),
-        ({"g": {"START": "now"}}, "must be one of 'earliest', 'latest'"),
-        ({"g": {"ON_FAILURE": None}}, "must be one of 'skip', 'block'"),
-        ({"g": {"MAX_ATTEMPTS": 0}}, "must be from 1 to"),
-        ({"g": {"VISIBILITY_TIMEOUT": 0}}, "must be above 0"),
-        ({"g": {"MAX_PROCESSING_TIME": None}}, "must be a number"),
-        ({"g": {"BACKOFF": {"jitter": 2}}}, "jitter 2 must be"),
-        ({"g": {"TIMEOUT": 0}}, "must be above 0"),
-        ({"g": {"REJECT_ON": ValueError}}, "can only be given to @subscriber"),
-        ({"g": {"RETRY_ON": ("ValueError",)}}, "can only be given to @subscriber"),
-        ({"g": {"BATCH": True}}, "unknown key 'BATCH'"),
-        ({"g": {"max_attempts": 3}}, "unknown key 'max_attempts'"),
-    ],
-)
-def test_groups_refused(mysqlqueue, value, said):
-    (problem,) = mysqlqueue({"GROUPS": value})
-    assert problem.id == "E006"
-    assert said in problem.message
-    assert bool(problem.hint) == ("unknown" in said)
-
-
 # -- overriding ---------------------------------------------------------------
 
 
@@ -444,58 +295,3 @@ def test_handler_option_errors_name_option_value_and_rule():
         conf.check_handler_option("max_attempts", 0)
     with pytest.raises(ValueError, match="speed is not a handler option"):
         conf.check_handler_option("speed", 1)
-
-
-# -- Backoff ------------------------------------------------------------------
-
-
-@pytest.mark.defect(12)
-@pytest.mark.parametrize(
-    ("attempt", "seconds"), [(1, 1), (2, 2), (3, 4), (12, 2048), (13, 3600), (1024, 3600), (1025, 3600), (10**9, 3600)]
-)
-def test_backoff_grows_to_its_maximum(attempt, seconds):
-    assert Backoff(jitter=0).delay(attempt) == seconds
-
-
-@pytest.mark.parametrize("factor", [1, 1.0, 2, 10.0, 11.0, 1000.0])
-@pytest.mark.parametrize("attempt", [1, 2, 400, 2000, 2**31 - 1])
-def test_backoff_is_finite_at_any_attempt(factor, attempt):
-    assert 0.5 <= Backoff(initial=0.5, factor=factor, maximum=7, jitter=0).delay(attempt) <= 7
-
-
-@pytest.mark.parametrize(
-    ("backoff", "attempt", "seconds"),
-    [
-        pytest.param(
-            Backoff(initial=1, factor=1.001, jitter=0),
-            20_000,
-            3600,
-        ),
-        pytest.param(
-            Backoff(initial=0, factor=1000.0, jitter=0),
-            400,
-            0,
-        ),
-        (Backoff(initial=0, factor=2.0, jitter=0), 5000, 0),
-        (Backoff(initial=5, factor=1.0, jitter=0), 5000, 5),
-        (Backoff(initial=5, factor=1.0, maximum=3, jitter=0), 1, 3),
-    ],
-)
-def test_backoff_follows_its_formula_to_the_end(backoff, attempt, seconds):
-    assert backoff.delay(attempt) == seconds
-
-
-@pytest.mark.parametrize(("rng", "seconds"), [(0.0, 6.0), (0.5, 8.0), (0.999999999, 10.0), (0.75, 9.0)])
-def test_jitter_bounds(rng, seconds):
-    assert Backoff(initial=8, jitter=0.25).delay(1, rng=lambda: rng) == pytest.approx(seconds)
-
-
-def test_jitter_applies_at_the_maximum_too_and_spreads():
-    """Without it all that failed together would come again together."""
-    delays = [Backoff(initial=100, maximum=10, jitter=0.2).delay(5) for _ in range(200)]
-    assert 8 <= min(delays) < 9
-    assert 11 < max(delays) <= 12
-
-
-def test_full_jitter_is_never_negative():
-    assert Backoff(jitter=1).delay(1, rng=lambda: 0.0) == 0

@@ -1,0 +1,76 @@
+"""An inbox with deliveries that have no message."""
+
+from __future__ import annotations
+
+import itertools
+import types
+
+from django_mysqlqueue.runtime.handling import inbox as inbox_module
+from django_mysqlqueue.runtime.handling import lanes
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.runtime.handling.lanes import Batch, Held
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.payloads import Body
+from tests.support.harness import handler
+
+numbers = itertools.count(1)
+BODY = Body("id", b"", "{}", "", 0, 0)
+
+
+class Queue:
+    """An inbox, its handlers by group name and a clock that stands still."""
+
+    def __init__(self, monkeypatch, **groups):
+        self.now = 1000.0
+        for module in (inbox_module, lanes):
+            monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+        self.leases_good = True
+        self.handlers = {group: handler(group=group, **options) for group, options in groups.items()}
+        self.inbox = Inbox([one.ref for one in self.handlers.values()], leases_good=lambda: self.leases_good)
+
+    def held(self, group, key="k", *, suspect=False, size=1):
+        one = self.handlers[group]
+        number = next(numbers)
+        return Held(Claimed(one.ref, key, number, number, 1, suspect, size), body=BODY, handler=one)
+
+    def put(self, group, *keys, **fields):
+        """Puts one delivery for each key, in this order."""
+        items = [self.held(group, key, **fields) for key in keys]
+        self.inbox.put(items)
+        return items
+
+    def take(self, lane=None):
+        """(lane, delivery) of a thread that comes from ``lane``."""
+        batch = self.inbox.take(lane and Batch([lane], []), wait=False)
+        return batch and (batch.lanes[0], batch.items[0])
+
+    def take_batch(self):
+        batch = self.inbox.take(None, wait=False)
+        return [] if batch is None else batch.items
+
+    def take_all(self):
+        """What fresh threads get, one after another, nobody finishing."""
+        taken = []
+        while (found := self.take()) is not None:
+            taken.append(found)
+        return taken
+
+    def finish(self, held, kind=Action.ACK):
+        self.inbox.finish(Batch([], [held]), [Settlement(held.claimed, kind)])
+
+    def outcomes(self, group):
+        return [
+            (outcome.delivery.offset, outcome.action)
+            for outcome in self.inbox.take_settlements(self.handlers[group].ref)
+        ]
+
+    def ref(self, group):
+        return self.handlers[group].ref
+
+    def waiting(self, group):
+        return self.inbox.waiting(self.ref(group))
+
+
+ORDERED = {"mode": "ordered"}
+SHARED = {"mode": "shared"}
+BLOCK = {"mode": "ordered", "on_failure": "block"}

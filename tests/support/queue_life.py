@@ -1,0 +1,290 @@
+"""A life of the queue in which nearly every function sends its statements."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.test import override_settings
+
+from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue.inspection import (
+    PAGES,
+    Bounds,
+    dead_letters,
+    find_problems,
+    get_group,
+    get_overview,
+    list_messages,
+    list_scheduled,
+    log_entries,
+    message_history,
+    partitions,
+    problems,
+)
+from django_mysqlqueue.inspection import scheduled as timetable
+from django_mysqlqueue.management.commands.queuestatus import read_status
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.service import (
+    audit,
+    claiming,
+    delivery_events,
+    groups,
+    heartbeats,
+    leasing,
+    log,
+    payloads,
+    releasing,
+    retention,
+    rollups,
+    scheduling,
+    settling,
+    watermarks,
+)
+from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
+from django_mysqlqueue.service.deliveries import Action, Settlement
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.subsets import Subset
+from django_mysqlqueue.sql.session import Session
+from tests.support.harness import USING, Sub, handler, lag, sequence
+
+KEYS = 20
+ROUNDS = 12
+"""Enough for what the script publishes; those groups that begin with the long log stay behind."""
+
+
+def live() -> None:
+    """Everything that subscribers do: both modes, subsets, failures, losses, housekeeping, a look at the state."""
+    publish("t", 0, key="k0")
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(200)))
+    publish_many("t", (Message(number, key="k1", delay=0.001) for number in range(5)))
+    sequence()
+    endings = {0: lambda d: d.nack(), 1: lambda d: d.snooze(0), 2: lambda d: d.reject("no")}
+    seen = set()
+
+    def handle(delivery):
+        ending = endings.get(delivery.payload % 50)
+        if ending is not None and (delivery.group, delivery.id) not in seen:
+            seen.add((delivery.group, delivery.id))  # a snooze leaves the attempt alone
+            ending(delivery)
+
+    def atomic(delivery):
+        if delivery.payload % 50 == 7:
+            raise ValueError("on purpose")
+
+    def batch(deliveries):
+        deliveries[-1].reject("no")
+
+    part = Subset.parse(["k1*", "k3"])
+    whole = [
+        handler(group="o", function=handle),
+        handler(group="s", mode="shared", function=handle),
+        handler(group="oa", function=atomic, atomic=True),
+        handler(group="ob", function=batch, atomic=True, batch=True, batch_size=10, max_attempts=1),
+    ]
+    others = [handler(group="os"), handler(group="ss", mode="shared")]
+    _life(Sub(*whole, batch_size=50), Sub(*others, name="part", subset=part, batch_size=50))
+    for name in ("o", "s"):
+        _lose_and_take_over(name)
+    last = Sub(*whole)
+    last.settle(rounds=ROUNDS)
+    last.leave()
+    _settle_many_partitions()
+    watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
+    assert retention.collect(USING).offsets_rows
+    QueueMessage.objects.create(
+        topic="old", partition_key="k", message_id="i", payload=b"", created_at=1, published_at=1
+    )
+    for required in (True, False):
+        with override_settings(MYSQLQUEUE={"ARCHIVE_REQUIRED": required}):
+            assert retention.collect(USING).messages == (0 if required else 1)
+    read_status(USING, PAGES)  # the command counts to the end, so it walks what is unsettled
+    _operate(GroupRef("o", "t"))
+    _operate(GroupRef("s", "t"))
+    end = Sub(handler(group="o"), handler(group="s", mode="shared"))
+    end.settle(rounds=100)
+    end.leave()
+
+
+def _settle_many_partitions() -> None:
+    """More of them at a time than ``watermarks`` reads one by one."""
+    publish_many("wide", (Message(number, key=f"k{number}") for number in range(watermarks.FEW_PARTITIONS + 10)))
+    wide = Sub(handler("wide", "w"))
+    wide.settle()
+    wide.leave()
+    assert lag("w") == 0
+
+
+def _operate(ref: GroupRef) -> None:
+    """Everything that operators do to a group."""
+    session = Session(USING)
+    mode = "ordered" if ref.group == "o" else "shared"
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
+    publish_many("t", (Message(number, key="k1", delay=1000) for number in range(5)))
+    held = Sub(handler(group=ref.group, mode=mode, function=lambda delivery: delivery.nack(delay=3600))).step()
+    held.work(30)
+    held.flush()
+    pausing.pause(USING, ref, actor="test")
+    pausing.resume(USING, ref, actor="test")
+    groups.group_controls(session, [ref])
+    _glance(session, ref)
+    assert retrying.waiting(USING, ref, most=1000) >= 20
+    waiting = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by="", acked=False)
+    offset = waiting.values_list("message_offset", flat=True)[0]
+    rows = retrying.at(USING, ref, [offset])
+    assert retrying.retry_now(USING, ref, actor="test", rows=rows) == 1
+    assert len(dead_lettering.find(USING, ref, [offset])) == 1
+    assert dead_lettering.dead_letter_now(USING, ref, [offset], actor="test") == 1
+    assert retrying.retry_now(USING, ref, actor="test", reset_attempts=True) >= 19
+    assert {"t", "t_dlq"} <= set(log.known(session))
+    assert held.name in heartbeats.names(session)
+    if mode == "ordered":
+        assert leasing.owners(session, ref, ["k0", "none"]) == {"k0": held.name}
+        assert leasing.revoke(USING, ref, ["k0", "k1"], actor="test") == 2
+    heartbeats.deregister(USING, held.name, [ref])
+    assert heartbeats.remove(USING, held.name, actor="test", lease_ms=30_000) == 1
+    for place in (seeking.position_of(USING, time_ms=session.now() - 1000), seeking.position_of(USING, "latest")):
+        seeking.preview(USING, ref, place)
+        seeking.seek(USING, ref, place, actor="test")
+    dead = DeadLetterFilter("t_dlq", group=ref.group, since=1)
+    assert redriving.count(USING, dead, most=2) == 2
+    assert "t_dlq" in dict(dead_letters.dlq_topics(session))
+    found = dead_letters.look(session, dead)
+    assert dead_letters.look(session, DeadLetterFilter("t_dlq", offsets=found.offsets)).offsets == found.offsets
+    assert dead_letters.kinds(session, found)
+    dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
+    full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
+    assert full is not None
+    message_history.recorded(session, full.listed.original_offset)
+    places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
+    redriving.replace(USING, "t_dlq", places[0], "new", actor="test")
+    assert redriving.discard(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
+    redriving.redrive(USING, dead, actor="test", limit=3)
+    scheduled = timetable.next_scheduled(USING, topic="t")
+    timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
+    ids = [one.outbox_id for one in scheduled]
+    assert "t" in dict(timetable.topics(session))
+    assert list_scheduled(topic="t", limit=2).after
+    assert list_scheduled(limit=2).after
+    assert scheduling.count_scheduled(session, ids) == len(timetable.contents(session, ids)) == len(ids)
+    assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1
+    assert scheduling.cancel(scheduled[4].message_id, topic="t") == 1
+    del ids[4]
+    assert "nope" not in log.known(session)
+    assert rescheduling.cancel(USING, ids[:1], actor="test") == 1
+    assert rescheduling.move(USING, ids[1:2], session.now() + 10**6, actor="test") == 1
+    assert rescheduling.deliver_now(USING, ids[2:], actor="test") == len(ids) - 2
+    rollups.add(USING, {ref: rollups.Tally(failed=1)})
+    rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
+    rollups.since(session, rollups.MINUTE, session.now() - 3_600_000, ref)
+    delivery_events.of_message(session, places[:2])
+    _look(session, ref, places)
+    for collect in (delivery_events.collect, rollups.collect, audit.collect):
+        collect(USING)
+
+
+def _glance(session: Session, ref: GroupRef) -> None:
+    """Everything that people see at a glance, with a backlog."""
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
+    publish("unread", 1)
+    sequence()
+    found = get_overview(using=USING)
+    assert found.lag.value > 60
+    assert not get_overview(using=USING, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
+    seen = find_problems(found)
+    assert "unread" in {one.topic for one in seen}
+    problems._with_leases(Session(USING), ["gone", "vanished"])
+    group = get_group(*ref, using=USING)
+    assert group is not None
+    assert partitions.at(session, ref, [head.key for head in group.heads])
+    places = partitions.partitions(session, ref, start=0, limit=10)
+    assert partitions.partitions(session, ref, start=0, prefix="k", limit=10)
+    assert partitions.partitions(session, ref, after=places[2].key, prefix="k", start=0, limit=10)
+    for subscriber in (None, "nobody"):
+        partitions.in_flight(session, ref, subscriber=subscriber)
+    for owner in (None, "", "nobody"):
+        for one in (None, ref):
+            partitions.leases(session, ref=one, owner=owner)
+            partitions.leases(session, ref=one, owner=owner, after=(*ref, "k1"))
+    partitions.shares(session)
+    assert ref in groups.registered_refs(USING)
+
+
+def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
+    """Everything that people look at in the log."""
+    listing = list_messages(using=USING, limit=10)
+    for place in ({"before": listing.older}, {"after": listing.older}):
+        for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}):
+            found = list_messages(using=USING, limit=10, **what, **place)
+            assert found.entries or "after" in place
+    few = Bounds(merged_partitions=2)  # as if there were thousands of partitions
+    for place in ({"before": listing.older}, {"after": listing.older}):
+        assert list_messages(using=USING, topic="t", limit=10, bounds=few, **place).entries
+    entry = list_messages(using=USING, topic="t", key="k1", limit=1).entries[0]
+    for what in ({}, {"topic": "t"}, {"topic": "t", "key": "k1"}, {"topic": "t_dlq"}):
+        found = log_entries.by_id(session, entry.message_id, **what)
+        assert [one.offset for one in found.entries] == ([] if what.get("topic") == "t_dlq" else [entry.offset])
+    log_entries.by_id(session, naming.new_message_id())
+    content = message_history.content(session, entry.offset, most=100)
+    assert content is not None
+    assert message_history.states(session, entry)
+    message_history.made_of(session, message_history.recorded(session, letters[0])[0])
+    message_history.successors(session, ref, entry.key, entry.offset, content)
+
+
+def _life(*subs: Sub) -> None:
+    for sub in subs:
+        sub.settle(rounds=ROUNDS)
+        assert not any(work.failures.count for work in sub.poller.groups)
+    # What comes round: ticks, extensions, the scan for work, the sweep, GC.
+    publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(100)))
+    for sub in subs:
+        sub.step()
+        for work in sub.poller.groups:
+            work.turn()
+            work.reset()
+        sub.poller.look_now()
+        sub.heart.in_doubt = True
+        sub.step()
+        sub.poller.maintenance.reset()
+        for _ in sub.poller.maintenance.round():
+            pass
+        sub.work(50)
+    assert payloads.deleted(USING, [1, 10**15]) >= {10**15}
+    for sub in subs:
+        sub.settle(rounds=ROUNDS)
+        sub.leave()
+
+
+def _lose_and_take_over(group: str) -> None:
+    """A subscriber vanishes with what it holds; another one finds the suspects and records their starts."""
+    mode = "ordered" if group == "o" else "shared"
+    one = handler(group=group, mode=mode, visibility_timeout=0.001)
+    publish_many("t", (Message(1, key=f"k{number % KEYS}") for number in range(40)))
+    lost = Sub(one, name="lost").step()
+    ref = GroupRef(group, "t")
+    held = lost.inbox.held(ref) if mode == "shared" else [item.claimed for item in iter(lost.take, None)]
+    assert held
+    token = held[0].token
+    first = held[0]
+    settling.extend(USING, first, milliseconds=1, shared=mode == "shared")
+    settling.extend_all(USING, ref, held, milliseconds=1)
+    with transaction.atomic():
+        settling.ack_here(USING, first)
+        transaction.set_rollback(True)
+    settling.extend_all(USING, ref, held, milliseconds=600_000)
+    released = releasing.release_all(USING, lost.name, [ref], shared=[ref] if mode == "shared" else [])
+    assert (released.deliveries if mode == "shared" else released.leases) > 0
+    heir = Sub(handler(group=group, mode=mode), name="heir")
+    heir.settle(rounds=100)  # suspects come one by one
+    # A late word, and a redelivery that is settled already.
+    late = settling.flush(USING, ref, [Settlement(first, Action.ACK)], max_attempts=5, shared=mode == "shared")
+    assert late.stale or first.offset <= ConsumerOffset.objects.get(pk=(*ref, first.key)).offset_acked
+    if mode == "ordered":
+        claimant = Claimant(ref, heir.name, 5, None)
+        wants = [Want("k0", due=(first.offset,))]
+        assert claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token())).settled
+    heir.leave()
+    if mode == "ordered":
+        heartbeats.forget(USING, lost.name, [ref])
+    claiming.undo(USING, ref, token)

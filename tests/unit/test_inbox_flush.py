@@ -1,0 +1,94 @@
+"""What the inbox counts, and when outcomes are to be written."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue.runtime.handling.inbox import FLUSH_DELAY
+from django_mysqlqueue.service.deliveries import Action
+from tests.support.inbox import ORDERED, SHARED
+
+pytestmark = pytest.mark.any_engine
+
+
+# -- counters -----------------------------------------------------------------
+
+
+def test_waiting_counts_messages_and_bytes(queue):
+    one = queue(a=ORDERED, b=SHARED)
+    one.put("a", "x", "y", size=10)
+    one.put("b", "x", size=5)
+    assert (one.waiting("a"), one.waiting("b")) == ((2, 20), (1, 5))
+    one.take()
+    one.take()
+    assert (one.waiting("a"), one.waiting("b")) == ((1, 10), (0, 0))
+    assert one.inbox.running() == 2
+
+
+def test_is_idle(queue):
+    one = queue(g=ORDERED)
+    ref = one.ref("g")
+    assert one.inbox.is_idle(ref)
+    (held,) = one.put("g", "a")
+    assert not one.inbox.is_idle(ref)
+    one.take()
+    assert not one.inbox.is_idle(ref)
+    one.finish(held)
+    assert not one.inbox.is_idle(ref)
+    one.inbox.take_settlements(ref)
+    assert one.inbox.is_idle(ref)
+
+
+def test_overrun_names_the_delivery_that_runs_too_long(queue):
+    one = queue(g={"max_processing_time": 5.0}, h={"max_processing_time": 50.0})
+    (short,) = one.put("g", "a")
+    one.put("h", "a")
+    one.now += 1000
+    assert one.inbox.overrun() is None, "what waits does not run"
+    one.take_all()
+    one.now += 5
+    assert one.inbox.overrun() is None
+    one.now += 1
+    assert one.inbox.overrun() is short
+    one.finish(short)
+    assert one.inbox.overrun() is None
+
+
+# -- flushing -----------------------------------------------------------------
+
+
+def test_outcomes_wait_for_others_but_not_long(queue):
+    one = queue(g=ORDERED)
+    one.put("g", *"abcd")
+    held = [item for _, item in one.take_all()]
+    ref = one.ref("g")
+    assert not one.inbox.flush_due(ref, enough=1)
+    one.finish(held[0])
+    assert not one.inbox.flush_due(ref, enough=2)
+    one.finish(held[1])
+    assert one.inbox.flush_due(ref, enough=2)
+    assert not one.inbox.flush_due(ref, enough=3)
+    one.now += FLUSH_DELAY
+    assert one.inbox.flush_due(ref, enough=3)
+
+
+def test_the_last_outcome_does_not_wait(queue):
+    one = queue(g=ORDERED)
+    (held,) = one.put("g", "a")
+    one.take()
+    one.finish(held)
+    assert one.inbox.flush_due(one.ref("g"), enough=100)
+
+
+def test_outcomes_of_a_failed_flush_come_first_again(queue):
+    one = queue(g=ORDERED)
+    first, second = (one.put("g", key)[0] for key in "ab")
+    one.take_all()
+    one.finish(first)
+    lost = one.inbox.take_settlements(one.ref("g"))
+    one.finish(second)
+    one.inbox.put_back_settlements(one.ref("g"), lost)
+    assert one.outcomes("g") == [(first.claimed.offset, Action.ACK), (second.claimed.offset, Action.ACK)]
+    one.inbox.put_back_settlements(one.ref("g"), lost)
+    one.now += FLUSH_DELAY
+    assert one.inbox.flush_due(one.ref("g"), enough=100)

@@ -1,0 +1,189 @@
+"""The soak's checks find lost, repeated and misplaced messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+from soak import plan, records
+from soak.records import Step, Transaction
+
+from tests.support.soak_runs import (
+    KEYS,
+    OTHER,
+    TOTAL,
+    a_message,
+    name,
+    place,
+    violations,
+    with_steps,
+    with_trouble,
+)
+
+pytestmark = pytest.mark.any_engine
+
+
+def test_a_sound_run_passes(evidence):
+    assert violations(evidence) == {}
+    for group in plan.GROUPS:
+        for fate in (plan.POISON, plan.REJECT, plan.FLAKY, plan.PUT_OFF, plan.FINE):
+            a_message(group.name, fate)
+
+
+@pytest.mark.parametrize("group", ["skip", "strict", "shared"])
+def test_a_lost_message(evidence, group):
+    lost = name(a_message(group))
+    broken = with_steps(evidence, group, lambda steps: [step for step in steps if step.message_id != lost])
+    assert violations(broken) == {
+        f"{group}: what was committed was handled": (
+            f"{lost} (partition {KEYS[int(lost[2:]) % 3]}) was committed and never handled",
+        )
+    }
+
+
+@pytest.mark.parametrize("group", ["atomic", "batch"])
+@pytest.mark.parametrize(("count", "check"), [(0, "what was committed was handled"), (2, "effects exactly once")])
+def test_an_effect_that_is_missing_or_there_twice(evidence, group, count, check):
+    effects = evidence.effects[group].copy()
+    effects[name(a_message(group))] = count
+    if not count:
+        effects = +effects
+    broken = dataclasses.replace(evidence, effects={**evidence.effects, group: effects})
+    assert list(violations(broken)) == [f"{group}: {check}"]
+
+
+def test_an_effect_of_a_poisoned_message(evidence):
+    """Its attempts were all rolled back, or they were not atomic."""
+    effects = evidence.effects["atomic"] + Counter([name(a_message("atomic", plan.POISON))])
+    broken = dataclasses.replace(evidence, effects={**evidence.effects, "atomic": effects})
+    assert list(violations(broken)) == ["atomic: what was committed was handled"]
+
+
+def test_a_rolled_back_message_that_is_handled(evidence):
+    number = TOTAL + 1
+    more = [Step(verb, name(number), "a", 9999, 1) for verb in (records.STARTED, records.DONE)]
+    broken = with_steps(evidence, "shared", lambda steps: steps + more)
+    assert violations(broken) == {
+        "shared: what was committed was handled": (
+            f"{name(number)} was handled and never committed",
+            f"{name(number)} was started and never committed",
+        )
+    }
+
+
+@pytest.mark.parametrize("group", ["skip", "strict", "atomic", "batch"])
+def test_a_message_that_starts_before_the_one_before_it(evidence, group):
+    first = a_message(group)
+
+    def swap(steps):
+        # The next of its partition starts, and ends, before it.
+        here = place(steps, first)
+        later = [step for step in steps if step.message_id == name(first + 3)]
+        return steps[:here] + later + [step for step in steps[here:] if step.message_id != name(first + 3)]
+
+    found = violations(with_steps(evidence, group, swap))
+    assert f"{group}: first starts in order" in found
+
+
+def test_shared_groups_have_no_order(evidence):
+    assert violations(with_steps(evidence, "shared", lambda steps: steps[::-1])) == {}
+
+
+def test_a_repeated_start_after_a_take_over_is_no_violation(evidence):
+    """A take-over goes back to the first unsettled message, and starts it and those behind it once more."""
+
+    def again(steps):
+        here = place(steps, a_message("skip", after=30), records.DONE) + 1
+        return steps[:here] + steps[here - 8 : here] + steps[here:]
+
+    assert violations(with_trouble(with_steps(evidence, "skip", again))) == {}
+
+
+def test_strict_order_waits_for_the_end_of_what_failed(evidence):
+    flaky = a_message("strict", plan.FLAKY)
+
+    def pass_it(steps):
+        # The next message of the partition is handled between its two attempts.
+        behind = [step for step in steps if step.message_id == name(flaky + 3)]
+        rest = [step for step in steps if step.message_id != name(flaky + 3)]
+        here = place(rest, flaky, records.FAILED) + 1
+        return rest[:here] + behind + rest[here:]
+
+    broken = with_steps(evidence, "strict", pass_it)
+    assert list(violations(broken)) == ["strict: nothing starts before what is before it has ended"]
+    assert violations(with_steps(evidence, "skip", lambda steps: steps)) == {}
+
+
+def test_strict_order_lets_what_used_up_its_attempts_go(evidence):
+    """Also where the last attempt was lost with its process and no end is on record."""
+    number = a_message("strict", plan.POISON)
+    poison = name(number)
+
+    def lose_the_end(steps):
+        return [
+            dataclasses.replace(step, process=OTHER) if step.offset > number + 1 else step
+            for step in steps
+            if not (step.message_id == poison and step.verb == records.FAILED and step.attempt == plan.MAX_ATTEMPTS)
+        ]
+
+    assert violations(with_steps(evidence, "strict", lose_the_end)) == {}
+
+
+def _without(letter):
+    return []
+
+
+def _twice(letter):
+    return [letter, letter]
+
+
+def _too_early(letter):
+    return [dataclasses.replace(letter, attempts=2)]
+
+
+def _another(letter):
+    return [letter, dataclasses.replace(letter, message_id=name(a_message(letter.group)))]
+
+
+@pytest.mark.parametrize("change", [_without, _twice, _too_early, _another])
+def test_dead_letters_that_are_wrong(evidence, change):
+    letter = next(letter for letter in evidence.dead if letter.group == "skip" and letter.attempts == plan.MAX_ATTEMPTS)
+    dead = [one for one in evidence.dead if one is not letter] + change(letter)
+    found = violations(dataclasses.replace(evidence, dead=dead))
+    assert list(found) == ["skip: the DLQ holds what failed for good"]
+    assert len(found["skip: the DLQ holds what failed for good"]) == 1
+
+
+def test_a_commit_that_the_server_lost(evidence):
+    more = [*evidence.transactions, Transaction(records.COMMITTED, "p", TOTAL + 3, TOTAL + 4)]
+    found = violations(dataclasses.replace(evidence, transactions=more))
+    assert list(found) == ["the server kept what it had committed"]
+
+
+def test_a_rollback_that_was_none(evidence):
+    more = [*evidence.transactions, Transaction(records.ROLLED_BACK, "p", TOTAL - 1, TOTAL)]
+    found = violations(dataclasses.replace(evidence, transactions=more))
+    assert list(found) == ["the server kept what it had committed"]
+
+
+def test_a_repeat_that_was_not_dropped(evidence):
+    again = [Step(verb, name(5), KEYS[5 % 3], 9999, 1) for verb in (records.STARTED, records.DONE)]
+    found = violations(with_steps(evidence, "skip", lambda steps: steps + again))
+    assert found["one place in the log for each message"] == (f"{name(5)} is at the offsets [6, 9999]",)
+
+
+def test_offsets_out_of_publishing_order(evidence):
+    """Two messages of one publisher in different partitions, where no group's order shows it."""
+    swapped = {name(10): 12, name(11): 11}
+
+    def swap(steps):
+        return [
+            dataclasses.replace(step, offset=swapped[step.message_id]) if step.message_id in swapped else step
+            for step in steps
+        ]
+
+    broken = dataclasses.replace(evidence, steps={group: swap(steps) for group, steps in evidence.steps.items()})
+    assert list(violations(broken)) == ["offsets in the order of publishing"]
+    scheduled = [dataclasses.replace(entry, scheduled=entry.message_id in swapped) for entry in evidence.ledger]
+    assert violations(dataclasses.replace(broken, ledger=scheduled)) == {}
