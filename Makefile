@@ -97,6 +97,7 @@ reference: check-python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt griffelib ruff
 	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/guarantee_tests.py
 
 wheel: check-python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

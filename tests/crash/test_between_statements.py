@@ -43,7 +43,7 @@ def crash_points(operation, limit=60):
     raise AssertionError("it never got through")
 
 
-@pytest.mark.defect(4)
+@pytest.mark.promise("Crashes")
 def test_a_crash_in_a_flush_redelivers_nothing_that_was_acked(db, clock):
     """The watermark is stored before the state rows go, and both or neither."""
     publish_many("t", (Message(number, key="k") for number in range(20)))
@@ -66,7 +66,7 @@ def started(sub):
     return held
 
 
-@pytest.mark.defect(2)
+@pytest.mark.promise("Dead letters")
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_a_crash_while_dead_lettering_leaves_it_live_or_dead(db, clock, mode):
     publish("t", 1, key="k")

@@ -90,6 +90,7 @@ class Start:
 # -- running them -------------------------------------------------------------
 
 
+@pytest.mark.promise("Delivery", "Exactly-once effects", "Dead letters", "Crashes", "Cancelling")
 @pytest.mark.parametrize(
     ("name", "mode"), [(name, mode) for name, one in CASES.items() for mode in MODES if mode != KILL or not one.lives]
 )
@@ -110,6 +111,7 @@ def test_ended_at_every_statement(db, crasher, name, mode):
     assert number > 1 or mode == LOST
 
 
+@pytest.mark.promise("Crashes")
 @pytest.mark.skipif(CUT in MODES, reason="there the connection is cut at every statement")
 @pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.lives])
 def test_a_process_outlives_every_failed_statement(db, crasher, name):
@@ -225,6 +227,7 @@ IN_NOBODYS_WAY = (
 LINGERING = [(name, mode) for mode, names in ((STAYS, OUTLIVED), (LATE, ARRIVES), (GONE, INHERITED)) for name in names]
 
 
+@pytest.mark.promise("Crashes", "Cancelling")
 @pytest.mark.servers_only
 @pytest.mark.parametrize(("name", "mode"), LINGERING)
 def test_the_servers_session_lives_on(db, crasher, name, mode):
@@ -402,6 +405,7 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
 # -- nothing is left out ------------------------------------------------------
 
 
+@pytest.mark.promise("Crashes")
 def test_every_function_that_writes_has_a_case(db, crasher):
     seen: set[str] = set()
     required = writing_functions()

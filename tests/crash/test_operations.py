@@ -292,6 +292,7 @@ def on_record() -> tuple[list[object], ...]:
     )
 
 
+@pytest.mark.promise("Interrupted operations")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ACTS)
 def test_an_operation_that_is_ended_is_run_again(db, crasher, name, mode):

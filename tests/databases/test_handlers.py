@@ -65,6 +65,7 @@ def test_publishing_inside_a_handler_with_a_transaction_elsewhere(queue_db):
     assert QueueMessage.objects.filter(topic="u").count() == 1
 
 
+@pytest.mark.promise("Other databases in atomic handlers")
 def test_what_an_atomic_handler_writes_elsewhere_stays(queue_db):
     """Exactly once ends at the queue's database: a rollback there does not reach the other."""
     publish("t", 1)

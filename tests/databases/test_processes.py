@@ -40,6 +40,7 @@ def start(db, tmp_path):
 EVERY_GROUP = ("--group", "plain", "--group", "atomic", "--group", "shared")
 
 
+@pytest.mark.promise("One database")
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "options"),
@@ -64,6 +65,7 @@ def test_a_subscriber_of_a_queue_on_its_own_alias(queue, start, arguments, optio
     assert not Effect.objects.using(QUEUE).exists()
 
 
+@pytest.mark.promise("One database")
 @pytest.mark.processes
 def test_a_subscriber_never_reads_a_replica(db, start):
     """From its start to its end. The handlers' own reads are theirs to route."""

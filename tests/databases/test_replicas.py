@@ -26,6 +26,7 @@ urlpatterns = [path("admin/", admin.site.urls)]
 QUEUE = "queue"
 
 
+@pytest.mark.promise("One database")
 def test_the_service_layer_never_reads_a_replica(replica):
     publish("t", 1)
     publish_many("t", [2, 3])
@@ -62,6 +63,7 @@ class ReadsTheQueueFromReplica(ReadsFromReplica):
         return "replica" if model._meta.app_label == "django_mysqlqueue" else None
 
 
+@pytest.mark.promise("One database")
 @pytest.mark.parametrize("using", ["default", QUEUE])
 def test_the_admin_shows_the_queue_and_no_replica(queue_db, settings, using):
     settings.ROOT_URLCONF = __name__

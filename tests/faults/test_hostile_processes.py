@@ -28,6 +28,7 @@ def test_a_subscriber_survives_its_handlers(start, what):
     assert not Effect.objects.filter(name="left open").exists()
 
 
+@pytest.mark.promise("Poison messages")
 def test_a_handler_that_kills_its_process_every_time_is_dead_lettered(start):
     """Its neighbours, claimed and run beside it, lose no attempt."""
     publish_many("p.shared", (Message({"n": n, "do": "kill" if n == 3 else ""}) for n in range(6)))

@@ -25,6 +25,7 @@ from tests.support.processes import assert_ordered, drained, effects, publish_nu
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.promise("Order")
 def test_sigkill_while_it_works(start):
     """Another subscriber takes over after the lease: order kept, atomic effects exactly once."""
     publish_numbers("p.plain", 400)
@@ -41,6 +42,7 @@ def test_sigkill_while_it_works(start):
     assert not DeliveryState.objects.exists()
 
 
+@pytest.mark.promise("Exactly-once effects", "Frozen processes")
 @pytest.mark.servers_only
 def test_sigstop_inside_an_atomic_handler(start, tmp_path):
     """The frozen handler's writes roll back when it wakes; the other's count once."""
@@ -65,6 +67,7 @@ def test_sigstop_inside_an_atomic_handler(start, tmp_path):
     assert Counter(number for _, _, number in effects("atomic")) == Counter(range(11))
 
 
+@pytest.mark.promise("Frozen processes")
 @pytest.mark.servers_only
 def test_a_frozen_sequencer_lets_the_mutex_go(db):
     """A poller's connection that falls silent inside a transaction is ended by the server."""
@@ -92,6 +95,7 @@ def test_a_frozen_sequencer_lets_the_mutex_go(db):
     assert QueueMessage.objects.count() == 2
 
 
+@pytest.mark.promise("Exactly-once effects")
 @pytest.mark.servers_only
 def test_connections_that_are_cut(start):
     """Every connection of the subscriber is killed again and again while it works."""
@@ -127,6 +131,7 @@ def test_two_processes_share_the_work(start):
     assert_ordered(effects("plain"))
 
 
+@pytest.mark.promise("Delivery", "Order")
 def test_random_kills(start, tmp_path):
     """Three subscribers, one of them killed every second: nothing lost, atomic exactly once, order kept."""
     rng = random.Random(7)
@@ -184,6 +189,7 @@ def publish_and_kill(start, topic, total, *arguments):
     return workers
 
 
+@pytest.mark.promise("Strict order")
 def test_strict_order_through_kills(start):
     """Nothing of a key starts before the message before it is done, or dead after its attempts."""
     total = 300
@@ -202,6 +208,7 @@ def test_strict_order_through_kills(start):
     assert QueueMessage.objects.filter(topic="p.strict_dlq").count() == total / 50
 
 
+@pytest.mark.promise("Batches")
 def test_atomic_batches_are_exactly_once_through_kills(start):
     total = 1200
     workers = publish_and_kill(start, "p.batch", total, "--group", "batch")

@@ -34,8 +34,7 @@ def test_drain_handles_everything_waits_for_backoffs_and_exits(start):
     assert worker.output.rstrip().endswith("Stopped.")
 
 
-@pytest.mark.defect(16)
-@pytest.mark.defect(17)
+@pytest.mark.promise("Shutdown")
 def test_sigterm_finishes_what_runs_and_gives_back_the_rest(start, tmp_path):
     started, go = tmp_path / "started", tmp_path / "go"
     publish("p.action", {"n": 0, "do": "wait", "started": str(started), "go": str(go)}, key="k")

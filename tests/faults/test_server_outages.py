@@ -127,6 +127,7 @@ def impatient_server(server):
 # -- idle ---------------------------------------------------------------------
 
 
+@pytest.mark.promise("Server outages")
 def test_idle_connections_that_the_server_ends(scene, impatient_server, tmp_path):
     """Pauses between messages and within a handler cost no attempt, on the queue's alias nor on the handlers' own."""
     worker = scene.subscriber("--group", "plain", "--group", "atomic", "--threads", "2", DATABASE="queue")
@@ -160,6 +161,7 @@ def test_idle_connections_that_the_server_ends(scene, impatient_server, tmp_path
 # -- the server goes and comes back -------------------------------------------
 
 
+@pytest.mark.promise("Server outages")
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_server_that_restarts_under_load(scene, end):
     worker = scene.subscriber()
@@ -173,6 +175,7 @@ def test_a_server_that_restarts_under_load(scene, end):
     scene.finish(worker)
 
 
+@pytest.mark.promise("Server outages")
 def test_a_primary_that_turns_read_only_and_is_replaced(scene):
     """Nothing that a handler could not write in the meantime goes to the DLQ."""
     read_only = "super_read_only" if scene.server.engine == "mysql" else "read_only"
@@ -190,6 +193,7 @@ def test_a_primary_that_turns_read_only_and_is_replaced(scene):
     scene.finish(worker)
 
 
+@pytest.mark.promise("Server outages")
 def test_a_demoted_primary_that_answers_on(scene):
     """Its connections live and read; every thread leaves them for the new primary by itself."""
     worker = scene.subscriber()
@@ -212,6 +216,7 @@ def test_a_demoted_primary_that_answers_on(scene):
 # -- silence ------------------------------------------------------------------
 
 
+@pytest.mark.promise("Server outages")
 def test_connections_that_fall_silent(scene):
     """Others take over after the lease; the one that was cut off comes back after its read time-outs."""
     cut_off = scene.subscriber("--name", "cut-off", *EVERY_GROUP)

@@ -327,6 +327,7 @@ def assert_texts(using):
         assert "ü" in key
 
 
+@pytest.mark.promise("Server settings")
 @pytest.mark.parametrize(
     "setting", [pytest.param(one, id=str(one), marks=[] if one.quick else [pytest.mark.slow]) for one in SETTINGS]
 )

@@ -83,6 +83,7 @@ def said(process):
 # -- commands -----------------------------------------------------------------
 
 
+@pytest.mark.promise("Health")
 def test_no_command_waits_for_a_frozen_server(db, server):
     began = time.monotonic()
     with frozen(server):
@@ -132,6 +133,7 @@ def test_limits_in_options_win(server, monkeypatch):
         Slow.run_on = run_on
 
 
+@pytest.mark.promise("Health")
 @pytest.mark.parametrize(
     ("where", "command", "text"),
     [
@@ -207,6 +209,7 @@ def site(db, server, settings):
 # -- pages --------------------------------------------------------------------
 
 
+@pytest.mark.promise("Health")
 def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings, monkeypatch):
     """A web worker that waited for it without end would be lost to all other pages of the site."""
     own = connections[PRIVATE].settings_dict

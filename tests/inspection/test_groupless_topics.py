@@ -46,6 +46,7 @@ def test_the_oldest_is_found_in_whatever_partition_it_is(clock):
     assert texts()[0].endswith("the first in 4 d.")
 
 
+@pytest.mark.promise("Topics without a consumer group")
 def test_what_waits_in_the_outbox_counts():
     """Where no subscriber runs nothing comes into the log, and what is scheduled may be called off in time."""
     publish(TYPO, 1)

@@ -69,6 +69,7 @@ def transactions_are_timed(engine):
             cursor.execute(which, ("NO", "NO"))
 
 
+@pytest.mark.promise("Health")
 @pytest.mark.servers_only
 @pytest.mark.usefixtures("transactions_are_timed")
 def test_an_emoji_in_a_running_statement_fails_no_look(db, engine, monkeypatch):

@@ -19,6 +19,7 @@ from tests.support.harness import USING, Sub, handler, problems_found
 from tests.support.health import backlog, kinds, queuestatus, register, run
 
 
+@pytest.mark.promise("Health")
 def test_after_a_seek_messages_are_as_old_as_the_seek(db, clock):
     backlog()
     sub = Sub(handler())
@@ -70,6 +71,7 @@ def test_a_new_group_is_not_late_with_old_messages(db, clock):
     assert kinds("--max-age", "60") == {("age", "g")}
 
 
+@pytest.mark.promise("Health")
 @pytest.mark.parametrize("deliver_at", [0, -1])
 def test_an_outbox_that_nobody_sequences_is_told(db, clock, deliver_at):
     """No group's lag counts it."""

@@ -52,7 +52,7 @@ def test_gc_keeps_the_retention(collectable, settings, value, deleted):
     assert run("queuegc").startswith(f"Deleted {deleted} messages,")
 
 
-@pytest.mark.defect(3)
+@pytest.mark.promise("Retention")
 def test_gc_waits_for_a_group_that_has_never_run(collectable):
     groups.register(USING, GroupRef("new", "t"), mode="ordered", start="earliest")
     assert run("queuegc", "--dry-run") == "Would delete 0 messages.\n"

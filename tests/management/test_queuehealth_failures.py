@@ -25,6 +25,7 @@ def deploy(count, *, bad, **options):
     return sub
 
 
+@pytest.mark.promise("Health")
 def test_a_bad_deploy_is_unhealthy_at_once(db):
     """Before any subscriber has written its counts: the log has the dead letters."""
     deploy(200, bad=200)
@@ -80,6 +81,7 @@ def test_the_share_of_failures(db, clock):
     assert kinds("--max-failure-ratio", "0.2") == set()
 
 
+@pytest.mark.promise("Health")
 @pytest.mark.parametrize(("number", "code"), [(1, 0), (9, 0), (10, 1)])
 def test_one_of_one_is_no_alarm(db, number, code):
     """A single poisoned message of a quiet queue fails every attempt there is."""

@@ -63,7 +63,7 @@ def test_status_of_an_empty_queue(db):
     assert (found["database"], found["last_offset"], found["topics"], found["groups"]) == (USING, 0, [], [])
 
 
-@pytest.mark.defect(19)
+@pytest.mark.promise("Health")
 def test_lag_is_a_count_of_messages(db):
     """Other topics' messages between them raise the offsets, not the lag."""
     for number in range(20):
@@ -166,7 +166,7 @@ def abandoned():
     return {one["group"]: one["severity"] for one in status()["problems"] if one["kind"] == "no_subscriber"}
 
 
-@pytest.mark.defect(15)
+@pytest.mark.promise("Health")
 def test_status_names_what_is_abandoned(db, clock):
     publish_many("t", range(3))
     sequence()

@@ -55,6 +55,7 @@ def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog:
 
 
 # Long enough to shrink what fails.
+@pytest.mark.promise("Retention")
 @pytest.mark.timeout(0 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 900)
 def test_the_queue_agrees_with_its_model(machine):
     run_state_machine_as_test(

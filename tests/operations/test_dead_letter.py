@@ -163,6 +163,7 @@ def test_what_a_live_subscriber_holds_is_refused(db, mode, where):
     assert letters() == []
 
 
+@pytest.mark.promise("Interrupted operations")
 @both_modes
 @pytest.mark.parametrize("atomic", [False, True])
 @pytest.mark.parametrize("word", ["ack", "nack", "reject"])

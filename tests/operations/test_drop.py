@@ -39,6 +39,7 @@ def half_dropped(monkeypatch):
             dropping.drop(USING, G, actor=ME)
 
 
+@pytest.mark.promise("Interrupted operations")
 def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, monkeypatch):
     half_dropped(monkeypatch)
     group = ConsumerGroup.objects.get()
@@ -74,6 +75,7 @@ def test_a_subscriber_that_starts_during_a_drop_takes_nothing(db, monkeypatch):
     assert not ConsumerGroup.objects.exists()
 
 
+@pytest.mark.promise("Interrupted operations")
 @pytest.mark.parametrize("before", range(2, 7))  # behind the first: leases, state rows, …, the group
 def test_a_frozen_drop_that_wakes_after_another_leaves_the_new_group_alone(db, monkeypatch, before):
     log(6)

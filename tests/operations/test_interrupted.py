@@ -23,6 +23,7 @@ from tests.support.scenarios import G, frozen_before, log, resumed
 ME = "ada"
 
 
+@pytest.mark.promise("Interrupted operations")
 def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
     log(4)
     got = Recorder()
@@ -79,6 +80,7 @@ def settled_and_left(count):
     sub.leave()
 
 
+@pytest.mark.promise("Interrupted operations")
 @pytest.mark.parametrize("before", [2, 3, 4])  # behind the first: offsets, state rows, the end
 def test_a_frozen_seek_that_wakes_after_the_same_seek_takes_nothing_away(db, monkeypatch, before):
     """The group looked as the seek had left it: paused, at the same start. What had been claimed since was lost."""
@@ -172,6 +174,7 @@ def test_a_seek_of_a_paused_group_that_older_code_has_ended_does_not_resume_it(d
     assert ConsumerGroup.objects.get().paused
 
 
+@pytest.mark.promise("Interrupted operations")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("operation", ["drop", "seek"])
 def test_a_locked_delivery_is_passed_over_and_holds_nobody_up(db, monkeypatch, operation):

@@ -64,6 +64,7 @@ def test_retry_goes_through_many_with_one_due_time(db):
     assert set(DeliveryState.objects.values_list("invisible_until", flat=True)) == {0}
 
 
+@pytest.mark.promise("Interrupted operations")
 def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
     log(4, "a")
     put_off = handler(function=lambda delivery: delivery.nack(delay=3600))

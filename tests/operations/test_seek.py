@@ -141,6 +141,7 @@ def test_a_time_behind_the_last_message_that_is_left_is_the_end_of_the_log(db):
     assert seeking.position_of(USING, time_ms=Session(USING).now() + 10**6) == Position(end)
 
 
+@pytest.mark.promise("Interrupted operations")
 @both_modes
 def test_what_was_in_flight_is_stale_after_a_seek(db, mode):
     """Its end changes nothing, whichever comes: an ack would hide the replay, a nack would doom it."""
@@ -183,7 +184,7 @@ def test_what_waits_in_a_subscriber_does_not_start_after_a_seek(db):
     assert got.attempts == [(number, 1) for number in range(4)]
 
 
-@pytest.mark.defect(20)
+@pytest.mark.promise("Interrupted operations")
 @both_modes
 def test_flushes_during_a_seek_move_nothing(db, mode):
     """The state rows that a seek has not deleted yet must not lift the watermark that it has put back."""
@@ -221,6 +222,7 @@ def rejected(sub):
     sub.flush()
 
 
+@pytest.mark.promise("Interrupted operations")
 @both_modes
 def test_what_is_settled_during_a_seek_and_before_it_deletes_the_row_has_happened_before_it(db, monkeypatch, mode):
     """The dead letter stays and the message is live again; an ack's effect stays and the message comes again."""

@@ -151,6 +151,7 @@ def expand(db):
 # -- old and new side by side -------------------------------------------------
 
 
+@pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
 def test_a_rolling_upgrade_under_load(expand, scene):
     """Old code goes on while the schema grows; new code joins its groups; one of the old is killed, one leaves."""
@@ -175,6 +176,7 @@ def test_a_rolling_upgrade_under_load(expand, scene):
         assert "group.failed" not in worker.output
 
 
+@pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
 def test_a_step_back(scene):
     """New code is replaced by old code again: what it left behind is read, and nothing is lost."""
@@ -189,6 +191,7 @@ def test_a_step_back(scene):
     scene.finish(old)
 
 
+@pytest.mark.promise("Rolling upgrades")
 @pytest.mark.processes
 def test_the_last_releases_schema_migrates_with_what_is_in_it(scene):
     """Old code on its own schema, killed; then ``migrate``; then new code."""
@@ -227,6 +230,7 @@ def test_the_migrations_of_the_last_release_are_unchanged():
 # -- new code on an old schema ------------------------------------------------
 
 
+@pytest.mark.promise("Rolling upgrades")
 @pytest.mark.parametrize(
     "command",
     [("runsubscriber", "--drain"), ("queuestatus",), ("queuesequence",), ("queuegc",), ("queuedropgroup", "g", "t")],
@@ -272,6 +276,7 @@ def before():
 # -- expand, then contract ----------------------------------------------------
 
 
+@pytest.mark.promise("Rolling upgrades")
 def test_every_migration_only_expands():
     loader = MigrationLoader(None)
     state = before()

@@ -23,6 +23,7 @@ from tests.support.harness import USING, sequence
 # -- growing ------------------------------------------------------------------
 
 
+@pytest.mark.promise("Archive")
 def test_the_archive_equals_the_log(job):
     some(30)
     publish("bytes", b"\x00\xff\xfe")
@@ -112,6 +113,7 @@ def test_what_is_not_as_the_log_is_not_committed(job, monkeypatch):
     assert not ArchiveSegment.objects.exists()
 
 
+@pytest.mark.promise("Archive")
 @pytest.mark.parametrize("column", [column.name for column in checksums.COLUMNS if column.name != "offset"])
 def test_every_column_is_in_the_checksum(place, column):
     QueueMessageFactory(

@@ -16,6 +16,7 @@ from tests.support.archives import held, some
 from tests.support.harness import USING, Sub, handler
 
 
+@pytest.mark.promise("Archive")
 def test_gc_deletes_nothing_that_is_not_archived(job, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "ARCHIVE_REQUIRED": True}
     sub = Sub(handler())

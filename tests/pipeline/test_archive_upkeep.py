@@ -80,6 +80,7 @@ def test_sweep_leaves_what_is_not_of_an_archive(job):
     assert len(parquet(job)) == len(others[:2]) + 1
 
 
+@pytest.mark.promise("Archive")
 def test_two_archives_in_one_root_leave_each_other_alone(job):
     some(5)
     run.grow(job)

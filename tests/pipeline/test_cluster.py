@@ -25,6 +25,7 @@ TWO_WORKERS = "local-cluster[2,1,1024]"
 """Each with one core and so many MiB."""
 
 
+@pytest.mark.promise("Archive")
 @pytest.mark.any_engine
 @pytest.mark.servers_only
 def test_two_workers_share_an_archive(spark: Any, place: Any, tmp_path: Path) -> None:

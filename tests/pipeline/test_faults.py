@@ -169,6 +169,7 @@ def die(*args: Any, **kwargs: Any) -> Any:
     raise Died
 
 
+@pytest.mark.promise("Archive")
 @pytest.mark.parametrize("step", ["add", "insert", "commit", "after"])
 def test_a_death_around_the_commit_leaves_all_or_nothing(job, step, monkeypatch):
     some(12)
@@ -304,6 +305,7 @@ def kill_while(command: list[str], root: Path) -> bool:
     return False
 
 
+@pytest.mark.promise("Archive")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_after_ten_kills_the_archive_equals_the_log(job, busy):

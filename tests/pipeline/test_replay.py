@@ -73,6 +73,7 @@ def test_run_again_it_adds_nothing(job):
     assert QueueMessage.objects.count() == 24
 
 
+@pytest.mark.promise("Spark writes")
 def test_one_that_died_is_finished_by_another(job, monkeypatch):
     archived(job)
     monkeypatch.setattr(replay, "SLICE_OFFSETS", 5)
@@ -171,6 +172,7 @@ def test_white_space_around_metadata(job):
     assert copies == [{"a": 1}, {"a": 1, "b": "} "}, {}]
 
 
+@pytest.mark.promise("Spark writes")
 def test_what_was_for_one_group_goes_to_nobody_else(job):
     """And what is a repeat, to nobody: its original is replayed."""
     ConsumerGroup.objects.create(consumer_group="g", topic="t")

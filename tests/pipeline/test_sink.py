@@ -64,6 +64,7 @@ def test_a_second_run_adds_nothing(spark):
     assert QueueMessage.objects.count() == 40
 
 
+@pytest.mark.promise("Spark writes")
 def test_a_task_that_fails_and_is_run_again_adds_nothing_twice(spark, tmp_path):
     marker = str(tmp_path / "failed")
 
@@ -176,6 +177,7 @@ def test_messages_are_not_overwritten(spark):
         rows(spark, 1).write.format("mysqlqueue").mode("overwrite").save()
 
 
+@pytest.mark.promise("Spark writes")
 def test_a_stream_into_the_queue(spark, tmp_path):
     """Files come in, messages go out; a micro-batch that is run again adds nothing."""
     incoming = tmp_path / "incoming"

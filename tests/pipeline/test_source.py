@@ -368,6 +368,7 @@ def test_a_batch_run_again_is_the_same(spark, tmp_path):
     assert sum(map(len, again)) == len(first[-1]) + 100
 
 
+@pytest.mark.promise("Archive")
 def test_a_stream_that_fell_behind_gc_fails(spark, tmp_path, no_retention):
     publish_many("t", (Message(n, key="k") for n in range(3)))
     sequence()
@@ -437,6 +438,7 @@ def variables(db: Any) -> Iterator[Callable[[str], None]]:
             cursor.execute(statement)
 
 
+@pytest.mark.promise("Archive")
 def test_a_replica_that_does_not_keep_the_order_is_refused(place, variables):
     """A primary may be set so without harm."""
     if connection.vendor != "mysql" or connection.mysql_is_mariadb:

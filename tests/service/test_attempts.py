@@ -13,8 +13,8 @@ from tests.support.handlers import Recorder, both_modes
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
 
+@pytest.mark.promise("Poison messages")
 @both_modes
-@pytest.mark.defect(10)
 def test_losses_count_only_what_had_started_on_record(db, clock, mode):
     """A handler that kills its process every time is dead-lettered; its neighbours lose nothing."""
     publish_many("t", (Message(number, key="k") for number in range(5)))

@@ -15,7 +15,7 @@ from tests.support.scenarios import busy_partitions, rebalance
 REF = GroupRef("g", "t")
 
 
-@pytest.mark.defect(14)
+@pytest.mark.promise("Clocks")
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_moving_a_clients_clock_changes_nothing(db, monkeypatch, hours):
     import time

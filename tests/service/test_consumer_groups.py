@@ -38,6 +38,7 @@ def test_every_group_gets_every_message(db, mode):
     assert latest.payloads == [4]
 
 
+@pytest.mark.promise("Independent groups")
 @both_modes
 def test_what_one_group_does_is_invisible_to_another(db, mode):
     nacks = Recorder(lambda delivery: delivery.nack() if delivery.attempt == 1 else None)
@@ -128,6 +129,7 @@ def claim(sub, mode):
     )
 
 
+@pytest.mark.promise("One owner")
 @pytest.mark.parametrize("mode", OTHER_MODE)
 def test_a_group_of_another_mode_gives_nothing(db, mode):
     """Nor by a lease: the mode is checked under the lock under which one is taken."""

@@ -29,8 +29,7 @@ def test_dead_letter_says_whose_it_is_and_why(db, mode):
     assert not DeliveryState.objects.exists()
 
 
-@pytest.mark.defect(2)
-@pytest.mark.defect(7)
+@pytest.mark.promise("Independent groups", "Dead letters")
 def test_two_groups_dead_letter_the_same_message(db):
     """Each has its own dead letter; the log row stays for the third."""
     publish("t", 1, key="k", id="x")
@@ -48,7 +47,7 @@ def test_two_groups_dead_letter_the_same_message(db):
     assert third.payloads == [1]
 
 
-@pytest.mark.defect(7)
+@pytest.mark.promise("Independent groups")
 def test_error_longer_than_any_column_is_cut(db):
     def explode(delivery):
         raise ValueError("😀\ud800" + "x" * 2_000_000 + "the end")

@@ -32,6 +32,7 @@ def test_same_id_twice_is_delivered_once(db):
     assert got.payloads == [1, 3, 6]
 
 
+@pytest.mark.promise("Deduplication")
 def test_an_id_is_dropped_while_the_first_is_in_the_log_handled_or_not(db, settings):
     """``publish`` cannot know: it returns the id all the same."""
     settings.MYSQLQUEUE = {"RETENTION": 0}

@@ -54,6 +54,7 @@ def test_a_partition_that_is_not_acked_does_not_hold_up_another(db):
     assert lag() == 2
 
 
+@pytest.mark.promise("Order")
 @pytest.mark.parametrize("count", [5, 10, 300])
 def test_order_within_a_partition(db, count):
     got = Recorder()

@@ -28,7 +28,7 @@ def steal(clock):
     return first, held, second
 
 
-@pytest.mark.defect(6)
+@pytest.mark.promise("One owner")
 @pytest.mark.parametrize("kind", [Action.ACK, Action.NACK, Action.SNOOZE, Action.REJECT, Action.RELEASE])
 def test_a_stale_subscriber_changes_nothing(db, clock, kind):
     _, held, second = steal(clock)
@@ -47,7 +47,7 @@ def test_a_stale_subscriber_changes_nothing(db, clock, kind):
     assert lag() == 0
 
 
-@pytest.mark.defect(6)
+@pytest.mark.promise("One owner")
 def test_a_late_nack_does_not_bring_a_settled_message_back(db, clock):
     _, held, second = steal(clock)
     second.settle()
@@ -58,7 +58,7 @@ def test_a_late_nack_does_not_bring_a_settled_message_back(db, clock):
     assert not DeliveryState.objects.exists()
 
 
-@pytest.mark.defect(6)
+@pytest.mark.promise("One owner")
 def test_a_stale_subscriber_cannot_claim(db, clock):
     publish_many("t", (Message(number, key="k") for number in range(10)))
     first = Sub(handler(), batch_size=2, prefetch=2)
@@ -74,7 +74,7 @@ def test_a_stale_subscriber_cannot_claim(db, clock):
     assert set(DeliveryState.objects.values_list("delivery_token", flat=True)) == tokens
 
 
-@pytest.mark.defect(6)
+@pytest.mark.promise("One owner")
 def test_two_processes_with_one_name_are_two(db):
     from django_mysqlqueue.runtime.process.subscriber import incarnation
 
@@ -82,7 +82,7 @@ def test_two_processes_with_one_name_are_two(db):
     assert len(incarnation("x" * 500)) <= 190
 
 
-@pytest.mark.defect(6)
+@pytest.mark.promise("Exactly-once effects", "One owner")
 def test_atomic_writes_of_a_stale_delivery_roll_back(db, clock):
     from tests.app.models import Effect
 
@@ -122,6 +122,7 @@ def test_ack_inside_the_handlers_own_transaction_is_part_of_it(db):
     assert lag() == 0
 
 
+@pytest.mark.promise("Exactly-once effects")
 @pytest.mark.parametrize("verdict", ["nack", "snooze", "raise", "reject", "ack", "return"])
 def test_atomic_handler_commits_exactly_when_it_settles(db, verdict):
     from tests.app.models import Effect

@@ -17,7 +17,7 @@ from tests.support.groupless import TYPO, command, found, in_log, register, send
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, sequence
 
-pytestmark = pytest.mark.usefixtures("db")
+pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.promise("Retention")]
 
 DAY = 86_400
 

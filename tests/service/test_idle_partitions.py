@@ -11,8 +11,7 @@ from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler
 
 
-@pytest.mark.defect(5)
-@pytest.mark.defect(13)
+@pytest.mark.promise("Retention")
 def test_drained_partition_leaves_nothing_behind_and_comes_back(db, settings):
     """Lease and offsets rows go with the last message, also under a subscriber that still holds it."""
     settings.MYSQLQUEUE = {"RETENTION": 0}

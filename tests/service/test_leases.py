@@ -16,10 +16,12 @@ from tests.support.handlers import Recorder, stuck
 from tests.support.harness import USING, Sub, handler, lag
 from tests.support.scenarios import busy_partitions, rebalance
 
+pytestmark = pytest.mark.promise("One owner")
+
 REF = GroupRef("g", "t")
 
 
-@pytest.mark.defect(21)
+@pytest.mark.promise("Many subscribers")
 @given(partitions=st.integers(0, 500), names=st.sets(st.text(max_size=5), max_size=40))
 def test_caps_sum_to_the_partitions_and_differ_by_one(partitions, names):
     caps = leasing.fair_shares(partitions, names, REF)
@@ -177,6 +179,7 @@ def test_a_take_over_of_many_partitions_is_bounded(db, monkeypatch, clock):
     assert len(second.owned()) == 3000
 
 
+@pytest.mark.promise("Delayed redelivery")
 def test_what_waits_out_a_backoff_takes_no_memory_without_bound(db):
     """An outage of what handlers need brought the whole backlog of a partition into memory."""
 

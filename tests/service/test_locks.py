@@ -30,6 +30,8 @@ from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 from tests.support.scenarios import busy_partitions
 from tests.support.statistics import SIZES, pinned
 
+pytestmark = pytest.mark.promise("One owner")
+
 
 @pytest.mark.servers_only
 def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
@@ -142,6 +144,7 @@ def test_a_locked_row_is_never_waited_for(db, clock, mode):
         assert [delivery.payload for delivery in got.deliveries if delivery.key == "a"] == [0, 1]
 
 
+@pytest.mark.promise("Order")
 @pytest.mark.servers_only
 def test_news_does_not_overtake_what_waits_behind_a_locked_row(db, clock):
     """Found by a soak: a process froze between an atomic handler's ack and its COMMIT, and the message behind, claimed
@@ -245,6 +248,7 @@ def test_a_claim_under_way_keeps_its_lease(owned):
     assert in_thread(lambda: leasing.acquire(USING, G, "thief", ["k"], lease_ms=30_000)).held == {"k"}
 
 
+@pytest.mark.promise("One owner")
 @pytest.mark.servers_only
 def test_a_claim_under_way_keeps_its_groups_mode(owned):
     """What comes behind the change finds the other mode, and no lease."""

@@ -22,6 +22,7 @@ REF = GroupRef("g", "t")
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=5, network=10, read=30)
 
 
+@pytest.mark.promise("Missing rows")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 @pytest.mark.parametrize("limit", [1, 7, 20])
@@ -59,6 +60,7 @@ def test_a_limit_of_the_server_on_selects_loses_nothing(db, mode, limit):
     assert not DeliveryState.objects.exists()
 
 
+@pytest.mark.promise("Missing rows")
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_what_is_not_in_the_answer_comes_again_uncounted_and_in_order(db, monkeypatch, caplog, mode):
     got = []
@@ -89,6 +91,7 @@ def test_what_is_not_in_the_answer_comes_again_uncounted_and_in_order(db, monkey
     assert (said["messages"], said["claimed"], said["group"], said["topic"]) == (3, 10, "g", "t")
 
 
+@pytest.mark.promise("Missing rows")
 @pytest.mark.parametrize("level", ["none", "failures", "all"])
 def test_a_deleted_message_is_settled_logged_counted_and_recorded(db, settings, caplog, level):
     settings.MYSQLQUEUE = {"RECORD_DELIVERIES": level}

@@ -9,6 +9,7 @@ from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler
 
 
+@pytest.mark.promise("Order")
 def test_take_over_goes_back_to_the_first_unsettled(db, clock):
     """First starts are in offset order across a crash."""
     got = Recorder()

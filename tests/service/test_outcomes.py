@@ -55,8 +55,8 @@ def test_nack_waits_for_the_backoff_and_counts(db, clock, mode):
     assert lag() == 0
 
 
+@pytest.mark.promise("Dead letters")
 @both_modes
-@pytest.mark.defect(12)
 def test_backoff_grows_between_attempts(db, clock, mode):
     from django_mysqlqueue import Backoff
 
@@ -103,7 +103,7 @@ def test_a_raise_wins_over_an_intent(db):
     assert QueueMessage.objects.get(topic="t_dlq").last_error.endswith("ValueError: after all\n")
 
 
-@pytest.mark.defect(9)
+@pytest.mark.promise("Order")
 def test_what_is_in_flight_does_not_block_what_follows(db):
     """Message 1 is held; 300 behind it flow, far more than a batch."""
     got = Recorder()
@@ -120,7 +120,7 @@ def test_what_is_in_flight_does_not_block_what_follows(db):
     assert not DeliveryState.objects.exists()
 
 
-@pytest.mark.defect(9)
+@pytest.mark.promise("Order")
 def test_a_nacked_head_does_not_stall_its_partition(db, clock):
     """A stuck head plus more acked rows than any batch: fetching must not start at the watermark."""
     got = Recorder(lambda delivery: fail(delivery) if delivery.payload == 0 else None)

@@ -11,6 +11,8 @@ from tests.app.models import Effect
 from tests.support.harness import sequence
 from tests.support.publishing import committed, one_or_many, rolled_back, stored
 
+pytestmark = pytest.mark.promise("Delivery")
+
 
 @one_or_many
 def test_outside_a_transaction_it_commits_alone(db, send):

@@ -34,6 +34,7 @@ def lost_with(count, *, mode, keys=2, **options):
     return sub
 
 
+@pytest.mark.promise("Killed processes")
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_another_subscriber_gets_everything_at_once_and_uncounted(db, mode):
     """No clock moves: neither the lease nor the visibility timeout of the lost one is over."""
@@ -49,6 +50,7 @@ def test_another_subscriber_gets_everything_at_once_and_uncounted(db, mode):
     assert lag() == 0
 
 
+@pytest.mark.promise("Poison messages")
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_the_first_loss_is_free_and_the_next_ones_are_counted(db, mode):
     publish_many("t", [Message(0, key="k")])
@@ -116,6 +118,7 @@ def test_a_late_ack_counts_until_another_has_claimed(db):
     assert lag() == 0
 
 
+@pytest.mark.promise("Killed processes")
 def test_a_bounded_number_of_rows_is_searched(db):
     lost = lost_with(3, mode="shared")
     assert release(lost, searched=2) == Released(0, 2)

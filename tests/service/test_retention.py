@@ -15,6 +15,8 @@ from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, problems_found, sequence
 
+pytestmark = pytest.mark.promise("Retention")
+
 REF = GroupRef("g", "t")
 
 
@@ -32,7 +34,7 @@ def test_younger_than_the_retention_is_kept(db, clock, settings):
     assert QueueMessage.objects.get().topic == "kept"
 
 
-@pytest.mark.defect(3)
+@pytest.mark.promise("Retention")
 def test_a_group_that_never_touched_a_partition_keeps_it(db, no_retention):
     """A group being deployed has no offsets row anywhere yet."""
     publish_many("t", (Message(number, key=f"k{number}") for number in range(3)))
@@ -61,7 +63,7 @@ def test_unsettled_messages_are_kept_whatever_their_age(db, clock, no_retention)
     assert lag() == 1
 
 
-@pytest.mark.defect(8)
+@pytest.mark.promise("Retention")
 def test_a_busy_partition_is_collected_too(db, no_retention):
     """There is always something above the watermark."""
     sub = Sub(handler(function=lambda d: d.nack(delay=3600) if d.payload % 5 == 4 else None))
@@ -103,7 +105,7 @@ def test_dead_letters_without_a_handler_are_kept(db, clock, settings):
     assert not QueueMessage.objects.exists()
 
 
-@pytest.mark.defect(15)
+@pytest.mark.promise("Health")
 def test_an_abandoned_group_is_shown_and_can_be_dropped(db, no_retention):
     publish("t", 1)
     groups.register(USING, GroupRef("gone", "t"), mode="ordered", start="earliest")
@@ -114,7 +116,7 @@ def test_an_abandoned_group_is_shown_and_can_be_dropped(db, no_retention):
     assert retention.collect(USING).messages == 1
 
 
-@pytest.mark.defect(5)
+@pytest.mark.promise("Retention")
 @pytest.mark.servers_only
 def test_an_offsets_row_that_is_in_use_is_not_removed(db, no_retention):
     publish("t", 1, key="k")
@@ -126,6 +128,7 @@ def test_an_offsets_row_that_is_in_use_is_not_removed(db, no_retention):
     assert retention.collect(USING).offsets_rows == 1
 
 
+@pytest.mark.promise("Interrupted operations")
 @pytest.mark.servers_only
 def test_two_at_a_time_count_each_message_once(db, settings):
     """Both had read them before either deleted them, and both reported them."""

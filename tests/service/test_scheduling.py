@@ -111,6 +111,7 @@ def test_bad_input_names_the_value(db, call, error):
     assert waiting() == ["x"]
 
 
+@pytest.mark.promise("Cancelling")
 def test_they_commit_and_roll_back_with_the_callers_transaction(db):
     publish_many("t", [Message(1, id=name, delay=1000) for name in "abcd"])
     before = dict(OutboxMessage.objects.values_list("message_id", "deliver_at"))

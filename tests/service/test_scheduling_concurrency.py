@@ -75,6 +75,7 @@ def until_due(*ids):
         time.sleep(0.02)
 
 
+@pytest.mark.promise("Cancelling")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("commit", [True, False])
@@ -96,6 +97,7 @@ def test_an_open_change_delays_its_own_message_alone(db, change, commit, isolati
     assert waiting() == (["x"] if commit and change == "reschedule" else [])
 
 
+@pytest.mark.promise("Cancelling")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_message_that_is_being_sequenced_cannot_be_changed(db, change):
@@ -127,6 +129,7 @@ def test_of_two_cancels_one_succeeds(db):
     assert results == [0]
 
 
+@pytest.mark.promise("Cancelling")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_a_change_that_finds_its_message_gone_holds_up_no_publisher(db, isolation):
@@ -157,6 +160,7 @@ def test_a_change_that_finds_its_message_gone_holds_up_no_publisher(db, isolatio
     assert in_log() == ["x", "y"]
 
 
+@pytest.mark.promise("Cancelling")
 @pytest.mark.servers_only
 def test_a_bulk_of_open_cancels_holds_up_nothing_behind_it(db):
     doomed = [f"c{number}" for number in range(30)]

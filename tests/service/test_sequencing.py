@@ -16,8 +16,8 @@ from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 
 
+@pytest.mark.promise("Delivery", "Order")
 @pytest.mark.servers_only
-@pytest.mark.defect(1)
 def test_a_late_commit_is_not_lost(db):
     """A takes its place first and commits last: a reader that follows ids would skip it."""
     got = Recorder()
@@ -32,8 +32,8 @@ def test_a_late_commit_is_not_lost(db):
     assert got.payloads == ["B", "A"]
 
 
+@pytest.mark.promise("Delivery", "Order")
 @pytest.mark.servers_only
-@pytest.mark.defect(1)
 def test_concurrent_publishers_with_late_commits_and_rollbacks(db):
     """32 publishers into one partition, one in four rolls back; a reader runs all the time."""
     got = Recorder()

@@ -115,6 +115,7 @@ class Scenario:
                 break
 
 
+@pytest.mark.promise("Strict order")
 @pytest.mark.parametrize("seed", range(25))
 def test_nothing_starts_before_what_is_before_it_has_ended(db, clock, seed):
     scenario = Scenario(seed, clock)
@@ -189,6 +190,7 @@ def test_a_reject_in_a_dlq_holds_back_what_is_behind(db):
 # -- many subscribers ---------------------------------------------------------
 
 
+@pytest.mark.promise("Many subscribers")
 def test_hundreds_of_subscribers_share_and_take_over(db, clock):
     """200 join one after another, 60 vanish, 30 leave: always within one of each other, nothing twice, nobody idle."""
     partitions = 400

@@ -44,6 +44,7 @@ WAYS = {
 }
 
 
+@pytest.mark.promise("Topics without a consumer group")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_topic_that_nobody_names_is_refused(strict, way):
     with pytest.raises(UnknownTopic) as caught:

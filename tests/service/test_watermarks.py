@@ -17,7 +17,7 @@ from tests.support.harness import USING, Sub, handler, lag, sequence
 REF = GroupRef("g", "t")
 
 
-@pytest.mark.defect(13)
+@pytest.mark.promise("Retention")
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_settled_rows_of_a_vanished_subscriber_do_not_leak(db, clock, mode):
     """An atomic handler's ack committed and the process died before the watermark moved."""
@@ -55,7 +55,7 @@ def test_watermark_passes_a_long_run_of_settled_rows_in_bounded_steps(db):
     assert not DeliveryState.objects.exists()
 
 
-@pytest.mark.defect(19)
+@pytest.mark.promise("Health")
 def test_lag_is_a_count_of_messages(db):
     publish_many("other", range(50))
     publish_many("t", (Message(number, key="k") for number in range(5)))

@@ -108,7 +108,7 @@ def analyze() -> None:
             cursor.fetchall()
 
 
-@pytest.mark.defect(22)
+@pytest.mark.promise("Cost")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rows", [0, 100_000])
 def test_nothing_that_a_subscriber_sends_scans_sorts_or_copies_a_table(db, rows):
@@ -151,8 +151,8 @@ def _sends(node: ast.AST) -> bool:
     return bool(by_session) or on.endswith(".objects")
 
 
+@pytest.mark.promise("Cost")
 @pytest.mark.servers_only
-@pytest.mark.defect(22)
 @pytest.mark.timeout(300)
 def test_a_turn_reads_no_more_rows_of_a_long_log(db, settings):
     """Counted by the server: poll, claim, flush, and a slice of each kind of housekeeping."""

@@ -54,6 +54,7 @@ def lose_autocommit():
 # -- what the queue sets right ------------------------------------------------
 
 
+@pytest.mark.promise("Server settings")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("watch", [True, False])
 def test_a_subscribers_sessions_are_set_right(bad, watch):
@@ -110,6 +111,7 @@ def test_receivers_of_the_project_come_before(bad):
     assert OutboxMessage.objects.count() == 1
 
 
+@pytest.mark.promise("Server settings")
 @pytest.mark.servers_only
 def test_gc_sees_every_group_whatever_the_session_returns(db, settings, own_session):
     """With one row of each SELECT it took the log from the groups that it did not see."""
@@ -202,6 +204,7 @@ def test_the_pipelines_sessions_are_set_right(bad, tmp_path):
 # -- what it refuses ----------------------------------------------------------
 
 
+@pytest.mark.promise("Server settings")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_publish_that_nobody_would_commit_is_refused(db, own_session, number):

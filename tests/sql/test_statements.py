@@ -31,7 +31,7 @@ def subscriber(groups, mode):
     return Sub(*handlers, prefetch=2000, batch_size=500, poll_interval=3600.0, max_poll_interval=3600.0)
 
 
-@pytest.mark.defect(18)
+@pytest.mark.promise("Cost")
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 @pytest.mark.parametrize("groups", [1, 5])
 @pytest.mark.parametrize("partitions", [1, 500])
@@ -43,7 +43,7 @@ def test_an_idle_poll_needs_three_queries_at_most(db, mode, groups, partitions):
     assert len(queries) <= (3 if mode == "shared" else 2), queries
 
 
-@pytest.mark.defect(18)
+@pytest.mark.promise("Cost")
 @pytest.mark.parametrize("partitions", [1, 100])
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_a_batch_needs_a_bounded_number_of_statements(db, mode, partitions):
@@ -73,7 +73,7 @@ def test_a_batch_needs_a_bounded_number_of_statements(db, mode, partitions):
     assert len(many) <= 24, many
 
 
-@pytest.mark.defect(18)
+@pytest.mark.promise("Cost")
 def test_a_tick_needs_the_same_statements_for_any_number_of_leases(db):
     def cost(partitions):
         publish_many("t", (Message(number, key=f"k{number}") for number in range(partitions)))
@@ -154,8 +154,8 @@ def protocol_statements():
 # -- EXPLAIN ------------------------------------------------------------------
 
 
+@pytest.mark.promise("Cost")
 @pytest.mark.servers_only
-@pytest.mark.defect(22)
 @pytest.mark.parametrize("rows", [20, 3000])
 def test_no_hot_statement_scans_or_sorts_a_table(db, settings, rows):
     """On nearly empty and on filled tables: a filesort in a claim locks every candidate row."""

@@ -40,6 +40,7 @@ def logged_at(output, verb):
     return [datetime.fromisoformat(text.replace(",", ".")).timestamp() for text in times]
 
 
+@pytest.mark.promise("Poison messages")
 @pytest.mark.parametrize("group", ["action", "shared"])
 def test_a_message_that_kills_its_process_costs_four_processes_and_seconds(start, group):
     """The first loss is free, three starts are recorded: then it is a dead letter."""
@@ -101,6 +102,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.promise("Handlers that hang")
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_hung_handler_is_shown_and_its_message_is_released(start, tmp_path, group):
     settings = options(group, MAX_PROCESSING_TIME=3)
@@ -119,6 +121,7 @@ def test_a_hung_handler_is_shown_and_its_message_is_released(start, tmp_path, gr
     }
 
 
+@pytest.mark.promise("Handlers that hang")
 @pytest.mark.parametrize("group", ["action", "shared"])
 def test_what_outlasts_the_shutdown_is_released(start, tmp_path, group):
     settings = options(group, SHUTDOWN_TIMEOUT=1)
@@ -128,6 +131,7 @@ def test_what_outlasts_the_shutdown_is_released(start, tmp_path, group):
     assert "subscriber.left_running" in hung.output
 
 
+@pytest.mark.promise("Handlers that hang")
 @pytest.mark.servers_only
 def test_a_process_leaves_although_the_database_does_not_let_it_release(start, tmp_path):
     hung = start("--group", "shared", "--name", "hung", **options("shared", MAX_PROCESSING_TIME=6))

@@ -9,7 +9,7 @@ from django_mysqlqueue.conf import Backoff
 pytestmark = pytest.mark.any_engine
 
 
-@pytest.mark.defect(12)
+@pytest.mark.promise("Dead letters")
 @pytest.mark.parametrize(
     ("attempt", "seconds"), [(1, 1), (2, 2), (3, 4), (12, 2048), (13, 3600), (1024, 3600), (1025, 3600), (10**9, 3600)]
 )

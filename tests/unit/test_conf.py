@@ -180,6 +180,7 @@ def test_every_setting_refuses_something():
     assert {name for name, _ in WRONG} == set(DEFAULTS) - {"TOPICS", "GROUPS"}
 
 
+@pytest.mark.promise("Health")
 @pytest.mark.parametrize("name", sorted(OPTIONAL))
 def test_a_bad_setting_of_monitoring_stops_no_publisher(mysqlqueue, db, name):
     (problem,) = mysqlqueue({name: 5, "THREADS": 2})

@@ -104,6 +104,7 @@ def test_an_outcome_for_each(db, mode, atomic):
     assert lag() == 0
 
 
+@pytest.mark.promise("Batches")
 @MODES
 def test_a_raise_nacks_all_and_they_come_again_alone(db, mode):
     """So a bad message costs its neighbours one attempt, and alone goes to the DLQ."""
@@ -166,6 +167,7 @@ def test_an_atomic_batch_in_which_nothing_is_settled_rolls_back(db):
     assert not Effect.objects.exists()
 
 
+@pytest.mark.promise("Batches")
 @MODES
 def test_a_stale_delivery_rolls_the_whole_atomic_batch_back(db, mode):
     """Its neighbours come again, and no attempt of theirs is counted."""

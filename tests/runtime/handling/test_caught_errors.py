@@ -206,6 +206,7 @@ def rolls_back_on_timeout(_database):
         yield alias
 
 
+@pytest.mark.promise("Exactly-once effects")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("how", LOCKING)
 def test_a_lock_wait_that_ends_the_transaction_fails_the_attempt(rolls_back_on_timeout, how):
@@ -234,6 +235,7 @@ def test_a_lock_wait_that_ends_its_statement_alone_may_be_caught(db, how):
     assert effects() == ["after", "before"]
 
 
+@pytest.mark.promise("Exactly-once effects")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("statement", ["SELECT nobody_knows_this_function()", "CALL nobody_knows_this_procedure()"])
 def test_an_error_that_is_not_known_to_be_harmless_fails_the_attempt(db, statement):

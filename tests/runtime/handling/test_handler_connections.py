@@ -57,6 +57,7 @@ def session_of(using):
     return sql("SELECT CONNECTION_ID()", using)[0][0]
 
 
+@pytest.mark.promise("Server outages")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("atomic", [False, True])
 def test_a_connection_that_was_ended_a_moment_ago_costs_no_attempt(db, atomic):
@@ -111,6 +112,7 @@ def scarce(db):
     sql("DROP USER scarce@localhost")
 
 
+@pytest.mark.promise("Server outages")
 @pytest.mark.servers_only
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 def test_a_connection_that_cannot_be_had_costs_no_attempt_and_holds_up_nobody_else(db, scarce, caplog, mode):
@@ -156,6 +158,7 @@ def _take(taken):
             return
 
 
+@pytest.mark.promise("First connections")
 @pytest.mark.servers_only
 def test_a_handler_that_can_do_without_a_database_is_called_in_the_end(db, scarce):
     calls = []

@@ -293,6 +293,7 @@ def test_in_a_dlq_a_rejecting_raise_is_a_nack(db):
     assert letters("t_dlq_dlq") == []
 
 
+@pytest.mark.promise("Batches")
 @both_modes
 def test_a_raise_in_a_batch_rejects_nobody_until_each_is_alone(db, mode):
     """Its innocent neighbours would be dead letters with it."""

@@ -34,6 +34,7 @@ def errors_of_attempts():
 ENDS = ("lets it through", "cleans up", "returns", "raises", "raises a TimeoutError", "rejects", "acks")
 
 
+@pytest.mark.promise("Handlers that hang")
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_timeout_ends_the_attempt_and_nothing_else(db, end, batch):

@@ -189,7 +189,6 @@ def test_only_callables(thing):
     ],
     ids=lambda value: repr(value)[:40],
 )
-@pytest.mark.defect(11)
 def test_bad_options_are_refused_at_decoration(arguments, said):
     arguments = {"topic": "t", "group": "g", **arguments}
     with pytest.raises(SubscriberError) as raised:

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Writes docs/contributing/guarantee-tests.md: which tests guard which guarantee.
+
+    python tools/guarantee_tests.py            rewrites the page
+    python tools/guarantee_tests.py --check    changes nothing; exits with 1 if the page is out of date
+
+A test names the guarantees that it guards with ``@pytest.mark.promise("Order")``: headings of docs/guarantees.md. Exits
+with 1 as well if there is no such heading, or if a guarantee has no test. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "contributing" / "guarantee-tests.md"
+INTRODUCTION = """# Tests for each guarantee
+
+<!-- Written by tools/guarantee_tests.py (make reference): change the markers of the tests instead. -->
+
+Each of these tests fails if its [guarantee](../guarantees.md) does not hold. *Servers* means MariaDB and MySQL: SQLite
+cannot run the test, because it has only one writer at a time.
+"""
+
+
+def headings() -> tuple[list[str], list[str]]:
+    """Return the headings of the guarantees and those of the limits, in their order."""
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    guarantees, rest = text.split("\n## How they are tested\n")
+    return re.findall(r"^### (.*)$", guarantees, re.MULTILINE), re.findall(r"^### (.*)$", rest, re.MULTILINE)
+
+
+def marked() -> Iterator[tuple[str, str, bool]]:
+    """Yield each guarantee that a test names, the test, and whether only servers can run it."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(path.read_text())
+        of_file = [
+            mark
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+            for mark in (node.value.elts if isinstance(node.value, ast.List) else [node.value])
+        ]
+        name = str(path.relative_to(ROOT))
+        servers = any("servers_only" in ast.unparse(mark) for mark in of_file)
+        for promise in _promises(of_file):
+            yield promise, f"`{name}`", servers
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                only = servers or any("servers_only" in ast.unparse(mark) for mark in node.decorator_list)
+                for promise in _promises(node.decorator_list):
+                    yield promise, f"`{name}`: `{node.name}`", only
+
+
+def _promises(marks: list[ast.expr]) -> Iterator[str]:
+    for mark in marks:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.promise":
+            yield from (ast.literal_eval(argument) for argument in mark.args)
+
+
+def written() -> str:
+    """Return the page's text.
+
+    Raises:
+        SystemExit: a test names something that is not a heading, or a guarantee has no test.
+    """
+    guarantees, limits = headings()
+    tests: dict[str, list[str]] = {}
+    for promise, test, servers in marked():
+        tests.setdefault(promise, []).append(test + (" (servers)" if servers else ""))
+    if unknown := sorted(set(tests) - {*guarantees, *limits}):
+        raise SystemExit(f"No headings of docs/guarantees.md: {', '.join(unknown)}")
+    if unguarded := [name for name in guarantees if name not in tests]:
+        raise SystemExit(f"No test guards: {', '.join(unguarded)}")
+    parts = [INTRODUCTION]
+    for name in (*guarantees, *limits):
+        if name in tests:
+            anchor = re.sub(r"[^a-z0-9 _-]", "", name.lower()).replace(" ", "-")
+            listed = "\n".join(f"- {test}" for test in tests[name])
+            parts.append(f"## [{name}](../guarantees.md#{anchor})\n\n{listed}\n")
+    return "\n".join(parts)
+
+
+def main() -> int:
+    text = written()
+    if "--check" in sys.argv[1:]:
+        return int(not PAGE.exists() or PAGE.read_text() != text)
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
