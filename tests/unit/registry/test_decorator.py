@@ -57,7 +57,7 @@ def test_defaults_come_from_the_setting():
         GroupRef("g", "t"): Handler(
             ref=GroupRef("g", "t"),
             function=handle,
-            where="tests.unit.registered.handle",
+            where="tests.support.registered.handle",
             mode="ordered",
             atomic=False,
             start="earliest",

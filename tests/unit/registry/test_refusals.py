@@ -64,7 +64,7 @@ def test_async_handlers_cannot_be_atomic(function):
 def test_async_handlers_cannot_be_made_atomic_by_the_setting(settings):
     subscriber("t", group="g")(coroutine_function)
     settings.MYSQLQUEUE = {"GROUPS": {"g": {"ATOMIC": True}}}
-    with pytest.raises(SubscriberError, match=r"test_registry\.coroutine_function: an async handler cannot be atomic"):
+    with pytest.raises(SubscriberError, match=r"registered\.coroutine_function: an async handler cannot be atomic"):
         handlers()
 
 
