@@ -17,6 +17,8 @@ from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.sql import dialect_of
 from tests.app.models import Effect
 
+pytest.register_assert_rewrite("tests.crash", "tests.model", "tests.support")
+
 QUEUE_MODELS = (
     models.OutboxMessage,
     models.QueueMessage,

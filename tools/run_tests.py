@@ -31,7 +31,33 @@ import servers  # beside this file
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".test"
-CONFORMANCE = ("tests/service",)
+CONFORMANCE = tuple(
+    f"tests/service/test_{name}.py"
+    for name in (
+        "attempts",
+        "clocks",
+        "consumer_groups",
+        "dead_letters",
+        "deduplication",
+        "delivery",
+        "fencing",
+        "idle_partitions",
+        "leases",
+        "ordering",
+        "outcomes",
+        "publish_many",
+        "publishing_limits",
+        "publishing_requests",
+        "publishing_sql",
+        "publishing_times",
+        "publishing_transactions",
+        "retention",
+        "sequencing",
+        "transaction_mismatch",
+        "wakeups",
+        "watermarks",
+    )
+)
 REPEATED = (
     "tests/crash",
     "tests/model",

@@ -20,6 +20,7 @@ from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.browser.conftest import WAIT_MS, Desk, Start
+from tests.browser.pages import card
 from tests.support.harness import USING, sequence
 from tests.support.processes import effects, wait_for
 
@@ -29,11 +30,6 @@ expect.set_options(timeout=WAIT_MS)
 def problem(page: Page, text: str):
     """A line of the list of problems."""
     return page.locator(".mq-problems li").filter(has_text=text)
-
-
-def card(page: Page, name: str):
-    """The number on a card."""
-    return page.locator(".mq-card").filter(has=page.get_by_text(name, exact=True)).locator("dd")
 
 
 def all_is_well(page: Page) -> None:

@@ -18,8 +18,8 @@ from django_mysqlqueue.operations import dropping, pausing
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
+from tests.browser.pages import card
 from tests.browser.site import Site
-from tests.browser.test_operator import card
 from tests.support.harness import USING, Sub, handler, sequence
 
 REFRESH_MS = 4000

@@ -25,10 +25,10 @@ from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.sql.connection import drop_connection
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
+from tests.crash.acts import ACTS, begin
 from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo
 from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, Ended, crashes
-from tests.crash.test_operations import ACTS, begin
 from tests.crash.worlds import OTHER, G, World
 from tests.support import draining, invariants
 from tests.support.harness import USING, Sub, handler

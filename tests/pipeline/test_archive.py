@@ -15,10 +15,10 @@ from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.reading import Span
 from django_mysqlqueue.service import archiving
 from django_mysqlqueue.sql.session import Session
-from tests.pipeline.test_source import HOSTILE, expected
 from tests.support.archives import HOME, held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
+from tests.support.spark_log import HOSTILE, expected
 
 # -- growing ------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import files, run
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.service import retention
-from tests.pipeline.test_source import collected, expected
 from tests.support.archives import held, some
 from tests.support.harness import USING, Sub, handler
+from tests.support.spark_log import collected, expected
 
 
 @pytest.mark.promise("Archive")

@@ -15,10 +15,10 @@ from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.service import archiving
 from django_mysqlqueue.sql.session import Session
-from tests.pipeline.test_source import expected
 from tests.support.archives import held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING
+from tests.support.spark_log import expected
 
 
 def test_verify_finds_what_is_wrong_with_files(job):

@@ -16,9 +16,9 @@ from django_mysqlqueue.models import ArchiveSegment
 from django_mysqlqueue.pipeline.archive import run
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
-from tests.pipeline.test_source import expected
 from tests.support.archives import held
 from tests.support.harness import sequence
+from tests.support.spark_log import expected
 
 ROOT = Path(__file__).parents[2]
 TWO_WORKERS = "local-cluster[2,1,1024]"

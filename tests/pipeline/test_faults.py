@@ -29,10 +29,10 @@ from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
 from django_mysqlqueue.pipeline.log_schema import NAMES, RARE
 from django_mysqlqueue.pipeline.reading import Query, Span
-from tests.pipeline.test_source import collected, expected
 from tests.support.archives import held, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import sequence
+from tests.support.spark_log import collected, expected
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,46 +22,14 @@ from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.service import retention
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.spark_log import HOSTILE, collected, expected
 
 UTC = datetime.UTC
-HOSTILE = ["", "007", "a/b", "a,b", "a b ", "É\N{PILE OF POO}", "'; DROP", "%s", "\\", "\x00\n", "topic=x"]
 
 
 def log(spark: Any, **options: Any) -> Any:
     given = {name: str(value) for name, value in options.items()}
     return spark.read.format("mysqlqueue").option("pushFilters", "true").options(**given).load()
-
-
-def expected() -> list[tuple[Any, ...]]:
-    """The log's rows as plain SQL has them, times in UTC."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(f'`{name}`' for name in log_schema.NAMES)} FROM queue_messages ORDER BY 1")
-        rows = cursor.fetchall()
-    found = []
-    for row in rows:
-        values = dict(zip(log_schema.NAMES, row, strict=True))
-        for column in log_schema.COLUMNS:
-            if column.kind == "time":
-                number = values[column.name]
-                moment = datetime.datetime.fromtimestamp(number / 1000, UTC)
-                values[column.name] = None if number == column.absent else moment
-        found.append(tuple(values.values()))
-    return found
-
-
-def collected(frame: Any) -> list[tuple[Any, ...]]:
-    rows = frame.orderBy("offset").collect()
-    return [
-        tuple(
-            value.astimezone(UTC)
-            if isinstance(value, datetime.datetime)
-            else bytes(value)
-            if isinstance(value, bytearray)
-            else value
-            for value in row
-        )
-        for row in rows
-    ]
 
 
 def offsets(frame: Any) -> list[int]:
@@ -223,9 +191,6 @@ def test_no_password_in_the_error_of_a_bad_url(url, monkeypatch):
     assert "pa" not in str(caught.value).replace("password", "")
 
 
-# -- what GC has removed ------------------------------------------------------
-
-
 @pytest.fixture
 def no_retention(settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
@@ -240,6 +205,9 @@ def collect_first(count: int, sub: Sub) -> list[int]:
     publish_many("t", (Message(n, key="k") for n in range(count, 10)))
     sequence()
     return known + list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+
+
+# -- what GC has removed ------------------------------------------------------
 
 
 def test_gc_says_how_far_it_has_been(db, no_retention):
@@ -291,9 +259,6 @@ def test_a_moment_before_what_gc_removed_is_an_error(spark, no_retention):
     assert log(spark, startOffset="2020-01-01", failOnDataLoss="false").count() == 6
 
 
-# -- the stream ---------------------------------------------------------------
-
-
 def stream(spark: Any, **options: Any) -> Any:
     return spark.readStream.format("mysqlqueue").options(**{name: str(value) for name, value in options.items()}).load()
 
@@ -322,6 +287,9 @@ def batches_of(frame: Any, tmp_path: Any, **options: Any) -> list[list[tuple[Any
         availableNow=True
     ).start().awaitTermination()
     return found
+
+
+# -- the stream ---------------------------------------------------------------
 
 
 def test_a_stream_goes_on_where_it_was(spark, tmp_path):

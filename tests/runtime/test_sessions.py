@@ -15,9 +15,9 @@ from django_mysqlqueue.service.deliveries import Action
 from django_mysqlqueue.sql import session as transactions
 from django_mysqlqueue.sql.connection import close_connections, drop_connection
 from django_mysqlqueue.sql.session import Retry
-from tests.runtime.process.test_heartbeat import heart
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.heartbeats import heart
 
 
 @pytest.mark.servers_only

@@ -11,7 +11,7 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
 import django_mysqlqueue
-from tests.sql.test_plans import scenario
+from tests.sql.scenario import scenario
 from tests.support.mysql_syntax import NEWER, OLDEST, newer, texts
 
 PACKAGE = Path(django_mysqlqueue.__file__).parent

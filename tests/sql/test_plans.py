@@ -1,7 +1,7 @@
 """No statement of the queue takes another index than the one that it is written for, on either server.
 
 What a statement locks depends on that. So each that the service layer sends is explained, where it is sent and once
-more with nothing in the tables, as the server takes the tables to be new, small and large. ``tests/plans.txt`` names
+more with nothing in the tables, as the server takes the tables to be new, small and large. ``plans.txt`` names
 the index by which each function reads each table.
 """
 
@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from tests.conftest import empty
-from tests.crash.cases import CASES
-from tests.crash.crashes import ALIAS
-from tests.crash.test_operations import ACTS
-from tests.support.queue_life import live
+from tests.sql.scenario import scenario
 from tests.support.recorded_statements import MAY_WALK, SMALL, _sender, _shape
 from tests.support.statistics import SIZES, TABLES, pinned, reread
 
@@ -134,28 +131,6 @@ def _accesses(sql: str, params: Any, dives: int) -> Iterator[tuple[str, str]]:
         name = str(row["table"])
         if aliases.get(name, name) in TABLES and row["select_type"] != "INSERT":
             yield name, f"{row['key'] or 'no index'}{WHOLE if row['type'] in ('ALL', 'index') else ''}"
-
-
-def scenario() -> None:
-    """A life of the queue, and every case of the crash tests."""
-    live()
-    for case in CASES.values():
-        empty()
-        case.operation(case.setup())
-    for act in ACTS.values():
-        empty()
-        act.setup()
-        act.run()
-
-
-@pytest.fixture
-def alias():
-    """The alias of the crash cases, on this test's own connection."""
-    connections.settings[ALIAS] = connections.settings["default"]
-    connections[ALIAS] = connection
-    yield
-    del connections[ALIAS]
-    del connections.settings[ALIAS]
 
 
 @pytest.mark.timeout(600)

@@ -8,8 +8,8 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.pipeline import frames
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.pipeline.archive.run import Job
-from tests.pipeline.test_source import collected
 from tests.support.harness import sequence
+from tests.support.spark_log import collected
 
 HOME = "0123456789ab"
 """An archive's folder below its root."""

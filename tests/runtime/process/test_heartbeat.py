@@ -12,13 +12,9 @@ from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Going, in_thread
+from tests.support.heartbeats import heart
 
 REF = GroupRef("g", "t")
-
-
-def heart(progress=None, **options):
-    defaults = {"interval": 0.05, "lease": 0.5, "info": {"host": "tests"}, "progress": progress or Going()}
-    return Heart(USING, "s:1", [REF], **{**defaults, **options})
 
 
 def test_the_heart_beats_until_it_is_stopped(db):

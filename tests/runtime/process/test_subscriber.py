@@ -17,8 +17,8 @@ from django_mysqlqueue.operations import dropping, group_mode, pausing
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service import heartbeats
 from django_mysqlqueue.service.refs import GroupRef
-from tests.runtime.process.test_heartbeat import heart
 from tests.support.harness import USING, Sub, handler, in_thread, lag
+from tests.support.heartbeats import heart
 
 REF = GroupRef("g", "t")
 

@@ -1,0 +1,14 @@
+"""Heartbeats that tests stop and delay."""
+
+from __future__ import annotations
+
+from django_mysqlqueue.runtime.process.heartbeat import Heart
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.harness import USING, Going
+
+REF = GroupRef("g", "t")
+
+
+def heart(progress=None, **options):
+    defaults = {"interval": 0.05, "lease": 0.5, "info": {"host": "tests"}, "progress": progress or Going()}
+    return Heart(USING, "s:1", [REF], **{**defaults, **options})

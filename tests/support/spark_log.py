@@ -1,0 +1,45 @@
+"""What Spark should read of the log."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from django.db import connection
+
+from django_mysqlqueue.pipeline import log_schema
+
+UTC = datetime.UTC
+HOSTILE = ["", "007", "a/b", "a,b", "a b ", "É\N{PILE OF POO}", "'; DROP", "%s", "\\", "\x00\n", "topic=x"]
+
+
+def expected() -> list[tuple[Any, ...]]:
+    """The log's rows as plain SQL has them, times in UTC."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(f'`{name}`' for name in log_schema.NAMES)} FROM queue_messages ORDER BY 1")
+        rows = cursor.fetchall()
+    found = []
+    for row in rows:
+        values = dict(zip(log_schema.NAMES, row, strict=True))
+        for column in log_schema.COLUMNS:
+            if column.kind == "time":
+                number = values[column.name]
+                moment = datetime.datetime.fromtimestamp(number / 1000, UTC)
+                values[column.name] = None if number == column.absent else moment
+        found.append(tuple(values.values()))
+    return found
+
+
+def collected(frame: Any) -> list[tuple[Any, ...]]:
+    rows = frame.orderBy("offset").collect()
+    return [
+        tuple(
+            value.astimezone(UTC)
+            if isinstance(value, datetime.datetime)
+            else bytes(value)
+            if isinstance(value, bytearray)
+            else value
+            for value in row
+        )
+        for row in rows
+    ]
