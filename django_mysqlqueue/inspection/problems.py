@@ -58,7 +58,7 @@ class Problem:
     severity: int
     """0: messages are stalled, or handlers fail; 1: something will lead to that; 2: worth knowing."""
     kind: Kind
-    """Which problem it is; ``howto/dashboard.md`` describes each."""
+    """Which problem it is; ``howto/troubleshoot.md`` describes each."""
     text: str
     """A sentence about it, in the active language."""
     ref: GroupRef | None = None

@@ -1,6 +1,6 @@
 """The Spark data source ``mysqlqueue``: the log as a table and as a stream; the sink is in ``sink``.
 
-Options are described in ``docs/pipeline.md``. Spark hands them over in a
+Options are described in ``docs/reference/pipeline.md``. Spark hands them over in a
 case-insensitive mapping, which stays as it is.
 """
 
