@@ -17,8 +17,8 @@ from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessag
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
-from tests.support.harness import USING, Sub, handler
 from tests.support.documents import DOCS
+from tests.support.harness import USING, Sub, handler
 from tests.support.paths import ROOT
 
 TESTS = Path(__file__).parent

@@ -17,6 +17,7 @@ import django_mysqlqueue
 from django_mysqlqueue import conf, publish
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
+from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS, PAGES, _block
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.paths import ROOT
@@ -37,6 +38,16 @@ def test_every_setting_is_in_the_reference():
         elif name == "HEALTH":
             value = conf._health(value)
         assert value == default, name
+
+
+@pytest.mark.parametrize("model", QUEUE_MODELS, ids=lambda model: model._meta.db_table)
+def test_every_column_is_in_the_reference(model):
+    sections = (DOCS / "tables.md").read_text().split("\n### ")
+    (section,) = [text for text in sections if text.startswith(f"{model._meta.db_table}\n")]
+    columns = {
+        column.column for column in model._meta.local_concrete_fields if not column.column.startswith("latency_")
+    }
+    assert set(re.findall(r"`([a-z_]+)`", section)) >= columns
 
 
 def test_every_check_is_in_the_reference():
