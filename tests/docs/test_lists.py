@@ -27,12 +27,12 @@ pytestmark = pytest.mark.any_engine
 
 def test_every_setting_is_in_the_reference():
     page = (DOCS / "reference" / "settings.md").read_text()
-    listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
+    listed = dict(re.findall(r"^### `([A-Z_]+)`\n\n- Type: .+\n- Default: `(.+)`$", page, re.MULTILINE))
     defaults = conf.Settings()
     known = {name.upper() for name in (*conf._FIELDS, *conf._MONITORING)} | {"TOPICS", "GROUPS"}
     assert set(listed) == known
     for name, shown in listed.items():
-        value, default = ast.literal_eval(shown.strip("`")), getattr(defaults, name.lower())
+        value, default = ast.literal_eval(shown), getattr(defaults, name.lower())
         if name == "BACKOFF":
             value = conf.parse_backoff(value)
         elif name == "HEALTH":
