@@ -5,7 +5,7 @@
     python tools/guarantee_tests.py --check    changes nothing; exits with 1 if the page is out of date
 
 A test names the guarantees that it guards with ``@pytest.mark.promise("Order")``: headings of docs/guarantees.md. Exits
-with 1 as well if there is no such heading, or if a guarantee has no test. Standard library only.
+with 1 as well if such a heading does not exist, or if a guarantee lacks a test. Standard library only.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import django_mysqlqueue
 from django_mysqlqueue import conf, publish
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
+from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS, PAGES, _block
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.paths import ROOT
@@ -26,17 +27,27 @@ pytestmark = pytest.mark.any_engine
 
 def test_every_setting_is_in_the_reference():
     page = (DOCS / "reference" / "settings.md").read_text()
-    listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
+    listed = dict(re.findall(r"^### `([A-Z_]+)`\n\n- Type: .+\n- Default: `(.+)`$", page, re.MULTILINE))
     defaults = conf.Settings()
     known = {name.upper() for name in (*conf._FIELDS, *conf._MONITORING)} | {"TOPICS", "GROUPS"}
     assert set(listed) == known
     for name, shown in listed.items():
-        value, default = ast.literal_eval(shown.strip("`")), getattr(defaults, name.lower())
+        value, default = ast.literal_eval(shown), getattr(defaults, name.lower())
         if name == "BACKOFF":
             value = conf.parse_backoff(value)
         elif name == "HEALTH":
             value = conf._health(value)
         assert value == default, name
+
+
+@pytest.mark.parametrize("model", QUEUE_MODELS, ids=lambda model: model._meta.db_table)
+def test_every_column_is_in_the_reference(model):
+    sections = (DOCS / "tables.md").read_text().split("\n### ")
+    (section,) = [text for text in sections if text.startswith(f"{model._meta.db_table}\n")]
+    columns = {
+        column.column for column in model._meta.local_concrete_fields if not column.column.startswith("latency_")
+    }
+    assert set(re.findall(r"`([a-z_]+)`", section)) >= columns
 
 
 def test_every_check_is_in_the_reference():
