@@ -21,7 +21,7 @@ EVENT = (
 def session() -> SparkSession:
     found = SparkSession.getActiveSession()
     if found is None:
-        raise RuntimeError("There is no Spark session: run this file with spark-pipelines")
+        raise RuntimeError("No Spark session is active. Run this file with spark-pipelines.")
     return found
 
 

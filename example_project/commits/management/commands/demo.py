@@ -40,7 +40,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--events", type=positive, metavar="N", help="number of events to publish (default: all)")
         parser.add_argument(
-            "--processes", type=positive, default=2, metavar="N", help="number of subscribers (default: 2)"
+            "--processes", type=positive, default=2, metavar="N", help="number of subscriber processes (default: 2)"
         )
         parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random failures (default: 0)")
 
