@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the whole test suite: what ``make test`` calls. Standard library only.
+"""Run the whole test suite, for ``make test``. Standard library only.
 
-It installs what is missing, starts private database servers, runs the steps
-below, two at a time, and ends with one summary. A step that cannot run is
-named NOT RUN; with CI set in the environment that is a failure.
+It installs missing packages, starts private database servers, runs the steps below, two at a time, and prints a
+summary. A step that cannot run is reported as NOT RUN. If the environment variable CI is set, that is a failure.
 
-Everything runs on MariaDB and on SQLite. Tests marked ``any_engine`` are left
-out on MySQL: what they test is no matter of the database (pages of the admin,
-settings, the supervisor's processes, documents). Coverage is measured on
-MariaDB, in all but ``REPEATED``: these run the same lines a thousand times.
+All tests run on MariaDB and on SQLite. Tests marked ``any_engine`` do not run on MySQL, because they are independent
+of the database (pages of the admin, settings, the supervisor's processes, documents). Coverage is measured on MariaDB,
+without ``REPEATED``: these tests run the same lines a thousand times.
 """
 
 from __future__ import annotations
@@ -65,12 +63,12 @@ REPEATED = (
 )
 STEP_TIMEOUT = 1200
 RUNNING: list[subprocess.Popen[bytes]] = []
-"""Every step's process that was started."""
+"""The processes of all steps that were started."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """A Python with the Django that its version takes (constraints.txt)."""
+    """A Python version, with the Django version that constraints.txt selects for it."""
 
     name: str
     minimum: tuple[int, int]
@@ -85,24 +83,24 @@ DECLARATIVE = Leg("Python 3.12+, Django 6.1, pandas and gRPC", (3, 12), (3, 15),
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the suite."""
+    """A command of the suite."""
 
     name: str
     leg: Leg
     command: tuple[str, ...]
     engine: str = ""
-    """mariadb, mysql or sqlite; empty: no database."""
+    """mariadb, mysql or sqlite; empty for no database."""
     env: dict[str, str] = field(default_factory=dict)
     needs: str = ""
-    """What else it needs: ``browser`` or ``java``."""
+    """A further requirement: ``browser`` or ``java``."""
     alone: bool = False
-    """On a server of its own: it asks the server who waits."""
+    """Whether it needs its own server, because it asks the server which connections wait."""
 
 
 def steps() -> list[Step]:
-    # The packaging tests build and install the distribution, the browser's open every page: once is enough.
+    # The packaging tests build and install the distribution, and the browser tests open every page: each runs once.
     timed = ("-m", "pytest", "-q", "--durations=30", "-m")
-    # Spark's session takes seconds to start and gigabytes to install: its tests are steps of their own.
+    # A Spark session takes seconds to start and gigabytes to install, so its tests are separate steps.
     everything = (*timed, "not packaging and not browser and not spark and not slow and not interleavings")
     without_repeated = tuple(f"--ignore={name}" for name in REPEATED)
     covered = ("-m", "coverage", "run", *everything, *without_repeated)
@@ -113,7 +111,7 @@ def steps() -> list[Step]:
     browser = (*timed, "browser")
     interleavings = (*timed, "interleavings", "tests/interleavings")
     interleavings_of_the_engine = (*timed, "interleavings and not any_engine", "tests/interleavings")
-    # Warnings are errors, also of a reference to something that is not there.
+    # Warnings are errors, including those about references that do not resolve.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
     return [
@@ -131,7 +129,7 @@ def steps() -> list[Step]:
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
         Step("pipeline, SQLite", NEW, pipeline, "sqlite", needs="java"),
         Step("browser, MariaDB", NEW, browser, "mariadb", needs="browser"),
-        # The admin's pages differ between Django's versions; what operators do there is the same.
+        # The admin's pages differ between Django versions. The operations on them do not.
         Step("browser, SQLite", OLD, (*browser, "tests/browser/test_pages.py"), "sqlite", needs="browser"),
         Step("interleavings, MariaDB", OLD, interleavings, "mariadb", alone=True),
         Step("interleavings, MySQL", NEW, interleavings_of_the_engine, "mysql", alone=True),
@@ -144,8 +142,7 @@ def steps() -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    """What ``make test-slow`` runs: the archive killed again and again, the load under every setting of a server, and
-    the example of declarative pipelines."""
+    """Return the steps of ``make test-slow``: repeated kills of the archive, server settings, declarative pipelines."""
     command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline/test_faults.py")
     declarative = ("-m", "pytest", "-q", "-m", "slow", "tests/pipeline/test_declarative.py")
     settings = ("-m", "pytest", "-q", "tests/faults/test_server_settings.py")
@@ -173,7 +170,7 @@ class Result:
 
 
 def find_python(leg: Leg) -> str | None:
-    """A working interpreter of the leg's versions: this one, on PATH, or in pyenv."""
+    """Return a working interpreter of the leg's version: this one, one on PATH, or one of pyenv."""
     candidates = [sys.executable]
     for minor in range(leg.below[1] - 1, leg.minimum[1] - 1, -1):
         found = shutil.which(f"python3.{minor}")
@@ -189,10 +186,14 @@ def find_python(leg: Leg) -> str | None:
 
 
 def prepare(leg: Leg) -> Path:
-    """The leg's virtual environment with everything installed; returns its interpreter."""
+    """Create the leg's virtual environment and install all packages. Return its interpreter.
+
+    Raises:
+        servers.NotAvailable: No interpreter was found, or the installation failed.
+    """
     python = find_python(leg)
     if python is None:
-        raise servers.NotAvailable(f"no interpreter for {leg.name} on PATH or in pyenv")
+        raise servers.NotAvailable(f"no interpreter for {leg.name} was found on PATH or in pyenv")
     version = ".".join(map(str, leg.minimum))
     folder = WORK / "-".join(["venv", version, *leg.extras.split(",")[1:]])
     interpreter = folder / "bin" / "python"
@@ -219,7 +220,7 @@ def prepare(leg: Leg) -> Path:
 def run(
     step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
 ) -> Result:
-    """Runs a step, on a server of its own if it needs one; ``lacks`` says why what steps need is not there."""
+    """Run a step, on its own server if it needs one. ``lacks`` has the reasons for missing requirements."""
     if not step.alone:
         return run_on(step, number, interpreters, urls, lacks)
     try:
@@ -227,13 +228,13 @@ def run(
         with servers.running(step.engine, extra=EXTRA[step.engine]) as server:
             return run_on(step, number, interpreters, {step.engine: server.url}, lacks)
     except servers.NotAvailable as error:
-        return run_on(step, number, interpreters, {step.engine: f"no {step.engine}: {error}"}, lacks)
+        return run_on(step, number, interpreters, {step.engine: f"{step.engine} is not available: {error}"}, lacks)
 
 
 def run_on(
     step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
 ) -> Result:
-    """Runs a step on one of the servers."""
+    """Run a step on one of the shared servers."""
     interpreter = interpreters[step.leg]
     if isinstance(interpreter, str):
         return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
@@ -245,7 +246,7 @@ def run_on(
         url = urls[step.engine]
         if not url.startswith("mysql://"):
             return Result(step, ok=False, seconds=0, detail=url, not_run=True)
-        # Every step has a test database of its own: two run at a time.
+        # Two steps run at a time, so each has its own test database.
         env["DATABASE_URL"] = urlsplit(url)._replace(path=f"/step{number}").geturl()
     elif step.engine == "sqlite":
         folder = WORK / "sqlite"
@@ -282,14 +283,14 @@ def run_on(
         except subprocess.TimeoutExpired:
             process.kill()
             code = -1
-            output.write(f"\nnot finished after {STEP_TIMEOUT} s\n")
+            output.write(f"\nThe step did not finish within {STEP_TIMEOUT} s.\n")
     text = log.read_text(errors="replace")
     counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|error|skipped)", text[-3000:])}
     result = Result(
         step,
         ok=code == 0,
         seconds=time.monotonic() - began,
-        detail="" if code == 0 else f"exit code {code}; the end of {log.relative_to(ROOT)}:\n{text[-12_000:]}",
+        detail="" if code == 0 else f"exit status {code}; the end of {log.relative_to(ROOT)}:\n{text[-12_000:]}",
         passed=counts.get("passed", 0),
         failed=counts.get("failed", 0) + counts.get("error", 0),
         skipped=counts.get("skipped", 0),
@@ -299,7 +300,10 @@ def run_on(
 
 
 def server_urls(stack: contextlib.ExitStack, engines: set[str]) -> dict[str, str]:
-    """The URL of each engine's server, private unless the environment names one; or why there is none."""
+    """Return the URL of each engine's server, or the reason why there is none.
+
+    Servers are private unless the environment names one.
+    """
     urls = {}
     for engine in sorted(engines):
         given = os.environ.get(f"TEST_{engine.upper()}_URL")
@@ -310,12 +314,12 @@ def server_urls(stack: contextlib.ExitStack, engines: set[str]) -> dict[str, str
             servers.install(engine)
             urls[engine] = stack.enter_context(servers.running(engine, extra=EXTRA[engine])).url
         except servers.NotAvailable as error:
-            urls[engine] = f"no {engine}: {error}"
+            urls[engine] = f"{engine} is not available: {error}"
     return urls
 
 
-# From MariaDB 11.6.2 on it is the default; 10.11 can switch it on.
-# Tests read MySQL's locks, and none of its statistics, for which it would need a tenth more time.
+# Snapshot isolation is the default from MariaDB 11.6.2; 10.11 can switch it on.
+# Tests read MySQL's locks, but not its statistics, which would take 10 % more time.
 EXTRA = {
     "mariadb": ("--innodb-snapshot-isolation=ON",),
     "mysql": ("--performance-schema=ON", "--performance-schema-instrument=%=OFF"),
@@ -325,8 +329,8 @@ EXTRA = {
 def main() -> int:
     servers.end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="TEXT", help="only steps whose name contains TEXT")
-    parser.add_argument("--slow", action="store_true", help="the steps that take too long for every day instead")
+    parser.add_argument("--only", metavar="TEXT", help="run only steps whose name contains TEXT")
+    parser.add_argument("--slow", action="store_true", help="run the slow steps instead")
     options = parser.parse_args()
     known = slow_steps() if options.slow else steps()
     chosen = [step for step in known if not options.only or options.only.lower() in step.name.lower()]
@@ -338,14 +342,14 @@ def main() -> int:
         try:
             servers.apt_install(servers.DRIVER_PACKAGES)
         except servers.NotAvailable as error:
-            print(f"The driver's headers: {error}", file=sys.stderr)
+            print(f"The driver's headers cannot be installed: {error}", file=sys.stderr)
         lacks = {}
         for name, install in (("browser", servers.browser), ("java", servers.java)):
             try:
                 if any(step.needs == name for step in chosen):
                     install()
             except servers.NotAvailable as error:
-                lacks[name] = f"no {name}: {error}"
+                lacks[name] = f"{name} is not available: {error}"
         for leg in dict.fromkeys(step.leg for step in chosen):
             try:
                 interpreters[leg] = prepare(leg)
@@ -353,12 +357,12 @@ def main() -> int:
                 interpreters[leg] = str(error)
         shared = {step.engine for step in chosen if not step.alone}
         urls = server_urls(stack, shared & set(servers.ENGINES))
-        print(f"set-up: {time.monotonic() - began:.0f} s", flush=True)
+        print(f"Setup took {time.monotonic() - began:.0f} s.", flush=True)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             jobs = [pool.submit(run, step, number, interpreters, urls, lacks) for number, step in enumerate(chosen, 1)]
             try:
                 results = [job.result() for job in jobs]
-            except BaseException:  # SIGTERM, Ctrl-C: the steps end with the runner
+            except BaseException:  # SIGTERM or Ctrl-C: end the steps too
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in RUNNING:
                     process.terminate()
@@ -394,7 +398,7 @@ def summary(results: list[Result], coverage: str, seconds: float) -> int:
         print(f"  coverage (branches included; most of the suite, MariaDB): {coverage}")
     passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
     bad = [one for one in results if not one.ok and (strict or not one.not_run)]
-    print(f"  {seconds:.0f} s in all; details in .test/logs\n")
+    print(f"  Total: {seconds:.0f} s. The logs are in .test/logs.\n")
     if passed or bad:
         print(f"{passed} passed, {max(failed, len(bad))} failed, {sum(one.skipped for one in results)} skipped")
     return 1 if bad else 0

@@ -222,6 +222,6 @@ def test_a_hole_is_filled(job):
     lost = ArchiveSegment.objects.order_by("lo")[1].lo
     ArchiveSegment.objects.filter(lo=lost).delete()
     assert archiving.archived_offset(Session(USING)) == lost - 1
-    assert [fault.says for fault in run.verify(job)] == ["no segment holds these offsets"]
+    assert [fault.says for fault in run.verify(job)] == ["no segment contains these offsets"]
     assert run.grow(job).segments == 1
     assert held(job) == expected()

@@ -46,7 +46,7 @@ def test_what_gc_took_before_a_run_is_said(job, settings, capsys):
     last = QueueMessage.objects.order_by("-offset")[0].offset
     assert retention.collect(USING).messages == 3
     call_command("queuearchive")
-    assert f"GC had taken messages up to offset {last}" in capsys.readouterr().out
+    assert f"GC has removed messages up to offset {last}" in capsys.readouterr().out
     assert run.grow(job).missed == 0
 
 

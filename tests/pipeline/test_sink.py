@@ -134,10 +134,10 @@ def test_statements_are_small(place):
         (("t", "i", "x", "k", "[1]"), "must be a JSON object"),
         (("t", "i", "x", "k", "{"), "is not JSON"),
         (("t", "i", "x", "k", '{"n": 18446744073709551616}'), "64 bits"),
-        (("t", "i", "x", "k", '{"n": NaN}'), "NaN is no number"),
+        (("t", "i", "x", "k", '{"n": NaN}'), "NaN is not a JSON number"),
         (("t", "i", "x", "k", '{"n": 1e999}'), "too large"),
         (("t", "i", "x", "k", '{"n": "\\ud800"}'), "lone surrogate"),
-        (("t", "i", "x", "k", '{"mysqlqueue.replaces": "x"}'), "queue's own"),
+        (("t", "i", "x", "k", '{"mysqlqueue.replaces": "x"}'), "reserved for the queue"),
     ],
 )
 def test_a_bad_row_is_named_and_nothing_of_its_task_is_stored(spark, row, says):
@@ -153,7 +153,7 @@ def test_a_bad_row_is_named_and_nothing_of_its_task_is_stored(spark, row, says):
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ("topic STRING, payload STRING", "no column 'id'"),
+        ("topic STRING, payload STRING", "missing column 'id'"),
         (f"{MINIMAL}, `offset` BIGINT", "'offset'"),
         ("topic STRING, id BIGINT, payload STRING", "'id' of type bigint"),
     ],

@@ -77,7 +77,7 @@ def test_logs_of_what_fails_all_the_time(line):
     ]
     for explained in (logs.Bounds(), logs.bounds(few, processes=6)):
         (broken,) = [one for one in findings.verdicts(explained) if not one.ok]
-        assert broken.name == "nothing unexpected in the logs"
+        assert broken.name == "no unexpected log lines"
     many = logs.bounds(few * 4, processes=6)
     assert all(one.ok for one in findings.verdicts(many))
 
@@ -88,5 +88,5 @@ def test_logs_of_one_that_never_recovers():
     findings = logs.read_all({"a.log": lines})
     crash = logs.bounds([Trouble(plan.CRASH, 0, 1, 0)], processes=6)
     (broken,) = [one for one in findings.verdicts(crash) if not one.ok]
-    assert broken.violations == ("poller.failed: 32 failures in a row: 20 are explained",)
+    assert broken.violations == ("poller.failed: 32 consecutive failures, but only 20 are explained",)
     assert all(one.ok for one in findings.verdicts(logs.bounds([Trouble(plan.CRASH, 0, 9, 0)], processes=6)))
