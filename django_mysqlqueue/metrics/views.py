@@ -56,7 +56,7 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    user = getattr(request, "user", None)  # There may be no AuthenticationMiddleware.
+    user = getattr(request, "user", None)  # Without AuthenticationMiddleware, requests have no user.
     bears = scheme.lower() == "bearer"
     if not bears and user is not None and user.is_authenticated:
         if user.is_active and user.is_staff and user.has_perm(PERMISSION):
