@@ -117,7 +117,7 @@ def test_a_hung_handler_that_returns_in_the_end_is_no_clean_end(start, tmp_path)
     wait_for(drained("action", "p.action"), worker)
     files["p.plain"][1].touch()
     assert worker.wait(20) == 1
-    assert "subscriber.left_running" not in worker.output
+    assert "handlers.abandoned" not in worker.output
 
 
 def test_a_group_of_another_mode_is_refused(db, tmp_path):

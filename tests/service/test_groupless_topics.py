@@ -111,7 +111,7 @@ def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, cap
 
 def events(caplog) -> list[dict[str, object]]:
     found = [record.mysqlqueue for record in caplog.records if hasattr(record, "mysqlqueue")]
-    return [one for one in found if one["event"] == "gc.orphans_deleted"]
+    return [one for one in found if one["event"] == "orphans.deleted"]
 
 
 def test_subscribers_log_what_they_delete_that_nobody_read(settings, caplog):
@@ -130,14 +130,14 @@ def test_subscribers_log_what_they_delete_that_nobody_read(settings, caplog):
     newest = "2023-11-14T22:13:20+00:00" if young else "2027-01-15T08:00:00+00:00"
     assert events(caplog) == [
         {
-            "event": "gc.orphans_deleted",
+            "event": "orphans.deleted",
             "topic": TYPO,
             "messages": 1 if young else 2,
             "oldest": "2023-11-14T22:13:20+00:00",
             "newest": newest,
         }
     ]
-    (record,) = [record for record in caplog.records if record.getMessage().startswith("gc.")]
+    (record,) = [record for record in caplog.records if record.getMessage().startswith("orphans.")]
     assert record.levelname == "WARNING"
 
 

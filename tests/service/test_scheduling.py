@@ -98,7 +98,7 @@ def test_reschedule_gives_another_time(db):
         (lambda: cancel("x" * 191, topic="t"), "191 characters"),
         (lambda: cancel("x", topic="t", key="__p:1"), "key '__p:1'"),
         (lambda: cancel("x", topic="t", using="nowhere"), "there is no such database"),
-        (lambda: reschedule("x", topic="t"), "delay or deliver_at"),
+        (lambda: reschedule("x", topic="t"), "delay, deliver_at: pass one of them"),
         (lambda: reschedule("x", topic="t", delay=1, deliver_at=timezone.now()), "both given"),
         (lambda: reschedule("x", topic="t", delay=-1), "delay -1"),
         (lambda: reschedule("x", topic="t", deliver_at="soon"), "deliver_at 'soon'"),

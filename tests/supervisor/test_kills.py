@@ -63,7 +63,7 @@ def test_a_frozen_child_and_one_whose_lock_is_held_are_killed_and_replaced(start
     publish("p.action", {"n": 1}, key="other")
     wait_for(lambda: worker.ready() == 4, worker)
     for pid in (frozen, other):
-        assert re.search(rf"child\.killed number=\d pid={pid} reason='no sign of life'", worker.output)
+        assert re.search(rf"child\.killed number=\d pid={pid} reason='no heartbeat'", worker.output)
     wait_for(drained("action", "p.action"), worker)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0

@@ -21,7 +21,7 @@ CommandError: The database 'default' does not answer: (2002, "Can't connect to l
 django_mysqlqueue.exceptions.CommitOutcomeUnknown: COMMIT on 'default' failed: (2006, '')
 """
 STRANGE = [
-    "2026-01-01 10:00:00,000 ERROR handler.thread_failed group=g topic=t",
+    "2026-01-01 10:00:00,000 ERROR handler_thread.failed group=g topic=t",
     "2026-01-01 10:00:00,000 CRITICAL [1] poller.died",
     "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1146, 'no such table')\" failures=1",
     "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (2006, 'gone')\"",
@@ -58,8 +58,8 @@ def test_logs_with_a_deadlock(line):
 FAILING = [
     "2026-01-01 10:00:00,000 WARNING poller.failed error=Retry: failures=9",
     "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1205, 'Lock wait timeout')\" failures=1",
-    "2026-01-01 10:00:00,000 WARNING [1] heart.failed error=\"(2006, '')\" failures=1",
-    "2026-01-01 10:00:00,000 ERROR heart.withheld reason='the poller makes no progress' seconds=7.0",
+    "2026-01-01 10:00:00,000 WARNING [1] heartbeat.failed error=\"(2006, '')\" failures=1",
+    "2026-01-01 10:00:00,000 ERROR heartbeat.withheld reason='the poller makes no progress' seconds=7.0",
     "django.db.utils.OperationalError: (1205, 'Lock wait timeout')",
 ]
 

@@ -20,10 +20,10 @@ DEADLOCK = 1213
 
 BOUNDED = (
     "poller.failed",
-    "heart.failed",
-    "heart.withheld",
+    "heartbeat.failed",
+    "heartbeat.withheld",
     "group.failed",
-    "subscriber.gave_up",
+    "shutdown.timed_out",
     "child.died",
     "child.killed",
 )
@@ -46,7 +46,7 @@ _EVENT = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\[\d+\] )?
 EXPECTED_EXCEPTIONS = frozenset({"Planned", "CommitOutcomeUnknown", "StaleDelivery", "_NotStarted"})
 """Raised as planned, or because of a lost connection (its cause is judged too)."""
 EXPECTED_ERRORS = frozenset(
-    {"delivery.dead_lettered", "child.died", "child.killed", "heart.withheld", "subscriber.gave_up"}
+    {"delivery.dead_lettered", "child.died", "child.killed", "heartbeat.withheld", "shutdown.timed_out"}
 )
 """Events of level ERROR that a killed child, a frozen process or an outage of the server explains."""
 
