@@ -21,7 +21,7 @@ from tests.support.health import backlog, kinds, register, run
 
 
 def test_an_empty_queue_is_well(db):
-    assert run() == (0, "Healthy: 0 groups, lag 0, 0 in the outbox.\n")
+    assert run() == (0, "Healthy: 0 groups, backlog 0, outbox 0.\n")
     assert run("--max-lag", "0", "--max-age", "0", "--min-subscribers", "1")[0] == 0
 
 
@@ -30,7 +30,7 @@ def test_a_working_queue_is_well(db, clock):
     sub = Sub(handler())
     sub.step()
     code, output = run("--max-lag", "3", "--max-age", "60", "--max-dead-letters", "0", "--min-subscribers", "1")
-    assert (code, output) == (0, "Healthy: 1 group, lag 3, 0 in the outbox.\n")
+    assert (code, output) == (0, "Healthy: 1 group, backlog 3, outbox 0.\n")
 
 
 @pytest.mark.parametrize(("limit", "code"), [("2", 1), ("3", 0)])

@@ -39,7 +39,7 @@ INSTEAD = {
     r"\bthe heart\b": "heartbeat",
     r"\b(?:in|and) words\b": "problems, text",
     r"\bmend(?:s|ed|ing)?\b": "fix",
-    r"\b(?:is|are|was|were|be) no (?!longer\b|more\b|later\b|earlier\b|less\b)": "is not a",
+    r"(?<!there )\b(?:is|are|was|were|be) no (?!longer\b|more\b|later\b|earlier\b|less\b)": "is not a",
     r"\bwhoever\b|\bwhatever\b": "name who or what it is",
     r"\b(?:fall|falls|fell|fallen|is|are|be|was|goes) silent\b|\bvanish(?:es|ed)?\b": "no heartbeat, lost",
     r"\bto who\b|\bfor who\b|\bof who\b": "users who, you",
