@@ -85,7 +85,9 @@ def test_lag_is_a_count_of_messages(db):
     )
     assert settled + below > 0
     assert group_status()["lag"] == 20 - settled - below
-    assert {row["group"]: row["backlog"] for row in table(run("queuestatus"), "Groups")}["g"] == str(20 - settled - below)
+    assert {row["group"]: row["backlog"] for row in table(run("queuestatus"), "Groups")}["g"] == str(
+        20 - settled - below
+    )
     sub.settle(rounds=500)
     assert group_status()["lag"] == 0
     assert group_status("n", "noise")["lag"] == 0

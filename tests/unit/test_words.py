@@ -34,7 +34,7 @@ INSTEAD = {
     r"\bno matter of\b": "independent of",
     r"\btime-outs?\b": "timeout",
     r"\btake-overs?\b": "takeover",
-    r"(?<!dead )(?<!dead-)\bletters?\b(?! (?:or|and) digits?)": "dead letter",
+    r"(?<!dead )(?<!dead-)\bletters?\b(?!,? (?:(?:or|and) )?digits?)": "dead letter",
     r"\bfirst starts?\b|\bfirst started\b": "first attempt",
     r"\bthe heart\b": "heartbeat",
     r"\b(?:in|and) words\b": "problems, text",
