@@ -9,7 +9,7 @@ from django.test import Client
 
 @pytest.fixture
 def make_client(db, settings):
-    settings.ROOT_URLCONF = __name__
+    settings.ROOT_URLCONF = "tests.support.dashboard"
     User.objects.all().delete()
 
     def make(*permissions, superuser=False, staff=True):

@@ -65,7 +65,7 @@ def test_of_one_topic_a_look_goes_so_far_and_the_next_goes_on(client, monkeypatc
     context = waiting(client, topic="t")
     assert (ids(context), context["whole"]) == ([], False)
     assert context["next_after"]
-    assert "looked through" in page(client, "scheduled", topic="t")
+    assert "were searched" in page(client, "scheduled", topic="t")
     context = waiting(client, topic="t", after=context["next_after"])
     assert (ids(context), context["whole"], context["next_after"]) == (ours, True, None)
 
@@ -82,7 +82,7 @@ def test_payloads_of_scheduled_messages(make_client, settings):
     raw = client.get(f"{ROOT}scheduled/").content.decode()
     assert "<script>alert" not in raw
     assert "4711" in raw
-    assert "50,000 bytes in all" in raw
+    assert "50,000 bytes in total" in raw
     assert raw.count("yyyyyyyyyy") == 2000
     settings.MYSQLQUEUE = {"REDACT": star}
     text = page(client, "scheduled")
