@@ -177,7 +177,7 @@ def test_status_names_what_is_abandoned(db, clock):
     sub = Sub(handler(group="alive"))
     assert abandoned() == {"forgotten": 2}, "its subscribers may be being restarted"
     problems = run("queuestatus").split("Problems\n")[1]
-    assert "No live subscribers for forgotten/t; 3 messages wait" in problems
+    assert "No live subscribers for forgotten/t; 3 messages are waiting" in problems
     assert "alive" not in problems
     assert "idle" not in problems
     clock.advance(31)
@@ -271,7 +271,7 @@ def test_status_with_every_subscriber_down(db, clock):
     group = group_status()
     assert (group["lag"], abandoned()) == (0, {"g": 2})
     assert 19 < group["oldest_unacked_age"] < 25
-    assert "No live subscribers for g/t; 3 messages wait, the oldest for 20 s." in run("queuestatus")
+    assert "No live subscribers for g/t; 3 messages are waiting, the oldest for 20 s." in run("queuestatus")
     Sub(handler())
     assert not abandoned()
 
