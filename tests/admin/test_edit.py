@@ -28,11 +28,11 @@ def test_edit_and_redrive(client):
     assert b"The payload is unchanged" not in asked.content
     assert b'name="confirmed"' not in asked.content
     text = ask(client, "edit", offset=offset, payload='{"order": "ö"}')
-    assert "A new message (size in bytes: 14) will replace the dead letter, for the group g/t alone." in text
+    assert "A new message of 14 bytes will replace the dead letter. Only the group g/t receives it." in text
     (told,) = confirm(client, "edit", offset=offset, payload='{\r\n"order": "ö"}')
     sequence()
     sent = QueueMessage.objects.get(target_group="g")
-    assert told == f"The message {sent.message_id} replaces the dead letter."
+    assert told == f"The message {sent.message_id} has replaced the dead letter."
     assert json.loads(bytes(sent.payload)) == {"order": "ö"}
     assert sent.metadata["from"] == "web"
     assert redriven() == [{"order": "ö"}]

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.any_engine
 def test_redrive_the_selected(client):
     dead = dead_letters(4)
     told = confirm(client, "redrive-selected", topic="t_dlq", row=[str(dead[0]), str(dead[2])])
-    assert told == ["Dead letters sent back: 2."]
+    assert told == ["Dead letters redriven: 2."]
     assert offsets(listed(client)) == [dead[3], dead[1]]
     assert len(redriven()) == 2
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("t_dlq", "Dead letters sent back: 2.")
+    assert (entry.object_repr, entry.change_message) == ("t_dlq", "Dead letters redriven: 2.")
     operation = Operation.objects.get()
     assert (operation.action, operation.changed, operation.actor) == ("redrive", 2, "ada0")
 
@@ -38,8 +38,8 @@ def test_redrive_all_that_match_and_nothing_that_came_later(client):
     fail_with(3, "red")
     values = {"topic": "t_dlq", "error": "red", "upto": context["upto"]}
     asked = ask(client, "redrive", **values)
-    assert "Dead letters of t_dlq that will be sent back, each to the group that failed it: 1." in asked
-    assert confirm(client, "redrive", **values) == ["Dead letters sent back: 1."]
+    assert "Dead letters of t_dlq that will be redriven, each for the group that failed it: 1." in asked
+    assert confirm(client, "redrive", **values) == ["Dead letters redriven: 1."]
     assert LogEntry.objects.get().object_repr == "t_dlq, error contains “red”"
     assert redriven() == [1]
     assert {row.error for row in listed(client)["rows"]} == {"ValueError: green", "ValueError: red"}
@@ -73,7 +73,7 @@ def test_with_a_rate_a_request_is_short(client, monkeypatch):
     monkeypatch.setattr(operations, "SECONDS", 0.1)
     dead = dead_letters(3)
     told = confirm(client, "redrive", topic="t_dlq", upto=dead[-1], rate="20")
-    assert told[0].startswith("Dead letters sent back: 2. One request changes the oldest 2. Remaining: 1 dead letter.")
+    assert told[0].startswith("Dead letters redriven: 2. One request changes the oldest 2. Remaining: 1 dead letter.")
     assert "--rate 20.0" in told[0]
     assert "greater than or equal to 0.1" in ask(client, "redrive", topic="t_dlq", upto=dead[-1], rate="0")
 
@@ -87,7 +87,7 @@ def test_letters_of_a_group_that_is_gone_are_not_redriven(client):
         ("edit", {"offset": offset, "payload": "5"}),
     ):
         text = ask(client, name, **values)
-        assert "is not registered any more: nobody would get" in text
+        assert "is no longer registered and would not receive it" in text
         assert 'name="confirmed"' not in text
 
 

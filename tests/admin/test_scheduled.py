@@ -116,11 +116,11 @@ def test_move_the_selected(client, settings):
     settings.TIME_ZONE = "Asia/Tokyo"
     first, second = schedule(2)
     told = confirm(client, "move", row=[str(first)], time="2040-01-02T09:00")
-    assert told == ["Scheduled messages moved to 2040-01-02 09:00:00+0900: 1."]
+    assert told == ["Messages rescheduled to 2040-01-02 09:00:00+0900: 1."]
     assert ids(waiting(client)) == [second, first]
     at = datetime.datetime(2040, 1, 2, tzinfo=datetime.UTC).timestamp() * 1000
     assert OutboxMessage.objects.get(pk=first).deliver_at == at
-    assert "That time is past: they will be delivered now." in ask(
+    assert "This time is in the past: the messages will be delivered now." in ask(
         client, "move", row=[str(second)], time="2020-01-02T09:00"
     )
     for time, says in (("", "This field is required."), ("soon", "Enter a valid date/time.")):
@@ -133,7 +133,7 @@ def test_what_came_due_meanwhile_is_said(client):
     first, second = schedule(2)
     OutboxMessage.objects.filter(pk=first).update(deliver_at=1)
     (told,) = confirm(client, "cancel", row=[str(first), str(second)])
-    left = "Messages left as they are, because they came due or another transaction is changing them: 1."
+    left = "Messages not changed, because they came due or another transaction is changing them: 1."
     assert told == f"Scheduled messages cancelled: 1. {left}"
     for name in (scheduled_operations.Cancel.name, scheduled_operations.DeliverNow.name):
         text = ask(client, name, row=[str(first)])

@@ -151,7 +151,7 @@ def test_an_abandoned_group_is_dropped(desk: Desk, start: Start):
     found.get_by_role("link", name="Open group").click()
     page.get_by_role("link", name="Drop group").click()
     preview = page.locator(".mq-preview")
-    expect(preview).to_contain_text("Messages that GC keeps for it alone, and may then delete: 3")
+    expect(preview).to_contain_text("Messages that GC keeps only for this group, and may delete afterwards: 3")
     expect(preview).to_contain_text("This cannot be undone.")
     # Nothing is done by looking, nor by going back.
     page.get_by_role("link", name="Back").click()
@@ -198,7 +198,9 @@ def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
     number = int(re.sub(r"\D", "", again.inner_text()))
     assert number == len(offsets) - 2
     page.get_by_role("button", name="Seek: continue from another position").click()
-    expect(page.get_by_text(f"calm/b.calm is the first from offset {offsets[2]} on.")).to_be_visible()
+    expect(
+        page.get_by_text(f"calm/b.calm continues with the first message at or after offset {offsets[2]}.")
+    ).to_be_visible()
     wait_for(lambda: Effect.objects.count() >= len(published) + number)
     page.reload()
     expect(card(page, "backlog")).to_have_text("0")
@@ -237,12 +239,12 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     expect(page.locator("pre").filter(has_text=f'"n": {newest_first[2]}')).to_be_visible()
     page.get_by_role("link", name="Redrive", exact=True).click()
     page.get_by_role("button", name="Redrive selected dead letters").click()
-    expect(page.get_by_text("Dead letters sent back: 1.")).to_be_visible()
+    expect(page.get_by_text("Dead letters redriven: 1.")).to_be_visible()
     page.get_by_role("link", name="All dead letters").click()
     page.get_by_role("link", name="Redrive all").click()
     expect(page.get_by_text("to the group that failed it: 2.")).to_be_visible()
     page.get_by_role("button", name="Redrive all matching dead letters").click()
-    expect(page.get_by_text("Dead letters sent back: 2.")).to_be_visible()
+    expect(page.get_by_text("Dead letters redriven: 2.")).to_be_visible()
     # What was sent back waits in the outbox first: no lag is no proof that it was handled.
     wait_for(lambda: len(effects("mortal")) == 3)
     page.get_by_role("link", name="Queue").last.click()
