@@ -1,4 +1,4 @@
-"""The outbox: what publishers have committed and the sequencer has not moved."""
+"""The outbox: committed messages that the sequencer has not moved into the log yet."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ OUTBOX = OutboxMessage._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class DueMessages:
-    """Messages of a topic that are due and not in the log yet. No group's lag counts them."""
+    """Due messages of a topic that are not in the log yet. They are not part of any group's backlog."""
 
     count: Count
-    """How many there are."""
+    """Number of messages."""
     since: int
-    """When the first of them was published or came due, epoch milliseconds."""
+    """When the first of them was published or came due, in epoch milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxOverview:
-    """What waits in the outbox."""
+    """The messages in the outbox."""
 
     topics: Mapping[str, DueMessages]
-    """By topic: what is due. Of more messages than a count goes, the topics of those that wait longest."""
+    """Due messages by topic. If there are more than counts go, only the topics of those that wait longest."""
     scheduled: Count
-    """Messages that are scheduled for later."""
+    """Number of messages that are scheduled for later."""
     next_at: int | None
-    """When the first of those comes due, epoch milliseconds."""
+    """When the first of those comes due, in epoch milliseconds."""
 
     @property
     def waiting(self) -> Count:
-        """Messages that are due, of all topics."""
+        """Number of due messages, of all topics."""
         return total(one.count for one in self.topics.values())
 
     @property
     def waiting_since(self) -> int | None:
-        """When the first message that is due was published or came due, epoch milliseconds."""
+        """When the first due message was published or came due, in epoch milliseconds."""
         return min((one.since for one in self.topics.values()), default=None)
 
 
 def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> OutboxOverview:
-    """What waits in the outbox at a moment, by two ranges of its index.
+    """Read the messages in the outbox, in two ranges of its index.
 
     Args:
-        now: the database's clock, epoch milliseconds.
-        bounds: where counts stop.
+        session: session on the queue's database.
+        now: the database's clock, in epoch milliseconds.
+        bounds: limits of the counts.
     """
     most = bounds.count
     hint = session.dialect.force_index("queue_outbox_due")

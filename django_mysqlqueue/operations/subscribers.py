@@ -27,16 +27,16 @@ def release(
 ) -> Result:
     """Release the leases of partitions, so that any subscriber of the group can take them.
 
-    The owner notices with its next claim or heartbeat. What it had claimed and not finished will be redelivered.
+    The owner notices with its next claim or heartbeat. Messages that it has claimed and not settled are redelivered.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
         keys: partition keys.
-        actor: who does it, for the audit log.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, or it has no lease of one of the partitions.
@@ -64,17 +64,17 @@ def release(
 
 
 def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False) -> Result:
-    """Forget a subscriber that was lost: its leases are free at once, instead of when they expire.
+    """Forget a lost subscriber: its leases are released at once, instead of when they expire.
 
     Args:
-        subscriber: its name, as the dashboard and ``queuestatus`` show it.
-        actor: who does it, for the audit log.
+        subscriber: name of the subscriber, as the dashboard and ``queuestatus`` show it.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: there is no such subscriber, or it is alive.
+        OperationRefused: there is no such subscriber, or it is live.
     """
     with alias_for(using, actor, reason, subscriber=subscriber) as alias:
         session = Session(alias)
@@ -92,9 +92,9 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
             number,
             dry_run=dry_run,
             planned=_(
-                "The subscriber %(name)s will be forgotten; its leases will be free. Its process must not be running."
+                "The subscriber %(name)s will be forgotten and its leases released. Its process must not be running."
             ),
-            done=_("The subscriber %(name)s is forgotten; its leases are free."),
-            nothing=_("The subscriber %(name)s is forgotten already."),
+            done=_("The subscriber %(name)s is forgotten; its leases are released."),
+            nothing=_("The subscriber %(name)s is already forgotten."),
         )
         return result_of(Result, "forget", number, text % {"name": subscriber, "number": number}, dry_run=dry_run)

@@ -219,7 +219,7 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
     assert [name for name, *_ in commands[:3]] == ["queueredrive", "queueredrive", "queuediscard"]
     for command in commands[:2]:
         call_command(*command, "--noinput", stdout=io.StringIO())
-    with pytest.raises(CommandError, match="No dead letter of orders_dlq matches"):  # they have been redriven
+    with pytest.raises(CommandError, match="No dead letters of orders_dlq match"):  # they have been redriven
         call_command(*commands[2], "--noinput", stdout=io.StringIO())
     got: list[Any] = []
     Sub(handler("orders", "billing", got.append), handler("orders", "mail", got.append)).settle()

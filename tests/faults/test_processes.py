@@ -29,7 +29,7 @@ def test_drain_handles_everything_waits_for_backoffs_and_exits(start):
     assert_ordered(rows)
     assert not DeliveryState.objects.exists()
     assert not PartitionLease.objects.exists()
-    assert "group     plain of p.plain (ordered)" in worker.output
+    assert "group     plain on p.plain (ordered)" in worker.output
     assert f"database  default ({sequencing.Session(USING).dialect.name}" in worker.output
     assert worker.output.rstrip().endswith("Stopped.")
 
@@ -140,4 +140,6 @@ def test_one_partition_and_many_threads_is_warned_of(start):
 def test_an_unknown_group_is_refused(db, tmp_path):
     worker = Worker(tmp_path, "--group", "nobody")
     assert worker.wait() == 1
-    assert "no handler has it; there are: action, atomic, batch, plain, shared, shared_atomic, strict" in worker.output
+    assert "no handler has this group. Handlers have: action, atomic, batch, plain, shared, shared_atomic, strict." in (
+        worker.output
+    )

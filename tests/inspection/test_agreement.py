@@ -205,8 +205,8 @@ def group_page(client: Client, ref: str) -> tuple[Group, frozenset[Problem]]:
     page = opened(client, "group/", group=group, topic=topic)
     cards = page.cards
     found = Group(
-        number(cards["lag"]),
-        seconds(cards["oldest waits"]),
+        number(cards["backlog"]),
+        seconds(cards["oldest unprocessed message"]),
         number(cards["in flight"]),
         number(cards["retrying"]),
         number(cards["dead letters"]),

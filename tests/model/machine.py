@@ -562,7 +562,7 @@ class Machine(RuleBasedStateMachine):
             try:
                 dead_letter_now(USING, ref, [offset], actor="operator")
             except OperationRefused as error:
-                assert f"is held by the live subscriber {holder!r}" in str(error)  # noqa: PT017
+                assert f"is in flight at the live subscriber {holder!r}" in str(error)  # noqa: PT017
                 continue
             assert holder not in alive, f"{ref}[{offset}] was given up while {holder} held it"
             life.given_up.add(offset)

@@ -110,7 +110,7 @@ def test_the_record_of_a_seek_says_that_another_stopped_it(db):
     seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, "once"))
     seeking.seek(USING, G, Position(0), actor="bob")
     first, second = Operation.objects.order_by("id")
-    assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: a seek by bob took over")
+    assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: replaced by a seek of bob")
     assert second.detail == "to offset 1"
     assert 0 < first.ended_at <= second.ended_at
     assert ConsumerGroup.objects.get().operation == 0

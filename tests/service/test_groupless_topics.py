@@ -147,11 +147,11 @@ def test_queuegc_says_what_nobody_read(settings, caplog):
     QueueMessage.objects.filter(partition_key="k0").update(published_at=1_700_000_000_000)
     QueueMessage.objects.filter(partition_key="k1").update(published_at=1_700_000_060_000)
     line = (
-        "Of these, 2 in the topic 'orders.plced', which has no consumer group: "
-        "from 2023-11-14T22:13:20+00:00 to 2023-11-14T22:14:20+00:00.\n"
+        "2 messages of topic 'orders.plced', which has no consumer group, "
+        "logged from 2023-11-14T22:13:20+00:00 to 2023-11-14T22:14:20+00:00.\n"
     )
     assert command("queuegc", "--dry-run") == f"Would delete 2 messages.\n{line}"
     assert events(caplog) == []
-    assert command("queuegc") == f"Deleted 2 messages, 0 offsets rows, 0 heartbeats.\n{line}"
+    assert command("queuegc") == f"Deleted 2 messages, 0 partition positions and 0 old heartbeats.\n{line}"
     assert [(one["topic"], one["messages"]) for one in events(caplog)] == [(TYPO, 2)]
-    assert command("queuegc") == "Deleted 0 messages, 0 offsets rows, 0 heartbeats.\n"
+    assert command("queuegc") == "Deleted 0 messages, 0 partition positions and 0 old heartbeats.\n"

@@ -92,7 +92,7 @@ def test_reschedule_gives_another_time(db):
     ("call", "error"),
     [
         (lambda: cancel("x", topic="no topic"), "topic 'no topic'"),
-        (lambda: cancel("x", topic="t_dlq"), "kept for dead letters"),
+        (lambda: cancel("x", topic="t_dlq"), "reserved for dead letters"),
         (lambda: cancel("", topic="t"), "id '': must not be empty"),
         (lambda: cancel(7, topic="t"), "id 7: must be a str"),
         (lambda: cancel("x" * 191, topic="t"), "191 characters"),

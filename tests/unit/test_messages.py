@@ -134,7 +134,7 @@ def test_a_topic_with_partitions_hashes_its_keys(settings):
         ({"key": 7}, "key 7: must be a str"),
         ({"key": "x" * 191}, "191 characters"),
         ({"key": "\ud800"}, "lone surrogate"),
-        ({"key": "__p:3"}, "are kept"),
+        ({"key": "__p:3"}, "are reserved"),
     ],
     ids=lambda value: ascii(value)[:30],
 )

@@ -1,4 +1,4 @@
-"""The first page: how the queue is, and what is wrong."""
+"""The first page: key numbers, problems, charts and groups."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from django_mysqlqueue.sql.session import Session
 
 SPARK_MINUTES = 30
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
-"""Rollup rows of so many seconds, and how many of them a chart shows."""
+"""For each span: seconds per bucket, and number of buckets in a chart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number of the first row."""
+    """A number in the first row."""
 
     name: str
     value: str
@@ -44,12 +44,12 @@ class GroupRow:
     spark: SafeString
     oldest: str
     acked: str
-    """In the minutes of the sparkline."""
+    """Number of acked messages in the minutes of the sparkline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A problem, and where it can be mended."""
+    """A problem with a link to the page for it."""
 
     problem: Problem
     link: str
@@ -57,6 +57,8 @@ class Linked:
 
 
 class OverviewPage(Page):
+    """The overview."""
+
     name = "changelist"
     title = gettext_lazy("Queue")
     template = "overview.html"
@@ -82,8 +84,8 @@ class OverviewPage(Page):
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
         waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
         return [
-            Card(_("lag"), str(found.lag)),
-            Card(_("oldest waits"), waits),
+            Card(_("backlog"), str(found.lag)),
+            Card(_("oldest unprocessed message"), waits),
             Card(_("in flight"), str(found.in_flight), self._to("inflight")),
             Card(_("retrying"), str(found.retrying)),
             Card(_("dead letters"), str(found.dead_letters), self._to("deadletters"), bool(found.dead_letters)),
@@ -118,23 +120,23 @@ class OverviewPage(Page):
         named = {"group": ref.group, "topic": ref.topic} if ref else {}
         match problem.kind:
             case "stuck":
-                return Linked(problem, self._to("message", offset=problem.offset), _("Look at the message"))
+                return Linked(problem, self._to("message", offset=problem.offset), _("Open message"))
             case "silent":
-                return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
+                return Linked(problem, self._to("subscribers"), _("Open subscribers"))
             case "dead_letters" | "recent_dead_letters":
-                return Linked(problem, self._to("deadletters", **named), _("Look at the dead letters"))
+                return Linked(problem, self._to("deadletters", **named), _("Open dead letters"))
             case "outbox" | "outbox_behind":
-                return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
+                return Linked(problem, self._to("subscribers"), _("Open subscribers"))
             case "groupless":
-                return Linked(problem, self._to("messages", topic=problem.topic), _("Look at the messages"))
+                return Linked(problem, self._to("messages", topic=problem.topic), _("Open messages"))
             case "long_transaction":
                 return Linked(problem, "", "")
             case _:
-                return Linked(problem, self._to("group", **named), _("Look at the group"))
+                return Linked(problem, self._to("group", **named), _("Open group"))
 
     @staticmethod
     def _charts(buckets: list[Bucket], grain: int, number: int, now: int) -> dict[str, Any]:
-        """Throughput and latency of all groups together."""
+        """Return the charts of throughput and latency, over all groups."""
         first = now // (grain * 1000) - number + 1
         sums = [[0, 0, 0] for _place in range(number)]
         latency = [[0] * len(rollups.BUCKETS) for _place in range(number)]
@@ -154,7 +156,9 @@ class OverviewPage(Page):
         whole = [sum(column) for column in zip(*latency, strict=True)]
         return {
             "throughput": charts.bars(counted, times, _("Deliveries over time: acked, failed, dead-lettered")),
-            "latency": charts.lines(percentiles, times, _("Latency from the log to the ack over time: p50 and p95")),
+            "latency": charts.lines(
+                percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95")
+            ),
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
             "p50": _said(rollups.percentile(whole, 0.5)),
             "p95": _said(rollups.percentile(whole, 0.95)),

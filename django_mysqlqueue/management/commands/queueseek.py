@@ -12,6 +12,8 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
+    """Move a consumer group's position."""
+
     reports_progress = True
     help = (
         "Move a consumer group's position in a topic: back to replay messages, forward to skip them. Subscribers can "
@@ -28,16 +30,19 @@ class Command(OperationCommand):
         parser.add_argument(
             "position",
             nargs="?",
-            help="earliest, latest, or the offset to continue from; required unless --time is given",
+            help="'earliest' (the oldest message in the log), 'latest' (after the newest), or the offset to continue "
+            "from; required unless you pass --time",
         )
         parser.add_argument(
-            "--time", metavar="WHEN", help="continue from the first message logged at or after WHEN (ISO 8601)"
+            "--time",
+            metavar="WHEN",
+            help="continue from the first message that entered the log at or after WHEN (ISO 8601)",
         )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         position, when = options["position"], options["time"]
         if (position is None) == (when is None):
-            raise CommandError("Name the position: earliest, latest, an offset, or --time.")
+            raise CommandError("Name the position: earliest, latest, an offset, or --time WHEN.")
         if position is not None and position.isdecimal() and len(position) < 20:
             position = int(position)
         return operations.seek(options["group"], options["topic"], position, time=moment(when), **how)
