@@ -29,7 +29,11 @@ FILE = Path(__file__).with_name("plans.txt")
 """Written with TEST_WRITE_PLANS=1. It is the same for both servers."""
 WHOLE = ", whole"
 LOCKING = re.compile(r": UPDATE|: DELETE|: INSERT|FOR UPDATE|IN SHARE MODE")
-WALKS = {**MAY_WALK, "service.scheduling.advance": "moves all that waits, in tests of users"}
+WALKS = {
+    **MAY_WALK,
+    "service.scheduling.advance": "moves all that waits, in tests of users",
+    "inspection.problems._with_leases": "locks nothing; MySQL walks the index where it expects most leases to match",
+}
 """Functions that read the whole of a table, and why."""
 DIVES = (200, 1)
 """``eq_range_index_dive_limit``: the optimizer looks into the index to count rows, or believes the statistics."""
