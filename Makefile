@@ -1,6 +1,7 @@
 # make demo           run the example end to end on SQLite (DATABASE_URL=… for a server, EVENTS=n for fewer events)
 # make pipeline-demo  run the example, then archive, report on and replay its messages with Spark (needs Java 17; installs it on Debian)
 # make serve          serve the example project with the admin and the dashboard at http://127.0.0.1:8000/ (PORT=n)
+# make check          run ruff, mypy, the import contracts and the tests that matter most on SQLite, in under three minutes
 # make test           run the test suite on temporary MariaDB and MySQL servers and on SQLite
 # make test-slow      run the slow tests: the archive under SIGKILL, server settings, the declarative pipeline
 # make explore        run every pair of operations under every schedule with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS= ONLY= REPLAY= RECORD=)
@@ -28,7 +29,7 @@ JOBS ?= 1
 
 export DATABASE_URL
 
-.PHONY: help demo pipeline-demo serve test test-slow soak explore lint docs reference wheel check-python clean
+.PHONY: help demo pipeline-demo serve check test test-slow soak explore lint docs reference wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -69,6 +70,9 @@ serve: $(INSTALLED)
 	$(BIN)/python manage.py migrate -v 0
 	$(BIN)/python manage.py demouser
 	$(BIN)/python manage.py runserver $(PORT)
+
+check: check-python
+	$(PYTHON) tools/run_tests.py --check
 
 test: check-python
 	$(PYTHON) tools/run_tests.py

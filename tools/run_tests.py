@@ -24,6 +24,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent))
 import servers  # beside this file
@@ -129,10 +130,7 @@ def steps() -> list[Step]:
         Step("the rest of the suite, MariaDB", OLD, (*in_process, *REPEATED), "mariadb"),
         Step("the rest of the engine, MySQL", NEW, (*of_the_engine, *REPEATED), "mysql"),
         Step("suite, SQLite", NEW, in_process, "sqlite"),
-        Step("lint", NEW, ("-m", "ruff", "check", ".")),
-        Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
-        Step("types", NEW, ("-m", "mypy")),
-        Step("imports", NEW, ("-c", "from importlinter.cli import lint_imports_command as lint; lint()")),
+        *lint_steps(),
         Step("docs", NEW, docs),
         Step("pipeline, MariaDB", OLD, (*coverage, *pipeline), "mariadb", needs="java"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
@@ -147,6 +145,31 @@ def steps() -> list[Step]:
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
         Step("conformance, MariaDB with snapshot isolation", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
         Step("demo, SQLite", OLD, ("manage.py", "demo", "--events", "2000"), "sqlite", {"DEMO": "1"}),
+    ]
+
+
+def lint_steps() -> list[Step]:
+    return [
+        Step("lint", NEW, ("-m", "ruff", "check", ".")),
+        Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
+        Step("types", NEW, ("-m", "mypy")),
+        Step("imports", NEW, ("-c", "from importlinter.cli import lint_imports_command as lint; lint()")),
+    ]
+
+
+def check_steps() -> list[Step]:
+    """What ``make check`` runs in under three minutes: on SQLite, what most changes break first."""
+    pytest = ("-m", "pytest", "-q", "-m")
+    quick = (
+        *pytest,
+        "not processes and not packaging and not browser and not spark and not slow and not interleavings",
+    )
+    protocol = tuple(f"tests/{name}" for name in ("service", "operations", "inspection"))
+    rest = tuple(f"tests/{name}" for name in ("unit", "docs", "runtime", "management", "admin", "metrics", "databases"))
+    return [
+        Step("protocol, SQLite", NEW, (*quick, *protocol), "sqlite"),
+        Step("units, runtime, commands and dashboard, SQLite", NEW, (*quick, *rest), "sqlite"),
+        *lint_steps(),
     ]
 
 
@@ -265,6 +288,9 @@ def run_on(
         env["TEST_SQLITE_FILE"] = str(folder / f"step{number}.sqlite3")
         if "DEMO" in step.env:
             env["DATABASE_URL"] = f"sqlite:///{folder}/step{number}.sqlite3"
+    command = step.command
+    if "pytest" in command:
+        command = (*command, f"--junitxml={WORK / 'junit' / f'{number:02}.xml'}")
     log = WORK / "logs" / f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -280,7 +306,7 @@ def run_on(
             )
         try:
             process = subprocess.Popen(
-                [str(interpreter), *step.command],
+                [str(interpreter), *command],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -340,12 +366,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="run only steps whose name contains TEXT")
     parser.add_argument("--slow", action="store_true", help="run the slow steps instead")
+    parser.add_argument("--check", action="store_true", help="run the quick steps instead, without a server")
     options = parser.parse_args()
-    known = slow_steps() if options.slow else steps()
+    known = slow_steps() if options.slow else check_steps() if options.check else steps()
     chosen = [step for step in known if not options.only or options.only.lower() in step.name.lower()]
     began = time.monotonic()
-    shutil.rmtree(WORK / "coverage", ignore_errors=True)
-    (WORK / "coverage").mkdir(parents=True)
+    for folder in ("coverage", "junit"):
+        shutil.rmtree(WORK / folder, ignore_errors=True)
+        (WORK / folder).mkdir(parents=True)
     interpreters: dict[Leg, Path | str] = {}
     with contextlib.ExitStack() as stack:
         try:
@@ -397,6 +425,21 @@ def coverage_report(interpreters: dict[Leg, Path | str]) -> str:
     return next((line for line in done.stdout.splitlines() if line.startswith("TOTAL")), "no data")
 
 
+def slowest_files(count: int = 10) -> list[str]:
+    """Return a line for each of the test files that took longest, over all steps."""
+    seconds: dict[str, float] = {}
+    tests: dict[str, int] = {}
+    steps: dict[str, set[Path]] = {}
+    for path in (WORK / "junit").glob("*.xml"):
+        for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314  # pytest wrote it
+            name = re.sub(r"\.[A-Z]\w*$", "", case.get("classname", "")).replace(".", "/") + ".py"
+            seconds[name] = seconds.get(name, 0) + float(case.get("time", 0))
+            tests[name] = tests.get(name, 0) + 1
+            steps.setdefault(name, set()).add(path)
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:count]
+    return [f"{seconds[name]:6.0f} s  {name:54}{tests[name]:5} tests in {len(steps[name])} steps" for name in longest]
+
+
 def summary(results: list[Result], coverage: str, seconds: float) -> int:
     strict = bool(os.environ.get("CI"))
     for result in results:
@@ -407,8 +450,11 @@ def summary(results: list[Result], coverage: str, seconds: float) -> int:
         state = "NOT RUN" if result.not_run else "ok" if result.ok else "FAILED"
         tests = f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped" if result.passed else ""
         print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{result.seconds:5.0f} s  {tests}")
+    if longest := slowest_files():
+        print("\nSlowest test files")
+        print("\n".join(f"  {line}" for line in longest))
     if coverage:
-        print(f"  coverage (branches included; MariaDB): {coverage}")
+        print(f"\n  coverage (branches included; MariaDB): {coverage}")
     passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
     bad = [one for one in results if not one.ok and (strict or not one.not_run)]
     print(f"  Total: {seconds:.0f} s. The logs are in .test/logs.\n")
