@@ -54,7 +54,7 @@ class HealthSettings:
     """Limits above which failures are a problem; None: no limit."""
 
     window: float = 600.0
-    """Length of the window in seconds, up to now."""
+    """Length, in seconds, of the window that ends now."""
     max_recent_dead_letters: int | None = 10
     """Maximum number of dead letters per group in the window."""
     max_failure_ratio: float | None = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class QueueError(Exception):
-    """Base class of this package's exceptions."""
+    """Base class of the exceptions of publishing, handlers and operations."""
 
 
 class InvalidMessage(QueueError, ValueError):
@@ -35,10 +35,11 @@ class SubscriberError(QueueError):
 
 
 class OperationRefused(QueueError):
-    """An operation is impossible, or would lose something. The text says why.
+    """An operation is impossible, or would lose messages that it is not meant to lose. The text says why.
 
-    Nothing was changed, unless it was a seek or drop that waited too long for other transactions: then the group stays
-    paused until the operation is run again.
+    Nothing was changed, with two exceptions. After a seek or drop that waited too long for other transactions, the
+    group stays paused until the operation is run again. What ``retry``, ``redrive`` or ``discard`` has committed before
+    the refusal stays.
     """
 
 

@@ -26,7 +26,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
     Its texts name groups and topics, but no keys, since health pages are often public.
 
     Args:
-        max_lag: maximum number of unsettled messages per group (below 10,000, where counts stop).
+        max_lag: maximum number of unsettled messages per group; less than 10,000, because counting stops there.
         max_age: maximum number of seconds that a message waits for its group, or in the outbox.
         max_dead_letters: maximum number of dead letters per group.
         min_subscribers: minimum number of live subscribers per group.
@@ -34,7 +34,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
             next three: the setting ``HEALTH``).
         max_failure_ratio: maximum share of a group's attempts within the window that fail, 0 to 1.
         min_attempts: number of attempts within the window below which the ratio is not checked.
-        window: length of the window in seconds, up to now, 60 to 21,600.
+        window: length, in seconds, of the window that ends now; 60 to 21,600.
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).

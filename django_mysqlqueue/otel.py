@@ -35,9 +35,9 @@ FAILED = (Outcome.FAILED, Outcome.DEAD_LETTERED)
 def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace: bool = False) -> None:
     """Start tracing this process. Call it once per process, for example in ``AppConfig.ready``.
 
-    ``publish`` gets a span ``send <topic>`` of the kind PRODUCER; ``publish_many`` gets one for all of its messages.
-    The configured propagator writes the span's context into each message's metadata (``traceparent``,
-    ``tracestate``, ``baggage``). A message that has a context already keeps it.
+    A call of ``publish`` is traced as a span ``send <topic>`` of the kind PRODUCER, and a call of ``publish_many`` as
+    one span for all of its messages. The configured propagator writes the span's context into each message's metadata
+    (``traceparent``, ``tracestate``, ``baggage``). A message that has a context already keeps it.
 
     Each call of a handler gets a span ``process <topic>`` of the kind CONSUMER, which starts a new trace and links to
     the contexts of its messages. Its status is an error if the handler raises, nacks or rejects.

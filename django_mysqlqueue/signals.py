@@ -35,9 +35,9 @@ Args:
 """
 
 delivery_settled = Signal()
-"""Sent when the outcome of a delivery has been committed, or was found to be too late.
+"""Sent when the outcome of a delivery has been committed, or when it came too late to be stored.
 
-It is sent in a thread of its own, some milliseconds after the commit, one at a time, in the order of the commits. A
+It is sent in a thread of its own, a few milliseconds after the commit, one at a time, in the order of the commits. A
 slow receiver delays other receivers, but no message. If 10,000 signals wait to be sent, further ones are dropped, as
 are those that were not sent before the process ended (log event ``signal.dropped``). With ``deliver_all`` and
 ``EAGER`` it is sent in the caller's thread.
@@ -52,12 +52,13 @@ Args:
         - ``"dead_lettered"``: the message failed for the last time, or was rejected (after ``reject()``,
           ``delivery.outcome`` is ``"dead_lettered"`` too);
         - ``"released"``: the message will be redelivered, and no attempt is counted;
-        - ``"lost"``: the delivery was revoked, claimed again by another subscriber, or settled by somebody else, so
-          nothing was written. The effects of a handler that is not atomic may happen twice.
+        - ``"lost"``: the delivery was revoked, claimed again by another subscriber, or already settled, so nothing was
+          written. The effects of a handler that is not atomic may happen twice.
     error: the traceback of a failure, or the reason that the handler gave; otherwise empty.
     seconds: how long the handler's call took; for a batch handler, the whole call.
     latency: seconds since the message entered the log, by the database's clock.
 
-A message whose processes were lost ``max_attempts`` times is dead-lettered without another call: the outcome is
-``"dead_lettered"``, with 0 seconds. A process that is killed sends nothing for the deliveries that it held.
+If a process is lost during the last attempt at a suspected poison message, the message is dead-lettered without another
+call: the outcome is ``"dead_lettered"``, with 0 seconds. The first loss of a message is not counted. A process that is
+killed sends nothing for the deliveries that it held.
 """

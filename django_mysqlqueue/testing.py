@@ -64,11 +64,11 @@ class Published:
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
     """Return the published messages: first those in the log, in its order, then those in the outbox.
 
-    A scheduled message enters the log when it is due and handlers run.
+    A scheduled message enters the log when messages are delivered after its time, for example by ``deliver_all``.
 
     Args:
         topic: only messages of this topic; dead letters are in the DLQ topic (``"orders_dlq"``).
-            If None, those of all topics, without dead letters.
+            If None, the messages of all topics except dead letters.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
     """
     alias = queue_alias(using)
@@ -165,7 +165,8 @@ def deliver_all(
     Args:
         raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
             If False, retry the message as a subscriber does.
-        advance: seconds or a timedelta by which to bring scheduled and snoozed messages forward first.
+        advance: seconds or a timedelta. Scheduled and snoozed messages are brought forward by this time before
+            delivering.
         groups: run only the handlers of these consumer groups.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
 
@@ -178,7 +179,7 @@ def deliver_all(
             that it had caught; the text says what to do.
         SubscriberError: one of the ``groups`` has no handler, or a group is registered with a mode other than its
             handler's.
-        QueueError: handlers publish without end: there were 10,000 deliveries more than messages due at the start.
+        QueueError: handlers keep publishing: there were 10,000 more deliveries than messages due at the start.
     """
     alias = queue_alias(using)
     handlers = registry.handlers()

@@ -14,7 +14,8 @@ class Bounds:
     count: int = 10_000
     """Counts stop here and are then marked as not exact."""
     partitions: int = 20_000
-    """Maximum number of partitions of a topic. If it has more, those of the newest messages are read as well."""
+    """Maximum number of partitions of a topic to read. If it has more, the partitions of its newest messages are
+    added."""
     seconds: float = 0.1
     """Seconds for counting the backlogs of all groups together; counts that take longer are not exact."""
     heads: int = 50
@@ -22,11 +23,11 @@ class Bounds:
     piece: int = 100
     """Number of partitions that one statement counts."""
     depth: int = 100
-    """Number of messages per partition that it counts; longer backlogs are counted one by one."""
+    """Number of messages per partition that such a statement counts. Partitions with more are counted one at a time."""
     partition_count: int = 1000
     """Counts of messages in one partition stop here."""
     in_flight: int = 10_000
-    """Unsettled deliveries of a group from which those in flight are listed."""
+    """Maximum number of unsettled deliveries of a group that are searched for those in flight."""
     merged_partitions: int = 50
     """Maximum number of partitions to list messages from at once; topics with more are listed by walking the log."""
     walked: int = 3000
@@ -38,15 +39,16 @@ class Bounds:
     scheduled: int = 2500
     """Number of scheduled messages that are read to find those of one topic."""
     dead_letters: int = 10_000
-    """Maximum number of dead letters of a topic that are read, the first by partition key."""
+    """Maximum number of dead letters of a topic that are read, in the order of their partition keys."""
     errors: int = 2000
-    """Maximum number of errors whose text is searched or grouped: the newest that match otherwise."""
+    """Maximum number of dead letters whose error is searched or grouped: the newest that meet the other conditions."""
     recorded: int = 200
-    """Maximum number of recorded deliveries of a message that are read, the newest."""
+    """Maximum number of recorded deliveries of a message to read, newest first."""
     message_groups: int = 50
     """Maximum number of groups for which a message's state is read."""
     redriven: int = 500
-    """Maximum number of records of a group's dead letters in which a redriven one is searched for, the newest."""
+    """Maximum number of a group's recorded dead letters, newest first, that are searched for a redriven message's
+    original."""
 
 
 PAGES = Bounds()
@@ -66,7 +68,7 @@ class StallTimes:
     stuck: float = 60.0
     """For a message that has failed, a partition that no subset covers, and a group without live subscribers."""
     outbox: float = 15.0
-    """For a message that is due in the outbox, which subscribers poll at least once a second."""
+    """For a message that is due in the outbox, which subscribers poll every ``MAX_POLL_INTERVAL`` or more often."""
     still: float = 600.0
     """For a group with a backlog and live subscribers, if no delivery ends."""
     transaction: float = 300.0

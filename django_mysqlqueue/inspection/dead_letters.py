@@ -137,7 +137,7 @@ def list_dead_letters(
 ) -> DeadLetterListing:
     """List the dead letters of a topic, newest first, without their payloads.
 
-    At most ``bounds.dead_letters`` of the topic are read, the first by partition key.
+    At most ``bounds.dead_letters`` dead letters of the topic are read, in the order of their partition keys.
 
     Args:
         topic: the topic that the messages were published to, or its DLQ topic.
@@ -151,7 +151,7 @@ def list_dead_letters(
         bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))

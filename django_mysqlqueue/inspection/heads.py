@@ -23,13 +23,13 @@ class HeadMessage:
     published_at: int
     """When it entered the log, in epoch milliseconds."""
     started: bool
-    """True if it was claimed at least once."""
+    """True if it has been claimed at least once, even if no handler was called."""
     attempts: int
-    """Number of attempts that failed, or whose subscriber was lost."""
+    """Number of attempts that have been counted."""
     delivered_by: str
     """The subscriber that holds it now; empty if none does."""
     invisible_until: int
-    """When it is due, in epoch milliseconds; 0 if it is due."""
+    """When it comes due, in epoch milliseconds; 0 if it is already due."""
     last_error: str
     """The last traceback, or empty."""
 

@@ -27,7 +27,7 @@ LOSES_MESSAGES = ("groupless",)
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """Limits for each group; None: no limit.
+    """Limits for each group. None means no limit, or for the last four the value of the setting ``HEALTH``.
 
     Raises:
         OperationRefused: a value is invalid; the text names the value and the rule.
@@ -42,13 +42,13 @@ class HealthLimits:
     subscribers: int | None = None
     """Minimum number of live subscribers."""
     recent_dead_letters: int | None = None
-    """Maximum number of dead letters within the window. None, as for the next three: from the setting ``HEALTH``."""
+    """Maximum number of dead letters within the window."""
     failure_ratio: float | None = None
     """Maximum share of attempts within the window that fail, 0 to 1."""
     min_attempts: int | None = None
     """Number of attempts within the window below which the ratio is not checked."""
     window: float | None = None
-    """Length of the window in seconds, up to now."""
+    """Length, in seconds, of the window that ends now."""
 
     def thresholds(self) -> HealthSettings:
         """Return the setting ``HEALTH``, overridden by these limits.
@@ -146,7 +146,7 @@ def check_health(
 
     Raises:
         OperationRefused: one of the ``groups`` is not registered, or one of the ``topics`` has no registered group.
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """

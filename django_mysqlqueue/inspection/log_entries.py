@@ -72,7 +72,7 @@ class MessageListing:
     older: int | None
     """``before`` of the next older page; None if there is none."""
     looked: tuple[int, int] | None = None
-    """The lowest and the highest offset that were read, if the log was walked and has more."""
+    """The lowest and highest offset that were read, if only a part of the log was searched."""
 
 
 def list_messages(
@@ -88,7 +88,7 @@ def list_messages(
     """List messages in the log, newest first, without their payloads.
 
     A topic with more than ``bounds.merged_partitions`` partitions is read by walking ``bounds.walked`` messages of the
-    log: then a page may have fewer messages than the limit although there are more.
+    log, so a page may have fewer messages than the limit although there are more.
 
     Args:
         topic: only messages of this topic.
@@ -100,7 +100,7 @@ def list_messages(
         bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))

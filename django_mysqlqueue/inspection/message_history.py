@@ -90,7 +90,7 @@ class GroupState:
     ref: GroupRef
     """The group and its topic."""
     standing: Standing
-    """``settled``, ``in_flight`` or ``unclaimed``; ``waits``: for another attempt, or for a snooze to end;
+    """``settled``, ``in_flight`` or ``unclaimed``; ``waits``: it waits for another attempt, or for a snooze to end;
     ``elsewhere``: only another group receives it; ``skipped``: its offset is not above the group's start offset;
     ``passed``: the group's position is past it, but it was not delivered."""
     mode: str
@@ -107,7 +107,8 @@ class GroupState:
     since: int = 0
     """When it was claimed, in epoch milliseconds, if it is in flight."""
     until: int = 0
-    """When another subscriber may claim it (in flight in shared mode), or when it is due (waiting), in epoch ms."""
+    """When another subscriber may claim it (``in_flight`` in shared mode) or when it comes due (``waits``), in epoch
+    milliseconds."""
     last_error: str = ""
     """The last traceback, or empty."""
     before: Count | None = None
@@ -119,7 +120,8 @@ class MessageHistory:
     """A message, its state for each group, and its recorded deliveries."""
 
     content: MessageContent | None
-    """None if it is no longer in the log, but deliveries of it are recorded."""
+    """None if it is no longer in the log, but deliveries of it are recorded (``get_message`` finds only messages in the
+    log)."""
     groups: tuple[GroupState, ...]
     """Its state for each consumer group on its topic; empty if it is no longer in the log."""
     deliveries: tuple[RecordedDelivery, ...]
@@ -149,7 +151,7 @@ def get_message(
         bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))

@@ -28,7 +28,7 @@ class OutboxOverview:
     """The messages in the outbox."""
 
     topics: Mapping[str, DueMessages]
-    """Due messages by topic. If there are more than counts go, only the topics of those that wait longest."""
+    """Due messages by topic. If there are too many to count, only the topics of those that wait longest."""
     scheduled: Count
     """Number of messages that are scheduled for later."""
     next_at: int | None

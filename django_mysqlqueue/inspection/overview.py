@@ -54,7 +54,7 @@ class GroupOverview:
     """``"ordered"`` or ``"shared"``."""
     paused: bool
     after_seek: str
-    """Not empty if a seek or drop has not finished."""
+    """What happens to the group when its unfinished seek or drop ends; empty if there is none. See Tables."""
     start_offset: int
     """In partitions that it has not read yet, the group receives messages above this offset."""
     registered_at: int
@@ -65,9 +65,9 @@ class GroupOverview:
     waiting: DueMessages | None
     """Messages of the topic that are due in the outbox; None if there are none."""
     in_flight: Count
-    """Messages that subscribers have claimed."""
+    """Messages in flight."""
     retrying: Count
-    """Messages that failed and wait for another attempt."""
+    """Messages that failed at least once and wait for another attempt."""
     dead_letters: Count
     """Messages in the DLQ topic that failed in this group."""
     recent_dead_letters: Count
@@ -75,7 +75,7 @@ class GroupOverview:
     heads: tuple[HeadMessage, ...]
     """The first unsettled messages of partitions, oldest first; at most ``Bounds.heads``."""
     subscribers: tuple[SubscriberStatus, ...]
-    """Live and lost subscribers, without those that have deregistered."""
+    """Live and lost subscribers, without those that have stopped."""
 
     @property
     def live(self) -> tuple[SubscriberStatus, ...]:
@@ -84,7 +84,7 @@ class GroupOverview:
 
     @property
     def oldest_at(self) -> int | None:
-        """Since when the oldest unprocessed message waits, in the log or due in the outbox; None if there is none."""
+        """When the oldest unsettled message started to wait, in the log or due in the outbox; None if there is none."""
         times = [self.waiting_since(head.published_at) for head in self.heads]
         if self.waiting is not None:
             times.append(self.waiting_since(self.waiting.since))
@@ -96,7 +96,7 @@ class GroupOverview:
         return bool(self.lag) or self.waiting is not None
 
     def waiting_since(self, at: int) -> int:
-        """Return since when a message waits for the group: not before its registration or last seek.
+        """Return when a message started to wait for the group, at the earliest its registration or last seek.
 
         Args:
             at: when the message entered the log, in epoch milliseconds.
@@ -115,7 +115,7 @@ class QueueOverview:
     last_offset: int
     """The newest offset of the log."""
     sequenced_at: int
-    """When messages were last moved from the outbox into the log; 0 if never."""
+    """When the sequencer last moved messages into the log, or found all due ones locked by others; 0 if never."""
     outbox: OutboxOverview
     groups: tuple[GroupOverview, ...]
     """In order of topic and group."""
@@ -124,7 +124,7 @@ class QueueOverview:
     more_groups: bool
     """True if there are more groups than were read."""
     window: float
-    """Length of the window in seconds, up to now."""
+    """Length, in seconds, of the window that ends now."""
     topics: tuple[str, ...] | None
     """Topics with messages in the log; None if the overview is of some groups only."""
 
@@ -135,17 +135,17 @@ class QueueOverview:
 
     @property
     def in_flight(self) -> Count:
-        """Messages that subscribers have claimed."""
+        """Messages in flight."""
         return total(group.in_flight for group in self.groups)
 
     @property
     def retrying(self) -> Count:
-        """Messages that failed and wait for another attempt."""
+        """Messages that failed at least once and wait for another attempt."""
         return total(group.retrying for group in self.groups)
 
     @property
     def oldest_at(self) -> int | None:
-        """Since when the oldest unprocessed message waits for a group; None if there is none."""
+        """When the oldest unsettled message started to wait for a group; None if there is none."""
         return min((group.oldest_at for group in self.groups if group.oldest_at is not None), default=None)
 
     @property
@@ -169,12 +169,12 @@ def get_overview(
         group: only this consumer group, on each of its topics.
         topic: only the consumer groups on this topic.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: limits of what is read; counts that stop there are not exact.
-        window: length of the window in seconds, up to now (default: ``HEALTH["WINDOW"]``).
+        bounds: limits of what is read; a count that reaches its limit is not exact.
+        window: length, in seconds, of the window that ends now (default: ``HEALTH["WINDOW"]``).
         lease_duration: seconds without a heartbeat after which a subscriber is lost (default: ``LEASE_DURATION``).
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """
@@ -222,10 +222,10 @@ def list_groups(
     Args:
         topic: only the consumer groups on this topic.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: limits of what is read: at most ``bounds.groups`` groups; counts that stop are not exact.
+        bounds: limits of what is read: at most ``bounds.groups`` groups; a count that reaches its limit is not exact.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     return get_overview(topic=topic, using=using, bounds=bounds).groups
@@ -238,10 +238,10 @@ def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bound
         group: the consumer group.
         topic: the topic that it reads.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: limits of what is read; counts that stop there are not exact.
+        bounds: limits of what is read; a count that reaches its limit is not exact.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     return next(iter(get_overview(group=group, topic=topic, using=using, bounds=bounds).groups), None)

@@ -52,12 +52,12 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong, or will be."""
+    """A problem of the queue, or the sign of one."""
 
     severity: int
-    """0: messages are stalled or handlers fail; 1: this will happen; 2: for information."""
+    """0: messages are stalled or handlers fail; 1: this will happen if nothing changes; 2: for information."""
     kind: Kind
-    """The kind of problem; ``howto/troubleshoot.md`` describes each."""
+    """The kind of problem. The how-to guide *Troubleshoot* describes each."""
     text: str
     """A description in the active language."""
     ref: GroupRef | None = None
@@ -113,7 +113,7 @@ def find_problems(
         bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """

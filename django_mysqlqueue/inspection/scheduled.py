@@ -52,8 +52,8 @@ def list_scheduled(
 ) -> ScheduledListing:
     """List scheduled messages in order of their time, without their payloads.
 
-    For one topic, the next ``bounds.scheduled`` messages of all topics are read: then a page may have fewer messages
-    than the limit although there are more.
+    If ``topic`` is given, its messages are searched for among the next ``bounds.scheduled`` messages of all topics, so
+    a page may have fewer messages than the limit although there are more.
 
     Args:
         topic: only messages of this topic.
@@ -63,7 +63,7 @@ def list_scheduled(
         bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))

@@ -29,7 +29,7 @@ class SubscriberStatus:
     info: dict[str, Any]
     """Facts about its process: host, process id, versions."""
     live: bool
-    """True if that heartbeat is younger than ``LEASE_DURATION``."""
+    """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
     @property
     def subset(self) -> Subset:

@@ -30,7 +30,7 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
     Requests need the header ``Authorization: Bearer`` with the setting ``METRICS_TOKEN``, or the
     login of a staff user with the permission to view the dashboard. Others get 401 if they send
-    no token or a wrong one (the text names the setting if no token is configured), 403 if they are
+    no token or a wrong one (if no token is configured, the response names the setting), 403 if they are
     logged in without the permission, and 500 if the setting has a bad value. The answer is 503 if
     the database refuses or does not answer.
 

@@ -34,7 +34,7 @@ def retry(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> Result:
-    """Retry messages now that wait for another attempt after a failure, a nack or a snooze.
+    """Retry at once the messages that are waiting after a failure, a nack or a snooze.
 
     Deliveries in flight are not changed.
 
@@ -42,8 +42,8 @@ def retry(
         group: the consumer group.
         topic: the topic that it reads.
         ids: only the messages with these ids, as ``publish`` returned them.
-        offsets: only the messages at these offsets. Without ``ids`` and ``offsets``, all that wait are retried.
-        missing_ok: ignore named messages that do not wait, instead of refusing the operation.
+        offsets: only the messages at these offsets. Without ``ids`` and ``offsets``, all waiting messages are retried.
+        missing_ok: ignore named messages that are not waiting, instead of refusing the operation.
         reset_attempts: count the attempts from 1 again.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
@@ -52,7 +52,7 @@ def retry(
         progress: called after each transaction with the number of messages that it made due.
 
     Raises:
-        OperationRefused: there is no such group; one of the named messages does not wait; a seek or drop of the group
+        OperationRefused: there is no such group; one of the named messages is not waiting; a seek or drop of the group
             has not finished; or it was dropped and registered again in the meantime.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:

@@ -48,7 +48,7 @@ def redrive(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> Result:
-    """Publish dead letters again, each only for the consumer group that had given it up.
+    """Publish dead letters again, each only for the consumer group that had dead-lettered it.
 
     Each becomes a message of its original topic with a new id and a new offset; ``Delivery.id`` is still the id that
     ``publish`` returned. If ``ids`` or ``offsets`` name dead letters, only those are considered, otherwise all. Of
@@ -165,9 +165,10 @@ def edit(
     using: str | None = None,
     dry_run: bool = False,
 ) -> EditResult:
-    """Replace a dead letter by a message with a corrected payload, only for the group that failed it.
+    """Replace a dead letter with a message that has a corrected payload.
 
-    The new message has a new id; its metadata contains the id of the old one.
+    Only the group that dead-lettered the original receives the new message. It has a new id; its metadata contains the
+    id of the old one.
 
     Args:
         topic: the topic that the message was published to, or its DLQ topic.
@@ -184,8 +185,8 @@ def edit(
 
     Raises:
         InvalidMessage: ``publish`` would refuse the payload.
-        OperationRefused: there is no such topic or dead letter; several groups failed the message, so that you must
-            pass the offset of one dead letter; or the group is no longer registered.
+        OperationRefused: there is no such topic or dead letter; several groups dead-lettered the message, so that you
+            must pass the offset of one dead letter; or the group is no longer registered.
     """
     with alias_for(using, actor, reason, topic=topic) as alias:
         check_topic(alias, topic)

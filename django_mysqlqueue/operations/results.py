@@ -20,7 +20,8 @@ class Result:
     planned: int
     """With ``dry_run``, the number of messages, leases, heartbeats or groups to change; otherwise as ``changed``."""
     changed: int
-    """The number of changed ones; 0 with ``dry_run`` or if there was nothing to do."""
+    """The number of messages, leases, heartbeats or groups that were changed; 0 with ``dry_run`` or if there was
+    nothing to do."""
     summary: tuple[str, ...]
     """Sentences that say what was or would be changed, or if ``planned`` is 0, why there is nothing to do."""
     warnings: tuple[str, ...] = ()
@@ -29,21 +30,21 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeekResult(Result):
-    """The result of ``seek``. Only a preview counts: without ``dry_run`` the counts are None."""
+    """The result of ``seek``. Messages are counted only in a preview: without ``dry_run`` the counts are None."""
 
     offset: int
     """The group continues with the first message from this offset on."""
     replayed: int | None = None
-    """Settled messages that would be redelivered; counted up to 10,000."""
+    """Settled messages that would be replayed; counted up to 10,000."""
     skipped: int | None = None
     """Unsettled messages that would never be delivered; counted up to 10,000."""
     exact: bool | None = None
-    """False if counting stopped early, so that both may be more."""
+    """False if counting stopped early, so that ``replayed`` and ``skipped`` may be higher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropResult(Result):
-    """The result of ``drop_group``. Only a preview counts: without ``dry_run`` the counts are None."""
+    """The result of ``drop_group``. Messages are counted only in a preview: without ``dry_run`` the counts are None."""
 
     group: str
     topic: str

@@ -44,7 +44,7 @@ def cancel(
         dry_run: change nothing; return what would be changed.
 
     Returns:
-        The result, with the ids that no scheduled message has.
+        The result, with the ids for which there is no scheduled message.
 
     Raises:
         OperationRefused: none of the messages is scheduled.
@@ -81,10 +81,10 @@ def reschedule(
         dry_run: change nothing; return what would be changed.
 
     Returns:
-        The result, with the ids that no scheduled message has.
+        The result, with the ids for which there is no scheduled message.
 
     Raises:
-        OperationRefused: none of the messages is scheduled, or ``deliver_at`` is not a datetime before the year 10000.
+        OperationRefused: none of the messages is scheduled, or ``deliver_at`` is not a valid datetime.
     """
     with alias_for(using, actor, reason, topic=topic) as alias:
         rows, missing = _find(alias, topic, ids, key)

@@ -36,7 +36,9 @@ REFUSED = frozenset({"url", "user", "username", "password", "passwd", "host", "p
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The source of a connection's details. The first of these that is given counts.
+    """Where the details of a database connection come from: the first of the following three that is set.
+
+    The order is: ``sqlite_file``, ``defaults_file``, ``url_variable``.
 
     Attributes:
         sqlite_file: A SQLite database file.
@@ -63,8 +65,8 @@ class Place:
         """Create a place from the options of a data source.
 
         Raises:
-            PipelineError: An option is a detail of the connection, for example a password. It would appear in plans,
-                tasks and logs.
+            PipelineError: The options contain details of the connection, for example a password, which would appear in
+                query plans, tasks and logs.
         """
         for name in options:
             if name.lower() in REFUSED:

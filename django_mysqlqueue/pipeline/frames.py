@@ -46,7 +46,7 @@ def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = No
     """Return the live log. Filters are pushed down into SQL.
 
     Args:
-        spark: The session. Its setting for filter pushdown is switched on.
+        spark: The session. The function switches on its setting for filter pushdown.
         place: The queue's database.
         columns: The columns to read (None: all). Spark does not tell Python data sources which ones a query needs.
         **options: Options of the data source.
@@ -84,8 +84,8 @@ def archive(
         place: The queue's database, which has the manifest.
         root: The archive.
         topics: Only these topics (None: all). Files of other topics are not opened.
-        since: Only messages published at or after this time. Files of earlier days are not opened.
-        until: Only messages published before this time.
+        since: Only messages that entered the log at or after this time. Files of earlier days are not opened.
+        until: Only messages that entered the log before this time.
 
     Raises:
         PipelineError: A time has no time zone.
@@ -105,14 +105,14 @@ def everything(
     until: datetime.datetime | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return the archive and the live log after its end, each message once.
+    """Return the archive, followed by the messages of the live log that are not archived yet.
 
     Args:
         spark: The session.
         place: The queue's database.
         root: The archive (None: return the live log only).
         topics: As for ``archive``.
-        since: As for ``archive``. Rows of the live log that were published long before are not read.
+        since: As for ``archive``. Most older rows of the live log are not read.
         until: As for ``archive``.
         columns: The columns to read (None: all). With ``since`` or ``until``, ``published_at`` must be one of them.
 

@@ -134,7 +134,7 @@ def rollups(
 
 
 def groups(database: Database, topics: Sequence[str] | None = None) -> list[Group]:
-    """Return every registered group. Counting its unsettled messages reads the whole log of its topic."""
+    """Return every registered group with the number of its unsettled messages. Counting reads each topic's log."""
     condition, parameters = _condition("", topics, None, None)
     rows = database.rows(
         f"SELECT consumer_group, topic, mode, start_offset, paused FROM {GROUPS} WHERE 1 = 1{condition} "

@@ -28,7 +28,7 @@ class Count:
         return self.value > 0
 
     def capped(self, cap: int) -> Count:
-        """Return the count stopped at ``cap``, for example a sum of two counts that each stopped there."""
+        """Return this count, cut off at ``cap``."""
         return Count(min(self.value, cap), self.exact and self.value <= cap)
 
 

@@ -42,7 +42,7 @@ class Message:
     payload: Any
     key: str | None = None
     id: str | None = None
-    """The message is dropped if the log contains one with this id, topic and key, even if that was handled already."""
+    """The message is dropped if the log has one with this id in the topic and partition, even if that was handled."""
     metadata: Mapping[str, Any] | None = None
     delay: float | datetime.timedelta | None = None
     deliver_at: datetime.datetime | None = None

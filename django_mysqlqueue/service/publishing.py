@@ -58,23 +58,23 @@ def publish(
     """Publish a message, in the open transaction of the queue's database if there is one.
 
     Args:
-        topic: the topic: 1 to 100 letters and digits, ``.``, ``_`` and ``-``, not ending in the DLQ suffix. With
-            ``STRICT_TOPICS``, ``TOPICS`` or a handler of this project must name it.
+        topic: the topic: 1 to 100 characters (ASCII letters, digits, ``.``, ``_`` and ``-``), not ending in the DLQ
+            suffix. With ``STRICT_TOPICS``, ``TOPICS`` or a handler of this project must name it.
         payload: any value that ``DjangoJSONEncoder`` can encode, or bytes.
         key: the partition key, at most 190 characters. Messages with the same key keep their order. Without a key,
             messages are spread over ``KEYLESS_PARTITIONS`` partitions by their ids.
         id: the message id (default: a new one). A message is dropped, without an error, if the log contains one with
-            the same id, topic and key, even if that was handled already. Duplicates are detected after the commit, so
-            ``publish`` cannot report them.
+            the same id in the same topic and partition, even if that was handled already. Duplicates are detected after
+            the commit, so ``publish`` cannot report them.
         metadata: a JSON object to store beside the payload, at most 65,535 bytes.
         delay: time to wait before delivery, in seconds or as a timedelta.
         deliver_at: time of delivery (aware if ``USE_TZ`` is True). If it is in the past, the message is delivered at
             once.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         on_mismatch: what to do if the queue's database has no open transaction but another database has one:
-            ``"error"`` refuses; ``"commit_now"`` commits the message by itself (it remains even if the other
-            transaction rolls back); ``"on_commit"`` publishes after the other transaction has committed (the message
-            is lost if the process dies in between).
+            ``"error"`` refuses; ``"commit_now"`` commits the message in a transaction of its own (it remains even if
+            the other transaction rolls back); ``"on_commit"`` publishes after the other transaction has committed (the
+            message is lost if the process dies in between).
 
     Returns:
         The message's id. An id that you passed is returned even if the message will be dropped as a duplicate.
@@ -142,11 +142,11 @@ async def apublish(
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
-    """Publish a message from async code, with the arguments of ``publish``. The message commits by itself.
+    """Publish a message from async code, with the arguments of ``publish``.
 
-    Django has no transactions in async code. To publish in a transaction with your data, put both into a sync function,
-    and call it through ``sync_to_async``. (If sync code with an open transaction calls this through ``async_to_sync``,
-    the message joins that transaction.)
+    The message commits in a transaction of its own: Django has no transactions in async code. To publish in a
+    transaction with your data, put both into a sync function, and call it through ``sync_to_async``. (If sync code with
+    an open transaction calls this through ``async_to_sync``, the message joins that transaction.)
     """
     return await sync_to_async(publish)(
         topic,

@@ -42,8 +42,8 @@ def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = N
     Args:
         id: the id that ``publish`` returned.
         topic: the topic to which the message was published.
-        key: the key of the message (default: all scheduled messages of the topic with this id; ids are unique within
-            a key).
+        key: the key of the message (default: all scheduled messages of the topic with this id; ids are unique within a
+            partition).
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
 
     Returns:
@@ -96,7 +96,10 @@ def reschedule(
 
 
 async def acancel(id: str, *, topic: str, key: str | None = None, using: str | None = None) -> int:
-    """Cancel from async code, with the arguments of ``cancel``. The change commits by itself (see ``apublish``)."""
+    """Cancel from async code, with the arguments of ``cancel``.
+
+    The change commits in a transaction of its own (see ``apublish``).
+    """
     return await sync_to_async(cancel)(id, topic=topic, key=key, using=using)
 
 
@@ -111,7 +114,7 @@ async def areschedule(
 ) -> int:
     """Reschedule from async code, with the arguments of ``reschedule``.
 
-    The change commits by itself (see ``apublish``).
+    The change commits in a transaction of its own (see ``apublish``).
     """
     return await sync_to_async(reschedule)(id, topic=topic, delay=delay, deliver_at=deliver_at, key=key, using=using)
 

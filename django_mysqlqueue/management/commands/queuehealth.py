@@ -77,7 +77,7 @@ class Command(QueueCommand):
             "--window",
             type=float,
             metavar="SECONDS",
-            help="length of the window in seconds, up to now (default: HEALTH['WINDOW'], 600)",
+            help="length, in seconds, of the window that ends now (default: HEALTH['WINDOW'], 600)",
         )
         add("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 

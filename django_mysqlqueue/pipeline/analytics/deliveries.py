@@ -89,7 +89,7 @@ def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataF
 
 
 def settle_latency(log: DataFrame, events: DataFrame) -> DataFrame:
-    """Return the latency from the log to the first ack or dead letter, per group, from recorded deliveries.
+    """Return the latency from entering the log to the first ack or dead letter, per group, from recorded deliveries.
 
     The columns are ``consumer_group, topic, messages, p50_ms, p90_ms, p99_ms, max_ms``. Only messages in ``log`` are
     counted. For a group without recorded acks, only dead letters are counted, which are not representative: call
@@ -114,7 +114,7 @@ def handling(events: DataFrame) -> DataFrame:
 
 
 def settle_bounds(rollups: DataFrame) -> DataFrame:
-    """Return upper bounds of the latency from the log to the ack, per group, from the buckets of the rollups.
+    """Return upper bounds of the latency from entering the log to the ack, per group, from the buckets of the rollups.
 
     The columns are ``consumer_group, topic, acks, p50_within_ms, p90_within_ms, p99_within_ms``. NULL means more than
     the last bound, one hour. Only hourly rollups are read, so the edges of a period are rounded to hours.
@@ -143,8 +143,9 @@ def failures(events: DataFrame) -> DataFrame:
     """Return failed attempts per group and error, from recorded deliveries.
 
     The columns are ``consumer_group, topic, error, failed, lost, dead_lettered, messages, last_at``. ``error`` is the
-    last line of the error with ``N`` for each number. ``failed`` attempts were retried, ``lost`` attempts lost their
-    process, and ``dead_lettered`` attempts moved their message to the DLQ.
+    last line of the error with ``N`` for each number. ``failed`` attempts were retried, ``lost`` attempts ended because
+    their process was lost or their outcome came too late, and ``dead_lettered`` attempts moved their message to the
+    DLQ.
     """
     from pyspark.sql import functions as f
 
@@ -187,8 +188,8 @@ def consumers(events: DataFrame) -> DataFrame:
     """Return the messages that each subscriber settled.
 
     The columns are ``consumer_group, topic, subscriber, settled, share, of_fair_share``. ``of_fair_share`` is 1 for a
-    subscriber that settled as many messages as the average of the group's subscribers with a settled message. A
-    subscriber that ran for only a part of the period settled fewer.
+    subscriber that settled as many messages as the average of the group's subscribers with a settled message (this is
+    not the fair share of partitions). A subscriber that ran for only a part of the period settled fewer.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

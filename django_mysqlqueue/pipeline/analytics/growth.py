@@ -73,7 +73,7 @@ class Milestone:
 def milestones(
     now: int, day: datetime.date, *, per_day: float, slope: float | None, error: float | None
 ) -> list[Milestone]:
-    """Forecast when the log reaches each of ``SIZES`` that is larger than its current size.
+    """Forecast when the log reaches 100,000, 1 million … 1 billion messages, for each size that it has not reached.
 
     Args:
         now: The number of messages in the log on ``day``.

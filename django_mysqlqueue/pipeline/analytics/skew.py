@@ -55,7 +55,9 @@ def skew(partitions: DataFrame) -> DataFrame:
 
 
 def top_keys(partitions: DataFrame, count: int = 20) -> DataFrame:
-    """Return the largest keys of each topic: ``topic, place, partition_key, messages, bytes, share``, by place.
+    """Return the largest keys of each topic: ``topic, place, partition_key, messages, bytes, share``.
+
+    ``place`` is the rank: 1 for the largest key.
 
     Raises:
         ValueError: ``count`` is below 1.

@@ -50,8 +50,9 @@ def throughput(log: DataFrame, *, seconds: int = MINUTE) -> DataFrame:
 def publish_latency(log: DataFrame, *, seconds: int | None = None) -> DataFrame:
     """Return the latency from the publisher's insert (``created_at``) to the log (``published_at``).
 
-    It includes the rest of the publisher's transaction and the delay of scheduled messages, because the log does not
-    contain ``deliver_at``. The columns are ``topic`` or ``at``, and ``messages, p50_ms, p90_ms, p99_ms, max_ms``.
+    It includes the time from the insert to the commit of the publisher's transaction, and the delay of scheduled
+    messages, because the log does not contain ``deliver_at``. The columns are ``topic`` or ``at``, and ``messages,
+    p50_ms, p90_ms, p99_ms, max_ms``.
 
     Args:
         log: The messages.

@@ -35,8 +35,8 @@ def run_report(
         spark: The session. Its time zone is set to UTC.
         place: The queue's database.
         root: The archive (None: report on the live log only).
-        since: Only messages published at or after this time (None: from the beginning).
-        until: Only messages published before this time (None: up to now).
+        since: Only messages that entered the log at or after this time (None: from the beginning).
+        until: Only messages that entered the log before this time (None: up to now).
         topics: Only these topics (None: all).
         out: The folder: new, empty, or with an earlier report, whose files are replaced.
         retention: Returns the seconds for which GC keeps the messages of a topic (None: forever). Without it, the

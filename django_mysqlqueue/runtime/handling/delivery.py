@@ -26,7 +26,7 @@ class Delivery:
     the methods: the last call counts, unless the handler raises after it.
 
     Attributes:
-        id: the message's id; for a dead letter, the id of the original message.
+        id: the message's id; for a dead letter or a redriven message, the id of the original message.
         topic: the topic of the message.
         group: the consumer group.
         offset: the message's offset in the log.
@@ -89,8 +89,8 @@ class Delivery:
     def is_last_attempt(self) -> bool:
         """Whether the message is dead-lettered if this attempt fails (by an exception or a nack, not by a snooze).
 
-        Attempts that are not counted do not matter: if the process is lost, the message may be redelivered with the
-        same ``attempt``.
+        This considers only counted attempts. If the process is lost, the message may be redelivered with the same
+        ``attempt``, even after this was True.
         """
         return dead_letters.is_final(self.topic, self.attempt, self._handler.max_attempts)
 
@@ -111,7 +111,7 @@ class Delivery:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome that the last called method asks for, or None if none has been called.
+        """The outcome that the last method call chose, or None if no method has been called.
 
         ``ack``: ``"acked"``; ``nack``: ``"failed"``; ``snooze``: ``"snoozed"``; ``reject``: ``"dead_lettered"``.
         """

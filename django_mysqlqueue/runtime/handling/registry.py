@@ -143,7 +143,8 @@ def subscriber(
 
     The function takes one argument, a ``Delivery``, or with ``batch=True`` a list of them. When it returns, its
     deliveries are acked; when it raises an exception, they are nacked; the methods of a delivery settle it in another
-    way. Options that you do not pass come from ``MYSQLQUEUE``. ``MYSQLQUEUE["GROUPS"]`` overrides both.
+    way. Options that you do not pass come from ``MYSQLQUEUE``. ``MYSQLQUEUE["GROUPS"]`` overrides the decorator and the
+    settings.
 
     Args:
         topic: the topic. To handle dead letters, pass a DLQ topic.
@@ -156,23 +157,23 @@ def subscriber(
         on_failure: in ordered mode, whether later messages of a partition overtake a failed one (``"skip"``) or wait
             until it is settled (``"block"``).
         max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
-        visibility_timeout: in shared mode, seconds until deliveries of a lost subscriber are redelivered.
+        visibility_timeout: in shared mode, seconds until the messages of a lost subscriber are redelivered.
         max_processing_time: seconds after which a handler counts as hung. Its process then exits.
         timeout: for async handlers, seconds after which a call is cancelled and fails with TimeoutError; less than
             ``max_processing_time``; None for no limit. There is no such limit for a sync handler: it runs in a thread,
             which cannot be stopped.
         backoff: a ``Backoff``, or a dict of its fields.
-        reject_on: an exception class, or several. If the handler raises one of them, the message is dead-lettered at
-            once, with the traceback as the reason.
-        retry_on: an exception class, or several. Only these are retried: any other exception dead-letters the message
-            at once. ``reject_on`` is checked first. Database errors that have nothing to do with the message (a lost
-            connection, a deadlock) are always retried.
+        reject_on: an exception class, or a sequence of classes. If the handler raises one of them, the message is
+            dead-lettered at once, with the traceback as the reason.
+        retry_on: an exception class, or a sequence of classes. Only these are retried: any other exception dead-letters
+            the message at once. ``reject_on`` is checked first. Database errors that have nothing to do with the
+            message (a lost connection, a deadlock) are always retried.
         batch: if True, the function gets a list of deliveries from one or more partitions, in offset order within each
             partition. With ``atomic`` they share a transaction. A delivery's methods settle only that delivery; an
             exception nacks all. A message that failed before, or whose subscriber was lost, is delivered alone, so that
-            it costs its neighbors one attempt at most.
+            it makes the other messages of its batch fail at most once.
         batch_size: maximum number of deliveries in the list (default 100). The function is called as soon as there is
-            one; it does not wait for a full list.
+            at least one message, without waiting for a full list.
 
     Raises:
         SubscriberError: the declaration breaks a rule. The error names the function and the rule.
