@@ -25,7 +25,7 @@ class SubscriberStatus:
     heartbeat_at: int
     """When its last heartbeat was, in epoch milliseconds."""
     deregistered_at: int
-    """When it deregistered, in epoch milliseconds; 0 if it has not."""
+    """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
     """Facts about its process: host, process id, versions."""
     live: bool
@@ -40,7 +40,7 @@ class SubscriberStatus:
 def read_subscribers(
     session: Session, *, lease_ms: int, ref: GroupRef | None = None
 ) -> dict[GroupRef, list[SubscriberStatus]]:
-    """Read all subscribers that have not deregistered, by group and in order of name.
+    """Read all subscribers that have not stopped, by group and in order of name.
 
     Args:
         session: session on the queue's database.

@@ -16,7 +16,8 @@ class Command(OperationCommand):
 
     help = (
         "Delete a consumer group on a topic with all its state. GC no longer keeps messages for it. "
-        "If the command is interrupted, the group stays paused: run it again."
+        "The command pauses the group while it works. If it is interrupted, the group stays paused: run the command "
+        "again."
     )
     question = "Type the group's name to confirm: "
 

@@ -56,7 +56,7 @@ class DeadLettersCommand(OperationCommand):
 class Command(DeadLettersCommand):
     """Redrive dead letters."""
 
-    help = "Publish dead letters again, each only for the consumer group that had given it up."
+    help = "Publish dead letters again, each only for the consumer group that had dead-lettered it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -21,7 +21,8 @@ class Command(OperationCommand):
         "Deliveries in flight are revoked: their handlers run to the end, but their acks are ignored and atomic "
         "handlers roll back. An outcome that commits before its delivery is revoked is kept: the handler's writes and "
         "the dead letter stay, even if the seek replays the message. "
-        "If the command is interrupted, the group stays paused: run it again."
+        "The command pauses the group while it works. If it is interrupted, the group stays paused: run the command "
+        "again."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

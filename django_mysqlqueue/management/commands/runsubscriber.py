@@ -89,7 +89,12 @@ class Command(LimitedCommand):
             action="store_true",
             help="exit when the backlog is empty; waits for messages in backoff, not for scheduled messages",
         )
-        add("--max-messages", type=positive, metavar="N", help="exit after N messages have been started, per process")
+        add(
+            "--max-messages",
+            type=positive,
+            metavar="N",
+            help="exit after N messages have been passed to handlers, per process",
+        )
         add(
             "--max-memory",
             type=positive,
