@@ -34,7 +34,7 @@ class SeekResult(Result):
     offset: int
     """The group continues with the first message from this offset on."""
     replayed: int | None = None
-    """Settled messages that would be redelivered; counted up to 10,000."""
+    """Settled messages that would be replayed; counted up to 10,000."""
     skipped: int | None = None
     """Unsettled messages that would never be delivered; counted up to 10,000."""
     exact: bool | None = None
