@@ -231,20 +231,20 @@ def cases(do: Cases) -> dict[str, tuple[Callable[[], float], Callable[[], float]
         ),
     }
     for size in (100, 500):
-        found[f"publish_many by {size}"] = (partial(do.publish_many, size), partial(do.ceiling_many, size))
+        found[f"publish_many, batches of {size}"] = (partial(do.publish_many, size), partial(do.ceiling_many, size))
     for size in (100, 2000):
-        found[f"sequence by {size}"] = (partial(do.sequence, size), partial(do.ceiling_sequence, size))
+        found[f"sequence, batches of {size}"] = (partial(do.sequence, size), partial(do.ceiling_sequence, size))
     for partitions in (1, 10, 1000):
         for batch in (100, 500) if partitions == 10 else (100,):
-            found[f"claim, handle, ack by {batch}, {partitions} partitions"] = (
+            found[f"claim, handle, ack, batches of {batch}, {partitions} partitions"] = (
                 partial(do.consume, "noop", partitions=partitions, batch=batch),
                 partial(do.ceiling_consume, partitions=partitions, batch=batch),
             )
-    found["claim, handle, ack by 100, 10 partitions, 3 groups"] = (
+    found["claim, handle, ack, batches of 100, 10 partitions, 3 groups"] = (
         partial(do.consume, "noop", partitions=10, batch=100, groups=3),
         None,
     )
-    found["claim, handle, ack by 100, shared"] = (
+    found["claim, handle, ack, batches of 100, shared"] = (
         partial(do.consume, "noop.shared", partitions=10, batch=100),
         None,
     )
@@ -260,19 +260,19 @@ def cases(do: Cases) -> dict[str, tuple[Callable[[], float], Callable[[], float]
         )
     for partitions in (1, 10, 1000):
         for batch in (100, 500) if partitions == 10 else (100,):
-            found[f"everything by {batch}, {partitions} partitions"] = (
+            found[f"everything, batches of {batch}, {partitions} partitions"] = (
                 partial(do.everything, "noop", partitions=partitions, batch=batch),
                 partial(do.ceiling_everything, partitions=partitions, batch=batch),
             )
-    found["everything by 500, 10 partitions, 2 processes"] = (
+    found["everything, batches of 500, 10 partitions, 2 processes"] = (
         partial(do.everything, "noop", partitions=10, batch=500, processes=2),
         None,
     )
-    found["everything by 100, 10 partitions, 3 groups"] = (
+    found["everything, batches of 100, 10 partitions, 3 groups"] = (
         partial(do.everything, "noop", partitions=10, batch=100, groups=3),
         None,
     )
-    found["everything by 100, 10 partitions, 2 processes"] = (
+    found["everything, batches of 100, 10 partitions, 2 processes"] = (
         partial(do.everything, "noop", partitions=10, batch=100, processes=2),
         None,
     )

@@ -20,7 +20,7 @@ else:
 def _bytewise_collation(connection: BaseDatabaseWrapper) -> str | None:
     """Return a collation that compares byte by byte without padding, so that ``a``, ``A`` and ``a `` differ.
 
-    It also sets the character set to utf8mb4 independent of the database's own, so that an emoji in an error text can
+    It also sets the character set to utf8mb4 regardless of the database's own, so that an emoji in an error text can
     be stored. On SQLite, the default collation BINARY is sufficient.
     """
     if connection.vendor != "mysql":

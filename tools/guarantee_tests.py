@@ -22,8 +22,8 @@ INTRODUCTION = """# Tests for each guarantee
 
 <!-- Written by tools/guarantee_tests.py (make reference): change the markers of the tests instead. -->
 
-Each of these tests fails if its [guarantee](../guarantees.md) does not hold. *Servers* means MariaDB and MySQL: SQLite
-cannot run the test, because it has only one writer at a time.
+Each of these tests fails if its [guarantee](../guarantees.md) does not hold. Each heading links to the guarantee.
+*(servers)* marks a test that runs only on MariaDB and MySQL, because SQLite has only one writer at a time.
 """
 
 
@@ -47,7 +47,7 @@ def marked() -> Iterator[tuple[str, str, bool]]:
         name = str(path.relative_to(ROOT))
         servers = any("servers_only" in ast.unparse(mark) for mark in of_file)
         for promise in _promises(of_file):
-            yield promise, f"`{name}`", servers
+            yield promise, f"`{name}` (all tests)", servers
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 only = servers or any("servers_only" in ast.unparse(mark) for mark in node.decorator_list)
@@ -70,7 +70,7 @@ def written() -> str:
     guarantees, limits = headings()
     tests: dict[str, list[str]] = {}
     for promise, test, servers in marked():
-        tests.setdefault(promise, []).append(test + (" (servers)" if servers else ""))
+        tests.setdefault(promise, []).append(test + (" *(servers)*" if servers else ""))
     if unknown := sorted(set(tests) - {*guarantees, *limits}):
         raise SystemExit(f"Tests name headings that docs/guarantees.md does not have: {', '.join(unknown)}")
     if unguarded := [name for name in guarantees if name not in tests]:

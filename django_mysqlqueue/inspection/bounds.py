@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of what is read, independent of the length of the log, the backlogs and the history."""
+    """Limits of what is read, regardless of the length of the log, the backlogs and the history."""
 
     groups: int = 200
     """Maximum number of groups, in order of topic and group."""

@@ -20,9 +20,9 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 
 URGENT = 0
-"""Severity of problems that make the queue unhealthy, independent of limits."""
+"""Severity of problems that make the queue unhealthy, regardless of limits."""
 LOSES_MESSAGES = ("groupless",)
-"""Kinds of problems that make the queue unhealthy, independent of their severity."""
+"""Kinds of problems that make the queue unhealthy, regardless of their severity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """An overview of the queue's state, for the dashboard, the metrics and the health check.
 
-Nothing here reads more rows than ``Bounds`` allows, independent of the length of the log, the backlogs and the history:
+Nothing here reads more rows than ``Bounds`` allows, regardless of the length of the log, the backlogs and the history:
 counts stop and are then not exact. Only one index lookup per partition of a topic grows, 4 µs each.
 """
 

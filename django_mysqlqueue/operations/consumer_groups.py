@@ -160,9 +160,12 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview, *, stay
         "seek",
         1,
         _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
-        _("Settled messages that will be redelivered: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
+        _("Settled messages that will be replayed: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
         _("Unsettled messages that will be skipped: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
-        _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
+        _(
+            "Deliveries in flight are revoked. A message that is dead-lettered before its delivery is revoked stays in "
+            "the DLQ."
+        ),
         dry_run=True,
         warnings=_warnings(found, stays=stays),
         offset=found.position.offset + 1,

@@ -71,7 +71,7 @@ def retry(
             dry_run=dry_run,
             planned=_("Messages of the group %(ref)s that will be retried now: %(number)s."),
             done=_("Messages of the group %(ref)s that are due now: %(number)s."),
-            nothing=_("The group %(ref)s has no messages that wait for another attempt."),
+            nothing=_("No messages of the group %(ref)s are waiting for another attempt."),
         )
         more = [_("Their attempts will be counted from 1 again.")] if dry_run and number and reset_attempts else []
         values = {"number": number_said(number, dry_run=dry_run), "ref": ref}

@@ -351,7 +351,7 @@ def _record(
     error: str = "",
     related: dict[int, str] | None = None,
 ) -> None:
-    """Record an operation on dead letters, independent of ``RECORD_DELIVERIES``."""
+    """Record an operation on dead letters, regardless of ``RECORD_DELIVERIES``."""
     delivery_events.record(
         session,
         [

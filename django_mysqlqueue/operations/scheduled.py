@@ -203,8 +203,8 @@ def _change(
     left = len(rows) - number
     summary = [one % {**values, "number": f"{number:,}"} for one in said] if number else []
     if left:
-        summary.append(
-            _("Messages not changed, because they came due or another transaction is changing them: %(number)s.")
-            % {"number": f"{left:,}"}
-        )
+        text = _("Messages not changed, because they came due or another transaction is changing them: %(number)s.")
+        if dry_run:
+            text = _("Messages that will not be changed, because they are no longer scheduled: %(number)s.")
+        summary.append(text % {"number": f"{left:,}"})
     return result_of(ScheduledResult, operation, number, *summary, dry_run=dry_run, not_scheduled=tuple(missing))

@@ -42,7 +42,7 @@ class Preview:
 
     position: Position
     replayed: int
-    """Settled messages that would be redelivered."""
+    """Settled messages that would be replayed."""
     skipped: int
     """Unsettled messages that would never be delivered."""
     exact: bool = True

@@ -274,7 +274,7 @@ class Server(Database):
             write_timeout=NETWORK_TIMEOUT,
         )
         session = {variable.name: variable.value for variable in SESSION_MYSQL}
-        # Strict mode: a value that does not fit is an error, independent of the server's default.
+        # Strict mode: a value that does not fit is an error, regardless of the server's default.
         session["sql_mode"] = f"CONCAT_WS(',', {session['sql_mode']}, 'STRICT_ALL_TABLES')"
         session |= {"net_write_timeout": str(SLOW_READER), "wait_timeout": str(IDLE)}
         self.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in session.items()))

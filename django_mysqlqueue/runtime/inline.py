@@ -110,7 +110,7 @@ class InlineSubscriber:
         """Run until nothing is left.
 
         Args:
-            ignore_backoff: if True, redeliver nacked messages at once, independent of their delay.
+            ignore_backoff: if True, redeliver nacked messages at once, regardless of their delay.
             stop_at_error: if True, deliver nothing after the first handler that raises.
             most: maximum number of deliveries, in addition to one per group for each message that is due at the
                 start.

@@ -21,7 +21,7 @@ class Subset:
     """A subset of every topic's partitions. Without patterns and shard, it contains all of them.
 
     Subscribers with equal subsets divide its partitions among themselves. Different subsets may overlap: a lease is
-    exclusive, independent of its owner's subset.
+    exclusive, regardless of its owner's subset.
     """
 
     patterns: tuple[str, ...] = ()

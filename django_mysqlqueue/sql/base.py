@@ -55,7 +55,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
-        """Return a join that reads its left side first, and ``table`` by an index, independent of statistics.
+        """Return a join that reads its left side first, and ``table`` by an index, regardless of statistics.
 
         With few rows, the optimizers consider another index, or none, as good as the given one. Then they lock rows
         that the statement does not need.

@@ -130,7 +130,7 @@ def test_its_life_step_by_step(client, settings, mode, recorded):
         assert told[1].startswith("Acked after")
     else:
         assert (tag, len(told)) == ("settled", 1)
-        assert "of the ack are unknown" in note if recorded == "failures" else "not recorded" in note
+        assert "Acks of this group are not recorded" in note if recorded == "failures" else "not recorded" in note
 
 
 @both_modes

@@ -47,7 +47,7 @@ def test_what_was_not_previewed_is_not_done(client):
     values = {**hidden(asked.content.decode()), "target": "earliest", "confirmed": "yes"}
     again = client.post(address, values)
     assert again.status_code == 200
-    assert "Settled messages that will be redelivered: 5." in again.content.decode()
+    assert "Settled messages that will be replayed: 5." in again.content.decode()
     assert "the form differs" in again.content.decode()
     assert "the form differs" not in asked.content.decode()
     assert not Operation.objects.exists()
@@ -126,7 +126,7 @@ def test_retry_what_waits_and_what_is_selected(client):
     address = f"{ROOT}do/retry-selected/"
     for row in ("[1]", "no json", '"a"', '["a", 1]'):
         refused = client.post(address, {"group": "g", "topic": "t", "asked": "yes", "row": [row]})
-        assert "The selection cannot be read" in refused.content.decode()
+        assert "The selection is invalid" in refused.content.decode()
     (first, *_) = DeliveryState.objects.order_by("message_offset").values_list("message_offset", flat=True)
     told = confirm(client, "retry-selected", group="g", topic="t", row=[first])
     assert told == ["Messages of the group g/t that are due now: 1."]

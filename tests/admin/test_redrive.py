@@ -121,8 +121,8 @@ def test_several_groups_are_named(client):
     ("values", "says"),
     [
         ({}, "Nothing is selected."),
-        ({"row": ["0"]}, "The selection cannot be read"),
-        ({"row": [str(2**70)]}, "The selection cannot be read"),
+        ({"row": ["0"]}, "The selection is invalid"),
+        ({"row": [str(2**70)]}, "The selection is invalid"),
         ({"row": ["1", "2", "3"]}, "the maximum is 2"),
         ({"row": ["123456"]}, "There are no such dead letters."),
     ],

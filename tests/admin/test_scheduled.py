@@ -103,7 +103,7 @@ def test_cancel_the_selected(client):
     assert ids(waiting(client)) == [second]
     operation = Operation.objects.get()
     assert (operation.action, operation.changed, operation.reason) == ("cancel", 2, "twice")
-    assert LogEntry.objects.get().object_repr == "scheduled messages"
+    assert LogEntry.objects.get().object_repr == "2 scheduled messages"
 
 
 def test_deliver_the_selected_now(client):
@@ -137,7 +137,7 @@ def test_what_came_due_meanwhile_is_said(client):
     assert told == f"Scheduled messages cancelled: 1. {left}"
     for name in (scheduled_operations.Cancel.name, scheduled_operations.DeliverNow.name):
         text = ask(client, name, row=[str(first)])
-        assert "because they came due or another transaction is changing them: 1." in text
+        assert "Messages that will not be changed, because they are no longer scheduled: 1." in text
         assert 'name="confirmed"' not in text
     row = waiting(client)["rows"][0]
     assert (row.message.outbox_id, row.left) == (first, "")

@@ -70,7 +70,7 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
 
     doomed.send(signal.SIGKILL)
     doomed.wait()
-    page.get_by_role("link", name="Queue").last.click()
+    page.get_by_role("link", name="Overview").last.click()
     found = problem(page, f"Subscriber {names[doomed.process.pid]} of")
     expect(found).to_be_visible()
     found.get_by_role("link", name="Open subscribers").click()
@@ -85,7 +85,7 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     expect(row).to_have_count(0)
 
     go.touch()
-    page.get_by_role("link", name="Queue").last.click()
+    page.get_by_role("link", name="Overview").last.click()
     expect(card(page, "backlog")).to_have_text("0")
     all_is_well(page)
     assert sorted({number for _, _, number in effects("slow")}) == list(range(24))
@@ -126,12 +126,12 @@ def test_a_poisoned_partition_is_found_and_retried_after_the_mend(desk: Desk, st
     mended.touch()
     page.get_by_role("link", name="Retry now").click()
     expect(page.get_by_text("that will be retried now: 1.")).to_be_visible()
-    page.get_by_role("button", name="Retry now: all waiting messages").click()
+    page.get_by_role("button", name="Retry all waiting messages now").click()
     expect(page.locator(".messagelist")).to_contain_text("that are due now: 1.")
     expect(page.get_by_text("No unsettled messages.")).to_be_visible()
     expect(card(page, "backlog")).to_have_text("0")
     assert [number for _, _, number in effects("fragile")] == [1, 2]
-    page.get_by_role("link", name="Queue").last.click()
+    page.get_by_role("link", name="Overview").last.click()
     all_is_well(page)
 
 
@@ -190,10 +190,10 @@ def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
     page.get_by_label("Continue from").select_option("offset")
     page.get_by_label("Offset", exact=True).fill(str(offsets[2]))
     page.get_by_role("button", name="Preview again").click()
-    again = page.get_by_text(re.compile(r"Settled messages that will be redelivered: \d+\."))
+    again = page.get_by_text(re.compile(r"Settled messages that will be replayed: \d+\."))
     number = int(re.sub(r"\D", "", again.inner_text()))
     assert number == len(offsets) - 2
-    page.get_by_role("button", name="Seek: continue from another position").click()
+    page.get_by_role("button", name="Seek").click()
     expect(
         page.get_by_text(f"calm/b.calm continues with the first message at or after offset {offsets[2]}.")
     ).to_be_visible()
@@ -243,7 +243,7 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     expect(page.get_by_text("Dead letters redriven: 2.")).to_be_visible()
     # What was sent back waits in the outbox first: no lag is no proof that it was handled.
     wait_for(lambda: len(effects("mortal")) == 3)
-    page.get_by_role("link", name="Queue").last.click()
+    page.get_by_role("link", name="Overview").last.click()
     expect(card(page, "dead letters")).to_have_text("0")
     expect(card(page, "backlog")).to_have_text("0")
     all_is_well(page)

@@ -31,7 +31,7 @@ RECORDED_ERRORS = (
     (r"mode of the (group g/t) is already (\w+)", r"\1 is \2 already"),
     (r"(group g/t) no longer exists", r"\1 is gone already"),
     (
-        r"The (group g/t) has no messages that wait for another attempt",
+        r"No messages of the (group g/t) are waiting for another attempt",
         r"No message waits for another attempt in the \1",
     ),
     (r"No dead letters of (\w+) match", r"No dead letter of \1 matches"),

@@ -162,7 +162,7 @@ TWICE = {
     "queueredrive": "No dead letters of t_dlq match",
     "queuerelease": "No subscriber of the group g/t holds these leases",
     "queueresume": "The group g/t is not paused",
-    "queueretry": "The group g/t has no messages that wait for another attempt",
+    "queueretry": "No messages of the group g/t are waiting for another attempt",
 }
 """Commands that find nothing to change a second time, and what they say."""
 
@@ -360,7 +360,7 @@ def test_seek_shows_what_it_replays_and_skips(db):
     last = offsets_of()[-1]
     said = run("queueseek", "g", "t", "latest", "--dry-run")
     assert f"The group g/t will continue from offset {last + 1} (latest)." in said
-    assert "Settled messages that will be redelivered: 0." in said
+    assert "Settled messages that will be replayed: 0." in said
     assert "Unsettled messages that will be skipped: 3." in said
     assert "The group will never handle the messages that it skips." in said
     found = run_json("queueseek", "g", "t", str(last), "--dry-run")

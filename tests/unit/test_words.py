@@ -31,7 +31,7 @@ INSTEAD = {
     r"\b(?:at most )?so many\b": "n, maximum number of",
     r"\bon record\b": "in the audit log, recorded",
     r"\banew\b": "again, from scratch",
-    r"\bno matter of\b": "independent of",
+    r"\bno matter of\b": "regardless of",
     r"\btime-outs?\b": "timeout",
     r"\btake-overs?\b": "takeover",
     r"(?<!dead\s)(?<!dead-)\bletters?\b(?!-spacing|,? (?:or |and )?digits?)": "dead letter",

@@ -49,7 +49,8 @@ class RowsField(forms.Field):
         except (TypeError, ValueError, RecursionError):
             found = [None]
         if not all(type(one) is self._kind for one in found):
-            raise ValidationError(_("The selection cannot be read: %(value)s.") % {"value": str(value)[:200]})
+            text = ", ".join(map(str, value))[:200]
+            raise ValidationError(_("The selection is invalid: %(value)s.") % {"value": text})
         return found
 
     def validate(self, value: Any) -> None:
@@ -73,7 +74,7 @@ class IdsField(RowsField):
             )
         for one in value:
             if not 0 < one < 2**63:
-                raise ValidationError(_("The selection cannot be read: %(value)s.") % {"value": one})
+                raise ValidationError(_("The selection is invalid: %(value)s.") % {"value": one})
 
 
 class TimeField(forms.DateTimeField):
@@ -198,7 +199,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "form": form,
         "show_errors": "asked" in given,
         "has_choices": any(not field.is_hidden for field in form),
-        "hidden_errors": [error for field in form.hidden_fields() for error in field.errors],
+        "hidden_errors": _hidden_errors(form),
         "sentences": sentences,
         "changed": confirmed and bool(sentences),
         "refusal": refusal,
@@ -206,6 +207,17 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "back": back,
     }
     return dashboard.response(request, "confirm.html", context, status)
+
+
+def _hidden_errors(form: forms.Form) -> list[str]:
+    """Return the errors of hidden fields. They have no label on the page, so a missing one is named."""
+    found = form.errors.as_data()
+    return [
+        _("The parameter %(name)s is required.") % {"name": field.name} if error.code == "required" else text
+        for field in form.hidden_fields()
+        for error in found.get(field.name, [])
+        for text in error.messages
+    ]
 
 
 def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[str, int]:

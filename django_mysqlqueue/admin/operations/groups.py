@@ -41,7 +41,7 @@ class SeekForm(GroupForm):
         initial="latest",
         choices=[
             ("latest", gettext_lazy("the end of the log: skip all unsettled messages")),
-            ("earliest", gettext_lazy("the beginning of the log: redeliver all messages that are still in it")),
+            ("earliest", gettext_lazy("the beginning of the log: replay all messages that are still in it")),
             ("offset", gettext_lazy("an offset")),
             ("time", gettext_lazy("a time")),
         ],
@@ -70,7 +70,7 @@ class Seek(AdminOperation):
     """Move a group's position."""
 
     name = "seek"
-    label = gettext_lazy("Seek: continue from another position")
+    label = gettext_lazy("Seek")
     dangerous = True
     form = SeekForm
 
@@ -94,7 +94,7 @@ class Retry(AdminOperation):
     """Retry all messages of a group that wait for another attempt."""
 
     name = "retry"
-    label = gettext_lazy("Retry now: all waiting messages")
+    label = gettext_lazy("Retry all waiting messages now")
     form = RetryForm
 
     def operate(self, **how: Any) -> Result:
@@ -111,7 +111,7 @@ class RetrySelected(AdminOperation):
     """Retry selected messages."""
 
     name = "retry-selected"
-    label = gettext_lazy("Retry now: selected messages")
+    label = gettext_lazy("Retry selected messages now")
     form = RetrySelectedForm
 
     def operate(self, **how: Any) -> Result:
@@ -135,7 +135,7 @@ class DeadLetter(AdminOperation):
     """Dead-letter selected messages."""
 
     name = "dead-letter"
-    label = gettext_lazy("Dead-letter now")
+    label = gettext_lazy("Dead-letter selected messages now")
     form = DeadLetterForm
 
     def operate(self, **how: Any) -> Result:

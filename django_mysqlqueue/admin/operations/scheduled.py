@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm, TimeField
 from django_mysqlqueue.operations.results import Result
@@ -24,7 +23,8 @@ class ScheduledOperation(AdminOperation):
     form = ScheduledForm
 
     def subject(self) -> str:
-        return _("scheduled messages")
+        number = len(self.values["row"])
+        return ngettext("%(number)s scheduled message", "%(number)s scheduled messages", number) % {"number": number}
 
 
 class Cancel(ScheduledOperation):

@@ -380,8 +380,8 @@ class MessagePage(Page):
             )
         if level == "failures":
             text = _(
-                "Only failures of this group are recorded (RECORD_DELIVERIES): the time and subscriber of the ack are "
-                "unknown."
+                "Acks of this group are not recorded (RECORD_DELIVERIES). If the message was acked, the time and the "
+                "subscriber are unknown."
             )
             return text if state.standing == "settled" and ended is None else ""
         if state.standing == "settled" and ended is None:

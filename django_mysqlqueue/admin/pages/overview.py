@@ -60,8 +60,12 @@ class OverviewPage(Page):
     """The overview."""
 
     name = "changelist"
-    title = gettext_lazy("Queue")
+    title = gettext_lazy("Overview")
     template = "overview.html"
+
+    def heading(self) -> str:
+        """Return the name of the dashboard, whose first page this is."""
+        return _("Dashboard")
 
     def context(self) -> dict[str, Any]:
         found = get_overview(using=self.using, bounds=self.bounds)
@@ -85,11 +89,11 @@ class OverviewPage(Page):
         waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
         return [
             Card(_("backlog"), str(found.lag)),
-            Card(_("oldest unprocessed message"), waits),
+            Card(_("oldest unsettled message"), waits),
             Card(_("in flight"), str(found.in_flight), self._to("inflight")),
             Card(_("retrying"), str(found.retrying)),
             Card(_("dead letters"), str(found.dead_letters), self._to("deadletters"), bool(found.dead_letters)),
-            Card(_("in the outbox"), str(found.outbox.waiting)),
+            Card(_("due in the outbox"), str(found.outbox.waiting)),
             Card(_("scheduled"), str(found.outbox.scheduled), self._to("scheduled")),
             Card(
                 _("live subscribers"),
@@ -110,7 +114,10 @@ class OverviewPage(Page):
             if bucket.ref == group.ref and place in counts:
                 counts[place] += bucket.acked
         values = list(counts.values())
-        label = _("%(number)s acked in %(minutes)s minutes") % {"number": sum(values), "minutes": SPARK_MINUTES}
+        label = _("%(number)s acked in the last %(minutes)s minutes") % {
+            "number": sum(values),
+            "minutes": SPARK_MINUTES,
+        }
         oldest = "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000)
         link = self._to("group", group=group.ref.group, topic=group.ref.topic)
         return GroupRow(group, link, charts.sparkline(values, label), oldest, f"{sum(values):,}")
@@ -162,7 +169,7 @@ class OverviewPage(Page):
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
             "p50": _said(rollups.percentile(whole, 0.5)),
             "p95": _said(rollups.percentile(whole, 0.95)),
-            "per": _("per minute") if grain == MINUTE else _("per hour"),
+            "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),
         }
 
 

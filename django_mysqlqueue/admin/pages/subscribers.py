@@ -171,7 +171,7 @@ class LeasesPage(Page):
             "last": last,
             "next_link": self._next(last),
             "is_first": after is None,
-            "none_said": _("Only partitions of ordered groups that may have work have a lease."),
+            "none_said": _("Leases exist only in ordered mode, and only for partitions that may have work."),
         }
 
     def _next(self, last: LeaseRow | None) -> str:

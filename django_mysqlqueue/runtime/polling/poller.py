@@ -232,7 +232,7 @@ class Poller:
     # -- polling --------------------------------------------------------------
 
     def _poll(self) -> None:
-        """Poll, with at most three queries if nothing happens, independent of the number of partitions and groups."""
+        """Poll, with at most three queries if nothing happens, regardless of the number of partitions and groups."""
         session = Session(self.context.using)
         began = time.monotonic()
         look = polling.poll(session, [group.ref for group in self.ordered])
