@@ -126,7 +126,7 @@ class Command(QueueCommand):
             self.stdout.write(
                 f"Healthy: {counted(len(report.groups), 'group')}, backlog {backlog}, "
                 f"outbox {report.state.outbox.waiting}"
-                + ("." if age is None else f" (oldest: {duration(age)}; not part of the backlog).")
+                + ("." if age is None else f", the oldest message for {duration(age)} (not counted in the backlog).")
             )
 
 
