@@ -53,10 +53,10 @@ def show_banner(
     vendor = dialect_of(connections[using]).name
     out.write(style.MIGRATE_HEADING(title))
     out.write(f"  database  {using} ({vendor}: {connections[using].settings_dict['NAME']})")
-    workers = f"{threads} handler thread{'s' if threads > 1 else ''}"
+    runs = f"{threads} handler thread{'s' if threads > 1 else ''}"
     if processes is not None:
-        workers = f"{processes} process{'es' if processes > 1 else ''} with {workers}{' each' if processes > 1 else ''}"
-    out.write(f"  workers   {workers}, batch size {batch_size}")
+        runs = f"{processes} process{'es' if processes > 1 else ''} with {runs}{' each' if processes > 1 else ''}"
+    out.write(f"  runs      {runs}, batch size {batch_size}")
     if subset != EVERYTHING:
         out.write(f"  subset    {subset}")
     if metrics is not None:

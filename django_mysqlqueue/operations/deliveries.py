@@ -34,7 +34,7 @@ def retry(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> Result:
-    """Retry at once the messages that are waiting after a failure, a nack or a snooze.
+    """Retry immediately the messages that wait for another attempt after a failure, a nack or a snooze.
 
     Deliveries in flight are not changed.
 
@@ -107,7 +107,9 @@ def dead_letter(
     using: str | None = None,
     dry_run: bool = False,
 ) -> Result:
-    """Move messages that a consumer group is retrying to the DLQ, without their remaining attempts: all or none.
+    """Move messages to the DLQ that a consumer group would otherwise retry, all or none.
+
+    Their remaining attempts are skipped.
 
     A message qualifies while it waits for another attempt, or if the subscriber that held it was lost.
 

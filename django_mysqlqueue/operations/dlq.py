@@ -48,7 +48,7 @@ def redrive(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> Result:
-    """Publish dead letters again, each only for the consumer group that had dead-lettered it.
+    """Publish dead letters again, each only for the consumer group that dead-lettered it.
 
     Each becomes a message of its original topic with a new id and a new offset; ``Delivery.id`` is still the id that
     ``publish`` returned. If ``ids`` or ``offsets`` name dead letters, only those are considered, otherwise all. Of

@@ -26,7 +26,7 @@ from django_mysqlqueue.pipeline.session import session
 
 Say = Callable[[str], object]
 NO_PATH = "the archive's path is not configured: pass --path or set MYSQLQUEUE['ARCHIVE_PATH']"
-PATH_HELP = "folder or URI of the archive (manage.py default: MYSQLQUEUE['ARCHIVE_PATH'])"
+PATH_HELP = "folder or URI of the archive (default with manage.py: MYSQLQUEUE['ARCHIVE_PATH'])"
 MASTER_HELP = "Spark's master URL (default: the one given to spark-submit, else local[*])"
 FORMAT_HELP = "output format (default: text)"
 ACTIONS = ("grow", "verify", "compact", "expire", "sweep", "status")
@@ -240,7 +240,7 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", default="", metavar="NAME",
         help="name of the run (default: a digest of the messages' topic, range, condition and target). A second run "
-        "with the same name adds no message that is still in the log from the first",
+        "with the same name skips messages that the first run published and that are still in the log",
     )  # fmt: skip
     parser.add_argument(
         "--rate", type=float, metavar="N", help="maximum number of messages per second (default: no limit)"
@@ -322,7 +322,7 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``report`` to a parser."""
     parser.add_argument(
-        "--path", metavar="ROOT", help=f"{PATH_HELP}; without an archive, the report covers only the live log"
+        "--path", metavar="ROOT", help=f"{PATH_HELP}; without an archive, the report covers only the log"
     )
     parser.add_argument("--master", metavar="URL", help=MASTER_HELP)
     parser.add_argument(

@@ -82,7 +82,7 @@ def test_an_outbox_that_nobody_sequences_is_told(db, clock, deliver_at):
     code, output = run()
     assert code == 0
     assert "note     No live subscribers for g/t; 3 messages are waiting, the oldest for " in output
-    assert "\nHealthy: 1 group, backlog 0, outbox 3 (oldest: " in output
+    assert "\nHealthy: 1 group, backlog 0, outbox 3, the oldest message for " in output
     clock.advance(15)
     assert kinds() == {("outbox", None)}
     found = json.loads(run("--format", "json")[1])
@@ -114,7 +114,7 @@ def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clo
     sub.heart.beat()
     output = io.StringIO()
     call_command("queuestatus", stdout=output, no_color=True)
-    assert "3 messages in the outbox (oldest: 20" in output.getvalue().splitlines()[0]
+    assert "3 messages in the outbox, the oldest for 20" in output.getvalue().splitlines()[0]
     assert (
         "The outbox is stalled: 3 messages are waiting to be moved into the log"
         in output.getvalue().split("Problems\n")[1]

@@ -15,9 +15,9 @@ class Command(OperationCommand):
     """Dead-letter messages."""
 
     help = (
-        "Move messages that a consumer group is retrying to the DLQ, without their remaining attempts. Subscribers can "
-        "keep running. A message that is in flight at a live subscriber is refused. If one message is refused, none is "
-        "changed."
+        "Move messages to the DLQ that a consumer group would otherwise retry. Their remaining attempts are skipped. "
+        "The messages must be waiting for another attempt, or their subscriber must be lost. Subscribers can keep "
+        "running. If a live subscriber holds one of the messages, the command changes nothing."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -15,9 +15,8 @@ class Command(OperationCommand):
     """Drop a consumer group."""
 
     help = (
-        "Delete a consumer group on a topic with all its state. GC no longer keeps messages for it. "
-        "The command pauses the group while it works. If it is interrupted, the group stays paused: run the command "
-        "again."
+        "Delete a consumer group of a topic and all the group's state. GC no longer keeps messages for the group. "
+        "If the command is interrupted, the group stays paused: run it again."
     )
     question = "Type the group's name to confirm: "
 

@@ -17,7 +17,7 @@ class Command(QueueCommand):
 
     help = (
         "Delete messages that every group has settled and whose retention has expired, and rows that are no longer "
-        "needed. Subscribers do this by themselves."
+        "needed. Subscribers do this automatically."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

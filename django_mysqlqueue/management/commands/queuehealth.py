@@ -33,17 +33,22 @@ class Command(QueueCommand):
     stall_times: ClassVar[StallTimes] = StallTimes()
     help = (
         "Print the problems and exit with status 1 if messages are stuck, handlers fail or a limit is exceeded. "
-        "Use it for alerting, not for liveness probes: a database that hangs must not restart the subscribers."
+        "Use it for alerting, not for liveness probes: a hanging database must not cause the subscribers to be "
+        "restarted."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
         add(
-            "--group", action="append", default=[], metavar="G", help="check only this consumer group (may be repeated)"
+            "--group",
+            action="append",
+            default=[],
+            metavar="GROUP",
+            help="check only this consumer group (may be repeated)",
         )
-        add("--topic", action="append", default=[], metavar="T", help="check only this topic (may be repeated)")
-        add("--max-lag", type=int, metavar="N", help="maximum number of unsettled messages per group")
+        add("--topic", action="append", default=[], metavar="TOPIC", help="check only this topic (may be repeated)")
+        add("--max-lag", type=int, metavar="N", help="maximum backlog: number of unsettled messages per group")
         add(
             "--max-age",
             type=float,
@@ -62,7 +67,7 @@ class Command(QueueCommand):
         add(
             "--max-failure-ratio",
             type=float,
-            metavar="R",
+            metavar="RATIO",
             help="maximum share of a group's attempts within the window that fail, 0 to 1 "
             "(default: HEALTH['MAX_FAILURE_RATIO'], 0.5)",
         )
@@ -121,7 +126,7 @@ class Command(QueueCommand):
             self.stdout.write(
                 f"Healthy: {counted(len(report.groups), 'group')}, backlog {backlog}, "
                 f"outbox {report.state.outbox.waiting}"
-                + ("." if age is None else f" (oldest: {duration(age)}; not part of the backlog).")
+                + ("." if age is None else f", the oldest message for {duration(age)} (not counted in the backlog).")
             )
 
 

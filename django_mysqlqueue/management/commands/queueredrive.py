@@ -1,4 +1,4 @@
-"""``manage.py queueredrive``: publish dead letters again, for the groups that had given them up."""
+"""``manage.py queueredrive``: publish dead letters again, for the groups that dead-lettered them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class DeadLettersCommand(OperationCommand):
         super().add_arguments(parser)
         parser.add_argument("topic", help="topic of the messages, or its DLQ topic")
         parser.add_argument("--group", help="only dead letters of this consumer group")
-        parser.add_argument("--id", action="append", help="only the message with this id (may be repeated)")
+        parser.add_argument(
+            "--id", action="append", help="only dead letters of the message with this id (may be repeated)"
+        )
         parser.add_argument(
             "--offset",
             type=int,
@@ -28,8 +30,12 @@ class DeadLettersCommand(OperationCommand):
             help="only the dead letter at this offset of the DLQ (may be repeated)",
         )
         parser.add_argument("--error", metavar="TEXT", help="only dead letters whose error contains TEXT")
-        parser.add_argument("--since", metavar="WHEN", help="only dead letters that failed at WHEN (ISO 8601) or later")
-        parser.add_argument("--until", metavar="WHEN", help="only dead letters that failed at WHEN or earlier")
+        parser.add_argument(
+            "--since",
+            metavar="WHEN",
+            help="only messages dead-lettered at or after WHEN (ISO 8601; in TIME_ZONE if it has no UTC offset)",
+        )
+        parser.add_argument("--until", metavar="WHEN", help="only messages dead-lettered at or before WHEN")
         parser.add_argument("--limit", type=int, metavar="N", help="maximum number of dead letters to change")
 
     @staticmethod
@@ -56,7 +62,7 @@ class DeadLettersCommand(OperationCommand):
 class Command(DeadLettersCommand):
     """Redrive dead letters."""
 
-    help = "Publish dead letters again, each only for the consumer group that had dead-lettered it."
+    help = "Publish dead letters again, each only for the consumer group that dead-lettered it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

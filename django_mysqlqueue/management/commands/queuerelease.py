@@ -20,7 +20,7 @@ class Command(OperationCommand):
         super().add_arguments(parser)
         parser.add_argument("group", nargs="?", help="consumer group")
         parser.add_argument("topic", nargs="?", help="topic that the group reads")
-        parser.add_argument("key", nargs="*", help="key of a partition whose lease to release")
+        parser.add_argument("key", nargs="*", help="key of a partition whose lease is released; at least one")
         parser.add_argument("--subscriber", metavar="NAME", help="lost subscriber to forget, with all its leases")
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:

@@ -15,8 +15,8 @@ class Command(OperationCommand):
     """Retry messages now."""
 
     help = (
-        "Retry at once the messages of a consumer group that are waiting after a failure, a nack or a snooze: all of "
-        "them, or only those with the given ids or offsets."
+        "Retry waiting messages immediately: messages that wait for another attempt after a failure, a nack or a "
+        "snooze. The command retries all of them in a consumer group, or only those with the given ids or offsets."
     )
     reports_progress = True
 

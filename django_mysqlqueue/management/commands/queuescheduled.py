@@ -54,7 +54,7 @@ class ScheduledCommand(OperationCommand):
 class Command(ScheduledCommand):
     """List or reschedule scheduled messages."""
 
-    help = "List scheduled messages. With ids, deliver these messages now or at another time."
+    help = "List scheduled messages. With ids and --now or --at, deliver these messages now or at another time."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -64,7 +64,11 @@ class Command(ScheduledCommand):
             "--limit", type=int, default=50, metavar="N", help="maximum number of messages to list (default: 50)"
         )
         parser.add_argument("--now", action="store_true", help="deliver the messages with the given ids now")
-        parser.add_argument("--at", metavar="WHEN", help="deliver the messages with the given ids at WHEN (ISO 8601)")
+        parser.add_argument(
+            "--at",
+            metavar="WHEN",
+            help="deliver the messages with the given ids at WHEN (ISO 8601; in TIME_ZONE if it has no UTC offset)",
+        )
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         if options["id"]:

@@ -18,7 +18,7 @@ class Command(OperationCommand):
     help = (
         "Move a consumer group's position in a topic: back to replay messages, forward to skip them. Subscribers can "
         "keep running. The command shows how many messages it would replay and skip, then asks for confirmation. "
-        "Deliveries in flight are revoked: their handlers run to the end, but their acks are ignored and atomic "
+        "Deliveries in flight are revoked: their handlers run to completion, but their acks are ignored and atomic "
         "handlers roll back. An outcome that commits before its delivery is revoked is kept: the handler's writes and "
         "the dead letter stay, even if the seek replays the message. "
         "The command pauses the group while it works. If it is interrupted, the group stays paused: run the command "
@@ -37,7 +37,8 @@ class Command(OperationCommand):
         parser.add_argument(
             "--time",
             metavar="WHEN",
-            help="continue from the first message that entered the log at or after WHEN (ISO 8601)",
+            help="continue from the first message that entered the log at or after WHEN (ISO 8601; in TIME_ZONE "
+            "if it has no UTC offset)",
         )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:

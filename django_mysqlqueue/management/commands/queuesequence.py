@@ -12,7 +12,7 @@ from django_mysqlqueue.service import sequencing
 class Command(QueueCommand):
     """Move due messages into the log."""
 
-    help = "Move due messages from the outbox into the log. Subscribers do this by themselves."
+    help = "Move due messages from the outbox into the log. Subscribers do this automatically."
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         moved = 0

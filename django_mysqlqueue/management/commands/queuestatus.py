@@ -64,7 +64,7 @@ class Command(QueueCommand):
         if since is not None:
             oldest = duration((queue.now - since) / 1000)
             waiting = counted(queue.outbox.waiting.value, "message")
-            outbox = f", {waiting} in the outbox (oldest: {oldest}; not part of any backlog)"
+            outbox = f", {waiting} in the outbox, the oldest for {oldest} (not counted in any backlog)"
         self.stdout.write(
             f"Queue in database {using!r}: last offset {queue.last_offset}, sequencer {sequencer}{outbox}.\n"
         )

@@ -57,17 +57,23 @@ def positive(text: str) -> int:
 class Command(LimitedCommand):
     """Run handlers until stopped."""
 
-    help = "Run the handlers that @subscriber declares until stopped by SIGTERM or SIGINT."
+    help = "Run the handlers declared with @subscriber, until SIGTERM or SIGINT."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--group", action="append", metavar="G", help="run only handlers of this consumer group (may be repeated)")
-        add("--topic", action="append", metavar="T", help="run only handlers of this topic (may be repeated)")
+        add(
+            "--group",
+            action="append",
+            metavar="GROUP",
+            help="run only handlers of this consumer group (may be repeated)",
+        )
+        add("--topic", action="append", metavar="TOPIC", help="run only handlers of this topic (may be repeated)")
         add(
             "--partition",
             action="append",
-            metavar="KEY",
-            help="claim only partitions whose key matches KEY: * matches any text, ? one character (may be repeated)",
+            metavar="PATTERN",
+            help="claim only partitions whose key matches PATTERN: * matches any text, ? one character (may be "
+            "repeated)",
         )
         add("--shard", metavar="I/N", help="claim only the I-th of N equal parts of the partitions, for example 1/4")
         add(
@@ -89,12 +95,7 @@ class Command(LimitedCommand):
             action="store_true",
             help="exit when the backlog is empty; waits for messages in backoff, not for scheduled messages",
         )
-        add(
-            "--max-messages",
-            type=positive,
-            metavar="N",
-            help="exit after N messages have been passed to handlers, per process",
-        )
+        add("--max-messages", type=positive, metavar="N", help="exit after starting N messages (per process)")
         add(
             "--max-memory",
             type=positive,

@@ -65,5 +65,5 @@ class Progress:
                 f"{self._deliveries:,} deliveries."
             )
         if self._handled.disable and now > self._said_at + QUIET:
-            self._say(f"… handled {count:,} of {self._deliveries:,}")
+            self._say(f"… handled {count:,} of {self._deliveries:,} deliveries")
             self._said_at = now

@@ -36,7 +36,7 @@ def rows(run: Run, total: int) -> list[Row]:
     # order-check counts duplicates in its own table. For the other groups, the samples show them.
     repeats = [duplicates() if group == "order-check" else run.samples.groups[group].repeats for group in GROUPS]
     live = [_latencies(group, 0, run.times.live_events) for group in found]
-    backlog = [_latencies(group, run.times.live_events, None) for group in found]
+    burst = [_latencies(group, run.times.live_events, None) for group in found]
     return [
         Row("", GROUPS),
         Row("events handled", [f"{len(group.first):,}" for group in found], any(len(g.first) != total for g in found)),
@@ -45,24 +45,25 @@ def rows(run: Run, total: int) -> list[Row]:
         Row("order violations", ["-", f"{violations:,}", "-"], violations > 0),
         Row("dead letters", [f"{dead.get(group, 0):,}" for group in GROUPS]),
         *(Row(f"latency p{p}, live", [_duration(_percentile(values, p)) for values in live]) for p in PERCENTILES),
-        *(Row(f"latency p{p}, backlog", [_duration(_percentile(v, p)) for v in backlog]) for p in PERCENTILES),
+        *(Row(f"latency p{p}, burst", [_duration(_percentile(v, p)) for v in burst]) for p in PERCENTILES),
     ]
 
 
 def rates(run: Run, total: int) -> list[str]:
-    """Return lines about the throughput of the backlog phase and about how latency was measured."""
+    """Return lines about the throughput of the burst and about how latency was measured."""
     times = run.times
     events = total - times.live_events
-    publishing = max(0.001, times.published_at - times.backlog_from)
+    publishing = max(0.001, times.published_at - times.burst_from)
     handled_at = max(group.last_start for group in run.samples.groups.values()) / 1000
-    handling = max(0.001, handled_at - times.backlog_from)
+    handling = max(0.001, handled_at - times.burst_from)
     deliveries = events * len(GROUPS)
     return [
-        f"published  {events:9,} events     in {publishing:6.1f} s  {events / publishing:8,.0f} messages/s",
-        f"handled    {deliveries:9,} deliveries in {handling:6.1f} s  {deliveries / handling:8,.0f} messages/s",
+        f"burst published  {events:9,} events     in {publishing:6.1f} s  {events / publishing:8,.0f} events/s",
+        f"burst handled    {deliveries:9,} deliveries in {handling:6.1f} s  {deliveries / handling:8,.0f} deliveries/s",
         "",
         f"live:    the first {times.live_events:,} events, published at {LIVE_RATE} per second",
-        "backlog: the other events, published as fast as possible, so that latency is mostly time in the queue",
+        "burst:   the other events, published as fast as possible, so that latency is mostly time in the queue",
+        "-:       not recorded by this group's handler; order-check checks the order of each key's events",
         "latency: from the insert into the outbox, just before the commit (the database's clock), to the start",
         "         of the first attempt (this machine's clock)",
     ]

@@ -42,7 +42,7 @@ class Times:
     """The times at which the phases began and ended, in seconds of this machine's clock."""
 
     live_events: int
-    backlog_from: float = 0.0
+    burst_from: float = 0.0
     published_at: float = 0.0
 
 
@@ -84,8 +84,8 @@ class Run:
             live = self.times.live_events * len(GROUPS)
             self._wait(progress, subscribers, lambda: self.samples.handled >= live)
             say(f"Publishing the other events, up to {BATCH} per transaction …")
-            self._publish_backlog(progress, subscribers)
-            say("Published all events. Replacing the subscribers, one after another …")
+            self._publish_burst(progress, subscribers)
+            say("Published all events. Replacing the subscribers one after another …")
             draining = [self._replace(subscribers, process) for process in first]
             self._wait(progress, subscribers, lambda: not any(process.is_running for process in draining))
             say("The subscribers have drained the queue and exited.")
@@ -99,8 +99,8 @@ class Run:
             if number % LOOK_EVERY == 0:
                 self._look(progress, subscribers)
 
-    def _publish_backlog(self, progress: Progress, subscribers: Subscribers) -> None:
-        self.times.backlog_from = time.time()
+    def _publish_burst(self, progress: Progress, subscribers: Subscribers) -> None:
+        self.times.burst_from = time.time()
         while batch := list(islice(self._events, BATCH)):
             store(batch)
             reset_queries()  # with DEBUG on, Django keeps all queries in memory

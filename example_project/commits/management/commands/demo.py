@@ -57,7 +57,8 @@ class Command(BaseCommand):
         expected = verification.Expected.of(read_events(EVENTS_FILE, options["events"]))
         self.stdout.write(
             self.style.MIGRATE_HEADING(
-                f"Demo on {connection.display_name}: {expected.total:,} commits of {len(expected.commits)} repositories"
+                f"Demo on {connection.display_name}: {expected.total:,} commits from {len(expected.commits)} "
+                "repositories"
             )
         )
         self._empty()
