@@ -51,7 +51,7 @@ def test_sigstop_inside_an_atomic_handler(start, tmp_path):
     publish_many("p.plain", (Message({"n": n}, key="k") for n in range(1, 10)))
     frozen = start("--group", "atomic", "--name", "frozen")
     wait_for(started.exists, frozen)
-    frozen.send(signal.SIGSTOP)
+    frozen.freeze()
     go.touch()
     began = time.monotonic()
     other = start("--group", "atomic", "--name", "other", "--drain")

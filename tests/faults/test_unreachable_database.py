@@ -35,6 +35,7 @@ from tests.support.dashboard import confirm
 from tests.support.dashboard import urlpatterns as admin_urls
 from tests.support.outages import PRIVATE
 from tests.support.paths import ROOT
+from tests.support.processes import freeze
 from tools import servers
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.processes]
@@ -51,7 +52,7 @@ PAGES_CONNECT = 2
 def frozen(server):
     """The server's process is stopped, as by a hypervisor or a hung disk: the kernel still takes connections."""
     connections[PRIVATE].close()
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     try:
         yield
     finally:
@@ -218,7 +219,7 @@ def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings,
     assert site.get(DASHBOARD).status_code == 200
     # The request's own connection is open already, without limits.
     connections[PRIVATE].ensure_connection()
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     try:
         for where in (f"{DASHBOARD}group/?group=g&topic=t", "/admin/django_mysqlqueue/operation/"):
             began = time.monotonic()
@@ -235,7 +236,7 @@ def test_pages_tell_that_a_frozen_server_does_not_answer(site, server, settings,
 
 def test_an_operation_tells_that_a_frozen_server_does_not_answer(site, server):
     connections[PRIVATE].ensure_connection()
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     began = time.monotonic()
     try:
         response = site.get(f"{DASHBOARD}do/pause/?group=g&topic=t&asked=yes")

@@ -11,7 +11,7 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
-from tests.support.processes import assert_ordered, drained, effects, is_running, publish_numbers, wait_for
+from tests.support.processes import assert_ordered, drained, effects, freeze, is_running, publish_numbers, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -58,7 +58,7 @@ def test_a_frozen_child_and_one_whose_lock_is_held_are_killed_and_replaced(start
     limits = {"SHUTDOWN_TIMEOUT": 0.5, "GROUPS": {"action": {"MAX_PROCESSING_TIME": 0.5}}}
     worker = start("--processes", "2", "--group", "action", ready=2, **limits)
     frozen, other = worker.children()
-    os.kill(frozen, signal.SIGSTOP)
+    freeze(frozen)
     publish("p.action", {"n": 0, "do": "hog", "started": str(started)}, key="k")
     publish("p.action", {"n": 1}, key="other")
     wait_for(lambda: worker.ready() == 4, worker)
