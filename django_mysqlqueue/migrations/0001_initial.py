@@ -166,7 +166,7 @@ class Migration(migrations.Migration):
                 ('failure_count', models.PositiveIntegerField(db_default=0, verbose_name='failure count')),
                 ('last_error', django_mysqlqueue.fields.BytewiseTextField(blank=True, db_default=models.Value(''), verbose_name='last error')),
                 ('created_at', models.BigIntegerField(help_text='when the publisher wrote it', verbose_name='created at')),
-                ('published_at', models.BigIntegerField(help_text='when it entered the log', verbose_name='published at')),
+                ('published_at', models.BigIntegerField(help_text='when it took its place in the log', verbose_name='published at')),
             ],
             options={
                 'verbose_name': 'message',

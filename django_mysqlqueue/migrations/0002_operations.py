@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
                 ('detail', django_mysqlqueue.fields.BytewiseTextField(blank=True, db_default=models.Value(''), verbose_name='detail')),
                 ('changed', models.BigIntegerField(db_default=0, verbose_name='changed')),
                 ('started_at', models.BigIntegerField(db_default=django_mysqlqueue.fields.NowMilliseconds(), verbose_name='started at')),
-                ('ended_at', models.BigIntegerField(db_default=0, help_text='0: running, or interrupted', verbose_name='ended at')),
+                ('ended_at', models.BigIntegerField(db_default=0, help_text='0: it runs, or has died', verbose_name='ended at')),
             ],
             options={
                 'verbose_name': 'operation',
@@ -67,12 +67,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='consumergroup',
             name='after_seek',
-            field=django_mysqlqueue.fields.BytewiseCharField(blank=True, choices=[('', 'no seek in progress'), ('resume', 'the group resumes'), ('stay', 'the group stays paused')], db_default='', help_text='a seek has not finished; if it was interrupted, run it again', max_length=10, verbose_name='after the seek'),
+            field=django_mysqlqueue.fields.BytewiseCharField(blank=True, choices=[('', 'no seek is under way'), ('resume', 'the group goes on'), ('stay', 'the group stays paused')], db_default='', help_text='a seek has begun and not ended; run it again if it died', max_length=10, verbose_name='after the seek'),
         ),
         migrations.AddField(
             model_name='consumergroup',
             name='revision',
-            field=models.BigIntegerField(db_default=0, help_text="grows when subscribers must read the group's state again", verbose_name='revision'),
+            field=models.BigIntegerField(db_default=0, help_text="rises when subscribers must read the group's state anew", verbose_name='revision'),
         ),
         migrations.CreateModel(
             name='DeliveryEvent',
@@ -89,7 +89,7 @@ class Migration(migrations.Migration):
                 ('handled_ms', models.BigIntegerField(db_default=0, verbose_name='milliseconds in the handler')),
                 ('settled_by', django_mysqlqueue.fields.BytewiseCharField(blank=True, db_default='', max_length=190, verbose_name='by')),
                 ('error', django_mysqlqueue.fields.BytewiseTextField(blank=True, db_default=models.Value(''), verbose_name='error')),
-                ('related_id', django_mysqlqueue.fields.BytewiseCharField(blank=True, db_default='', help_text='id of the new dead letter, or of the message that replaced it', max_length=190, verbose_name='related id')),
+                ('related_id', django_mysqlqueue.fields.BytewiseCharField(blank=True, db_default='', help_text='of the dead letter that was made, or of the message that took its place', max_length=190, verbose_name='related id')),
             ],
             options={
                 'verbose_name': 'delivery event',

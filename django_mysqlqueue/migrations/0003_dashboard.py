@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'queue',
                 'verbose_name_plural': 'dashboard',
-                'permissions': [('operate_dashboard', 'Can operate the queue: pause, seek, retry, redrive, discard, reschedule'), ('see_payloads', 'Can see payloads and metadata of messages')],
+                'permissions': [('operate_dashboard', 'Can steer the queue: pause, seek, retry, redrive, discard, reschedule'), ('see_payloads', 'Can see payloads and metadata of messages')],
                 'proxy': True,
                 'default_permissions': ('view',),
                 'indexes': [],

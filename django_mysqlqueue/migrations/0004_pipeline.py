@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('topic', django_mysqlqueue.fields.BytewiseCharField(max_length=120, primary_key=True, serialize=False, verbose_name='topic')),
                 ('collected_offset', models.BigIntegerField(verbose_name='highest offset collected')),
-                ('published_at', models.BigIntegerField(help_text='when the last of them entered the log', verbose_name='published at')),
+                ('published_at', models.BigIntegerField(help_text='when the latest of them took its place', verbose_name='published at')),
                 ('collected_at', models.BigIntegerField(db_default=django_mysqlqueue.fields.NowMilliseconds(), verbose_name='collected at')),
             ],
             options={

@@ -14,11 +14,11 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='consumergroup',
             name='operation',
-            field=models.BigIntegerField(db_default=0, help_text='id of the seek or drop in progress; 0: none', verbose_name='operation'),
+            field=models.BigIntegerField(db_default=0, help_text='id of the seek or drop that is under way; 0: none', verbose_name='operation'),
         ),
         migrations.AlterField(
             model_name='consumergroup',
             name='after_seek',
-            field=django_mysqlqueue.fields.BytewiseCharField(blank=True, choices=[('', 'no seek or drop in progress'), ('resume', 'the group resumes'), ('stay', 'the group stays paused'), ('dropped', 'the group is dropped')], db_default='', help_text='a seek or drop has not finished; if it was interrupted, run it again', max_length=10, verbose_name='after the seek'),
+            field=django_mysqlqueue.fields.BytewiseCharField(blank=True, choices=[('', 'no seek or drop is under way'), ('resume', 'the group resumes'), ('stay', 'the group stays paused'), ('dropped', 'the group is dropped')], db_default='', help_text='a seek or drop has not finished; if it was interrupted, run it again', max_length=10, verbose_name='after the seek'),
         ),
     ]

@@ -44,7 +44,7 @@ def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits
             steps.delete_all(
                 using, ref, lambda session: _delete_some(session, ref, operation, limits), lambda rows: None, limits
             )
-            run(using, lambda session: _end(session, ref, operation))
+            run(using, lambda session: _end(session, ref, operation, limits))
     return True
 
 
@@ -58,7 +58,7 @@ def _begin(session: Session, ref: GroupRef, actor: str, reason: str = "") -> int
     return operation
 
 
-def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
+def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits) -> int | None:
     """Delete some of the group's rows by primary key; return how many, or None if there are no more.
 
     There are no new rows: those who insert them hold a shared lock on the group row and do nothing while the group is
@@ -76,7 +76,7 @@ def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits
     return deleted or groups.delete_rows(session, ref, ConsumerOffset, "partition_key", limits.rows) or None
 
 
-def _end(session: Session, ref: GroupRef, operation: int) -> None:
+def _end(session: Session, ref: GroupRef, operation: int, limits: Limits) -> None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:
@@ -84,6 +84,6 @@ def _end(session: Session, ref: GroupRef, operation: int) -> None:
         return
     steps.refuse_stopped(ref, operation, found)
     # Subscribers may still send heartbeats, without the group's lock. GC deletes these rows when they are old.
-    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name", LIMITS.rows)
+    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name", limits.rows)
     ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
     audit.end(session, operation)

@@ -208,7 +208,7 @@ class HandlersAlone(TestCase):
         publish("actions", "catch")
         with self.assertRaises(TransactionManagementError) as raised:
             deliver_all()
-        self.assertIn("tests.user_project.shop.subscribers.act: it goes on after", str(raised.exception))
+        self.assertIn("tests.user_project.shop.subscribers.act: it continues after", str(raised.exception))
         self.assertIn("`with transaction.atomic():` block of its own", str(raised.exception))
         self.assertIsInstance(raised.exception.__cause__, TransactionManagementError)
         self.assertEqual(texts(), [], "the test's transaction can be used")
