@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -246,39 +247,104 @@ def prepare(leg: Leg) -> Path:
     return interpreter
 
 
+# -- preparing ----------------------------------------------------------------
+
+
+class Requirements:
+    """What the steps need. All of it is prepared at the same time, and each step waits only for its own part."""
+
+    def __init__(self, chosen: list[Step], stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(max_workers=12))
+        self._headers = self._pool.submit(self._install_headers)
+        self._legs = {leg: self._pool.submit(self._prepare, leg) for leg in dict.fromkeys(step.leg for step in chosen)}
+        shared = {step.engine for step in chosen if not step.alone} & set(servers.ENGINES)
+        self._urls = {engine: self._pool.submit(self._url, engine) for engine in sorted(shared)}
+        self._needs = {
+            name: self._pool.submit(self._lack, name, install)
+            for name, install in (("java", servers.java), ("browser", servers.browser))
+            if any(step.needs == name for step in chosen)
+        }
+        self._pool.submit(self._announce, time.monotonic())
+
+    def interpreter(self, leg: Leg) -> Path | str:
+        """Return the interpreter of a leg, or the reason why there is none."""
+        return self._legs[leg].result()
+
+    def url(self, engine: str) -> str:
+        """Return the URL of an engine's shared server, or the reason why there is none."""
+        return self._urls[engine].result()
+
+    def lack(self, need: str) -> str:
+        """Return the reason why a requirement is missing, or an empty string."""
+        return self._needs[need].result() if need else ""
+
+    def _announce(self, began: float) -> None:
+        concurrent.futures.wait([*self._legs.values(), *self._urls.values(), *self._needs.values()])
+        print(f"Setup took {time.monotonic() - began:.0f} s.", flush=True)
+
+    @staticmethod
+    def _install_headers() -> None:
+        try:
+            servers.apt_install(servers.DRIVER_PACKAGES)
+        except servers.NotAvailable as error:
+            print(f"The driver's headers cannot be installed: {error}", file=sys.stderr)
+
+    def _prepare(self, leg: Leg) -> Path | str:
+        self._headers.result()  # pip compiles mysqlclient
+        try:
+            return prepare(leg)
+        except servers.NotAvailable as error:
+            return str(error)
+
+    def _url(self, engine: str) -> str:
+        """Servers are private unless the environment names one."""
+        given = os.environ.get(f"TEST_{engine.upper()}_URL")
+        if given:
+            return given
+        try:
+            servers.install(engine)
+            return self._stack.enter_context(servers.running(engine, extra=EXTRA[engine])).url
+        except servers.NotAvailable as error:
+            return f"{engine} is not available: {error}"
+
+    @staticmethod
+    def _lack(name: str, install: Callable[[], str]) -> str:
+        try:
+            install()
+        except servers.NotAvailable as error:
+            return f"{name} is not available: {error}"
+        return ""
+
+
 # -- running ------------------------------------------------------------------
 
 
-def run(
-    step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
-) -> Result:
-    """Run a step, on its own server if it needs one. ``lacks`` has the reasons for missing requirements."""
+def run(step: Step, number: int, requirements: Requirements) -> Result:
+    """Run a step, on its own server if it needs one."""
     if not step.alone:
-        return run_on(step, number, interpreters, urls, lacks)
+        return run_on(step, number, requirements, requirements.url(step.engine) if step.engine in EXTRA else "")
     try:
         servers.install(step.engine)
         with servers.running(step.engine, extra=EXTRA[step.engine]) as server:
-            return run_on(step, number, interpreters, {step.engine: server.url}, lacks)
+            return run_on(step, number, requirements, server.url)
     except servers.NotAvailable as error:
-        return run_on(step, number, interpreters, {step.engine: f"{step.engine} is not available: {error}"}, lacks)
+        return run_on(step, number, requirements, f"{step.engine} is not available: {error}")
 
 
-def run_on(
-    step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
-) -> Result:
-    """Run a step on one of the shared servers."""
-    interpreter = interpreters[step.leg]
+def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Result:
+    """Run a step on a server; ``url`` is empty if it needs none, or says why there is none."""
+    interpreter = requirements.interpreter(step.leg)
     if isinstance(interpreter, str):
         return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
-    if step.needs in lacks:
-        return Result(step, ok=False, seconds=0, detail=lacks[step.needs], not_run=True)
+    if lack := requirements.lack(step.needs):
+        return Result(step, ok=False, seconds=0, detail=lack, not_run=True)
     env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
     env |= step.env | {"COVERAGE_FILE": str(WORK / "coverage" / "data"), "PYTHONUNBUFFERED": "1"}
     if step.engine in servers.ENGINES:
-        url = urls[step.engine]
         if not url.startswith("mysql://"):
             return Result(step, ok=False, seconds=0, detail=url, not_run=True)
-        # Two steps run at a time, so each has its own test database.
+        # Several steps run at a time, so each has its own test database.
         env["DATABASE_URL"] = urlsplit(url)._replace(path=f"/step{number}").geturl()
     elif step.engine == "sqlite":
         folder = WORK / "sqlite"
@@ -334,25 +400,6 @@ def run_on(
     return result
 
 
-def server_urls(stack: contextlib.ExitStack, engines: set[str]) -> dict[str, str]:
-    """Return the URL of each engine's server, or the reason why there is none.
-
-    Servers are private unless the environment names one.
-    """
-    urls = {}
-    for engine in sorted(engines):
-        given = os.environ.get(f"TEST_{engine.upper()}_URL")
-        try:
-            if given:
-                urls[engine] = given
-                continue
-            servers.install(engine)
-            urls[engine] = stack.enter_context(servers.running(engine, extra=EXTRA[engine])).url
-        except servers.NotAvailable as error:
-            urls[engine] = f"{engine} is not available: {error}"
-    return urls
-
-
 # Snapshot isolation is the default from MariaDB 11.6.2; 10.11 can switch it on.
 # Tests read MySQL's locks, but not its statistics, which would take 10 % more time.
 EXTRA = {
@@ -374,30 +421,11 @@ def main() -> int:
     for folder in ("coverage", "junit"):
         shutil.rmtree(WORK / folder, ignore_errors=True)
         (WORK / folder).mkdir(parents=True)
-    interpreters: dict[Leg, Path | str] = {}
     with contextlib.ExitStack() as stack:
-        try:
-            servers.apt_install(servers.DRIVER_PACKAGES)
-        except servers.NotAvailable as error:
-            print(f"The driver's headers cannot be installed: {error}", file=sys.stderr)
-        lacks = {}
-        for name, install in (("browser", servers.browser), ("java", servers.java)):
-            try:
-                if any(step.needs == name for step in chosen):
-                    install()
-            except servers.NotAvailable as error:
-                lacks[name] = f"{name} is not available: {error}"
-        for leg in dict.fromkeys(step.leg for step in chosen):
-            try:
-                interpreters[leg] = prepare(leg)
-            except servers.NotAvailable as error:
-                interpreters[leg] = str(error)
-        shared = {step.engine for step in chosen if not step.alone}
-        urls = server_urls(stack, shared & set(servers.ENGINES))
-        print(f"Setup took {time.monotonic() - began:.0f} s.", flush=True)
+        requirements = Requirements(chosen, stack)
         with concurrent.futures.ThreadPoolExecutor(2) as busy, concurrent.futures.ThreadPoolExecutor(1) as waiting:
             jobs = [
-                (waiting if step.waits else busy).submit(run, step, number, interpreters, urls, lacks)
+                (waiting if step.waits else busy).submit(run, step, number, requirements)
                 for number, step in enumerate(chosen, 1)
             ]
             try:
@@ -408,13 +436,12 @@ def main() -> int:
                 for process in RUNNING:
                     process.terminate()
                 raise
-    coverage = coverage_report(interpreters)
+    coverage = coverage_report(WORK / "venv-3.11" / "bin" / "python")
     return summary(results, coverage, time.monotonic() - began)
 
 
-def coverage_report(interpreters: dict[Leg, Path | str]) -> str:
-    interpreter = interpreters.get(OLD)
-    if not isinstance(interpreter, Path) or not list((WORK / "coverage").glob("data*")):
+def coverage_report(interpreter: Path) -> str:
+    if not list((WORK / "coverage").glob("data*")):
         return ""
     env = os.environ | {"COVERAGE_FILE": str(WORK / "coverage" / "data")}
     subprocess.run([str(interpreter), "-m", "coverage", "combine", "-q"], cwd=ROOT, env=env, check=False)

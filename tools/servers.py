@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -107,6 +108,10 @@ def cache_folder() -> Path:
 # -- installing ---------------------------------------------------------------
 
 
+_APT = threading.Lock()
+"""apt-get cannot run twice at the same time."""
+
+
 def apt_install(packages: tuple[str, ...]) -> None:
     """Install packages that are missing, with sudo if needed.
 
@@ -128,16 +133,17 @@ def apt_install(packages: tuple[str, ...]) -> None:
             "yourself"
         )
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
-    ):
-        done = subprocess.run(
-            [*prefix, *command], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        # "update" also fails if a third-party source is unreachable, which is harmless.
-        if done.returncode and command[1] == "install":
-            raise NotAvailable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    with _APT:
+        for command in (
+            ["apt-get", "update", "-qq"],
+            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+        ):
+            done = subprocess.run(
+                [*prefix, *command], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            )
+            # "update" also fails if a third-party source is unreachable, which is harmless.
+            if done.returncode and command[1] == "install":
+                raise NotAvailable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 def _installed(package: str) -> bool:

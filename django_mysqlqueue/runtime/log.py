@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,9 @@ def error_line(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip().rsplit("\n", 1)[-1]
 
 
+_NEEDS_QUOTES = re.compile(r"[\s'\"=]")
+
+
 def _shown(value: Any) -> str:
     text = str(value)
-    return repr(text) if not text or any(character.isspace() or character in "'\"=" for character in text) else text
+    return repr(text) if not text or _NEEDS_QUOTES.search(text) else text

@@ -39,7 +39,7 @@ OPERATIONS = [
     ("queuepause g t --noinput", "is paused."),
     ("queueresume g t --noinput", "is resumed."),
     ("queueseek g t latest --noinput", "continues with the first message at or after offset"),
-    ("queueretry g t --dry-run", "has no messages that wait"),
+    ("queueretry g t --dry-run", "are waiting for another attempt"),
     ("queueredrive t --dry-run", "No dead letter"),
     ("queuediscard t --reason x --dry-run", "No dead letter"),
     ("queuescheduled t later --at 2100-01-01T00:00 --noinput", "Messages rescheduled to 2100-01-01"),

@@ -134,7 +134,7 @@ def test_one_partition_and_many_threads_is_warned_of(start):
     sequence()
     worker = start("--group", "plain", "--threads", "4", "--drain")
     assert worker.wait() == 0
-    assert "warning   p.plain has one partition" in worker.output
+    assert "warning   topic 'p.plain' has one partition" in worker.output
 
 
 def test_an_unknown_group_is_refused(db, tmp_path):

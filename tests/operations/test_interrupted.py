@@ -217,7 +217,7 @@ def test_deliveries_that_stay_locked_are_not_waited_for_without_end(db, operatio
     with transaction.atomic():
         list(DeliveryState.objects.select_for_update().filter(pk=("g", "t", "a", offsets[1])))
         with pytest.raises(
-            OperationRefused, match=rf"for 0.1 s \(offset {offsets[1]} in partition 'a', claimed by hung:"
+            OperationRefused, match=rf"for 0.1 s \(for example offset {offsets[1]} in partition 'a', claimed by hung:"
         ):
             in_thread(lambda: seek_or_drop(operation, Limits(locked_wait=0.1)))
     group = ConsumerGroup.objects.get()
