@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -36,8 +37,13 @@ QUEUE_MODELS = (
 )
 
 
+UNIT = Path(__file__).parent / "unit"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.path.is_relative_to(UNIT) and "_database" not in item.fixturenames:  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.any_engine)
         if item.get_closest_marker("servers_only") and not os.environ.get("DATABASE_URL"):
             item.add_marker(pytest.mark.skip(reason="cannot hold on SQLite: one writer at a time"))
 

@@ -136,6 +136,7 @@ def test_no_module_grows_without_end():
         assert len(file.read_text().splitlines()) <= 500, file
 
 
+@pytest.mark.any_engine
 def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_path):
     from benchmarks import rivals
 
@@ -146,6 +147,7 @@ def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir()), "before anything is built"
 
 
+@pytest.mark.any_engine
 def test_the_benchmark_of_rivals_ends_without_a_traceback_where_pip_does(monkeypatch, tmp_path):
     from benchmarks import rivals
 

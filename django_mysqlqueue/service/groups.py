@@ -72,7 +72,7 @@ def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
     run(using, lambda session: _insert(session, ref, mode, start))
     registered = find(using, ref)
     if registered is None:
-        raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} was dropped while it was registered.")
+        raise SubscriberError(f"The group {ref.group!r} on topic {ref.topic!r} was dropped while it was being registered.")
     return registered
 
 
@@ -179,7 +179,7 @@ def lock(session: Session, ref: GroupRef) -> Locked:
 
 def no_group_text(ref: GroupRef) -> str:
     """Return the error for a group that is not registered."""
-    return f"There is no group {ref.group!r} of {ref.topic!r}."
+    return f"There is no group {ref.group!r} on topic {ref.topic!r}."
 
 
 def unfinished(after_seek: str) -> Literal["", "seek", "drop"]:
@@ -201,7 +201,7 @@ def refuse_unfinished(ref: GroupRef, after_seek: str) -> None:
     """
     if action := unfinished(after_seek):
         raise OperationRefused(
-            f"A {action} of the group {ref.group!r} of {ref.topic!r} has not finished. "
+            f"A {action} of the group {ref.group!r} on topic {ref.topic!r} has not finished. "
             "If it was interrupted, run it again."
         )
 

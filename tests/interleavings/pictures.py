@@ -27,6 +27,7 @@ running all schedules.)"""
 RECORDED_ERRORS = (
     (r"(group '\w+') on topic '", r"\1 of '"),
     (r"(\w+) on t\b", r"\1 of t"),
+    ("while it was being registered", "while it was registered"),
     (r"(group g/t) is already paused", r"\1 is paused already"),
     (r"mode of the (group g/t) is already (\w+)", r"\1 is \2 already"),
     (r"(group g/t) no longer exists", r"\1 is gone already"),

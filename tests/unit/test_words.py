@@ -45,6 +45,7 @@ INSTEAD = {
     r"\bto who\b|\bfor who\b|\bof who\b": "users who, you",
     r"\ba note and no\b": "not",
     r"\bplay(?:s|ed)? (?:it |them )?back\b": "replay",
+    r"\b(?:neighbour|colour|behaviour|honour|favour)\w*": "the American spelling, as in Django's documentation",
 }
 """A phrase → what to write instead."""
 PHRASES = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in INSTEAD.items()}
