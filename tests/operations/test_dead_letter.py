@@ -242,7 +242,7 @@ def test_each_refusal_says_which_message_and_why(db):
     assert refusal(range(10**12, 10**12 + 8)).endswith("; and 3 more.")
     assert refusal([]) == "Name at least one offset."
     assert refusal(range(1, 502)) == "501 messages are named, but the maximum is 500."
-    assert refusal(offsets[:1], GroupRef("x", "t")) == "There is no group 'x' of 't'."
+    assert refusal(offsets[:1], GroupRef("x", "t")) == "There is no group 'x' on topic 't'."
 
 
 def test_a_second_time_it_is_settled_already(db):

@@ -52,7 +52,7 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
         lambda: retrying.retry_now(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
-        with pytest.raises(OperationRefused, match="A drop of the group 'g' of 't' has not finished"):
+        with pytest.raises(OperationRefused, match="A drop of the group 'g' on topic 't' has not finished"):
             refused()
     assert dropping.drop(USING, G, actor="bob")
     first, second = Operation.objects.order_by("id")

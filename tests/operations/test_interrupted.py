@@ -48,7 +48,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
         lambda: retrying.retry_now(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
-        with pytest.raises(OperationRefused, match="A seek of the group 'g' of 't' has not finished"):
+        with pytest.raises(OperationRefused, match="A seek of the group 'g' on topic 't' has not finished"):
             refused()
     seeking.seek(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
