@@ -282,7 +282,8 @@ class Requirements:
         return self._needs[need].result() if need else ""
 
     def _announce(self, began: float) -> None:
-        concurrent.futures.wait([*self._legs.values(), *self._urls.values(), *self._needs.values()])
+        for futures in (self._legs, self._urls, self._needs):
+            concurrent.futures.wait(futures.values())
         print(f"Setup took {time.monotonic() - began:.0f} s.", flush=True)
 
     @staticmethod

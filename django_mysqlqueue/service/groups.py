@@ -72,7 +72,9 @@ def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
     run(using, lambda session: _insert(session, ref, mode, start))
     registered = find(using, ref)
     if registered is None:
-        raise SubscriberError(f"The group {ref.group!r} on topic {ref.topic!r} was dropped while it was being registered.")
+        raise SubscriberError(
+            f"The group {ref.group!r} on topic {ref.topic!r} was dropped while it was being registered."
+        )
     return registered
 
 

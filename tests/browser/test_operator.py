@@ -238,7 +238,7 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     expect(page.get_by_text("Dead letters redriven: 1.")).to_be_visible()
     page.get_by_role("link", name="All dead letters").click()
     page.get_by_role("link", name="Redrive all").click()
-    expect(page.get_by_text("to the group that failed it: 2.")).to_be_visible()
+    expect(page.get_by_text("each for the group that failed it: 2.")).to_be_visible()
     page.get_by_role("button", name="Redrive all matching dead letters").click()
     expect(page.get_by_text("Dead letters redriven: 2.")).to_be_visible()
     # What was sent back waits in the outbox first: no lag is no proof that it was handled.
