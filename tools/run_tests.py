@@ -282,8 +282,8 @@ class Requirements:
         return self._needs[need].result() if need else ""
 
     def _announce(self, began: float) -> None:
-        for futures in (self._legs, self._urls, self._needs):
-            concurrent.futures.wait(futures.values())
+        for future in (*self._legs.values(), *self._urls.values(), *self._needs.values()):
+            future.exception()  # waits
         print(f"Setup took {time.monotonic() - began:.0f} s.", flush=True)
 
     @staticmethod
