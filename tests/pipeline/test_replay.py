@@ -124,6 +124,7 @@ def test_copies_for_one_group_are_not_replayed_in_their_turn(job):
     assert replay.plan(job, Replay("again", to="third")).rows == 4
 
 
+@pytest.mark.any_engine
 def test_what_is_chosen(job):
     rows = archived(job)
     middle = Replay("t", since=rows[3].offset, until=rows[9].offset, where="partition_key = 'k0'", to="again")
@@ -135,6 +136,7 @@ def test_what_is_chosen(job):
     assert replay.play(job, middle) == 2
 
 
+@pytest.mark.any_engine
 def test_a_rate_is_kept(job, monkeypatch):
     archived(job)
     slept = []
@@ -144,6 +146,7 @@ def test_a_rate_is_kept(job, monkeypatch):
     assert slept == [1.0, 2.0]
 
 
+@pytest.mark.any_engine
 def test_metadata_of_any_form(job):
     forms = [{}, {"a": "}"}, {CAME_FROM: "before"}, {"nested": {"a": [1, "{"]}}]
     for metadata in forms:
@@ -188,6 +191,7 @@ def test_what_was_for_one_group_goes_to_nobody_else(job):
         assert sorted(one[CAME_FROM]["offset"] for one in found) == [row.offset for row in offsets]
 
 
+@pytest.mark.any_engine
 def test_a_sparse_topic_keeps_up_with_its_rate(job, monkeypatch):
     """Slices are of messages, not of the offsets between them."""
     for number in range(60):
@@ -230,6 +234,7 @@ def test_a_bad_replay_is_named(options, says):
         Replay("t", **options)
 
 
+@pytest.mark.any_engine
 def test_a_condition_that_is_none_is_named(job):
     archived(job)
     for where in ("nothing = 1", "offset ="):
@@ -246,6 +251,7 @@ def test_a_group_that_nobody_knows_is_an_error(job):
 # -- the commands -------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_the_commands(job, capsys, settings):
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     publish_many("t", range(5))
@@ -271,6 +277,7 @@ def test_the_commands(job, capsys, settings):
     assert OutboxMessage.objects.filter(topic="again").count() == 5
 
 
+@pytest.mark.any_engine
 def test_an_unknown_topic_and_a_replay_of_nothing_are_errors(job, settings, capsys):
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     archived(job)
@@ -290,6 +297,7 @@ def test_an_unknown_topic_and_a_replay_of_nothing_are_errors(job, settings, caps
     assert not OutboxMessage.objects.exists()
 
 
+@pytest.mark.any_engine
 def test_a_no_does_nothing(job, monkeypatch, settings):
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     archived(job)
@@ -299,6 +307,7 @@ def test_a_no_does_nothing(job, monkeypatch, settings):
     assert not OutboxMessage.objects.exists()
 
 
+@pytest.mark.any_engine
 def test_a_damaged_archive_is_an_error_of_the_command(job, settings):
     from pathlib import Path
 

@@ -94,6 +94,7 @@ def test_the_order_of_a_key_is_kept_by_the_recipe(spark):
         assert numbers == list(range(key, 60, 3))
 
 
+@pytest.mark.any_engine
 def test_hashed_partitions_are_those_of_publish(spark, settings):
     from django_mysqlqueue import publish
 
@@ -119,6 +120,7 @@ def test_statements_are_small(place):
     assert sum(map(len, made)) == 5004
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -150,6 +152,7 @@ def test_a_bad_row_is_named_and_nothing_of_its_task_is_stored(spark, row, says):
     assert not OutboxMessage.objects.exists()
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
@@ -163,6 +166,7 @@ def test_a_bad_schema_is_named(spark, schema, says):
         write(spark.createDataFrame([], schema))
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("options", "says"),
     [({"topics": "t"}, "'topics'"), ({"partitions": "0"}, "partitions='0'"), ({"password": "x"}, "details of")],
@@ -172,6 +176,7 @@ def test_a_bad_option_is_named(spark, options, says):
         write(rows(spark, 1), **options)
 
 
+@pytest.mark.any_engine
 def test_messages_are_not_overwritten(spark):
     with pytest.raises(PySparkException, match="only appends"):
         rows(spark, 1).write.format("mysqlqueue").mode("overwrite").save()
