@@ -115,7 +115,7 @@ class QueueOverview:
     last_offset: int
     """The newest offset of the log."""
     sequenced_at: int
-    """When the sequencer last moved messages into the log, or found that other transactions hold all due ones; 0: never."""
+    """When the sequencer last moved messages into the log, or found all due ones locked by transactions; 0: never."""
     outbox: OutboxOverview
     groups: tuple[GroupOverview, ...]
     """In order of topic and group."""
