@@ -56,7 +56,7 @@ PAGES = Bounds()
 SCRAPES = Bounds(groups=1000, partitions=100_000, seconds=1.0)
 """Limits for metrics."""
 CHECKS = Bounds(groups=10_000, partitions=1_000_000, seconds=10.0)
-"""Limits for health checks: they run rarely, and a count that stops raises an alarm."""
+"""Limits for health checks: they run rarely, and fail if they cannot finish counting."""
 EXACT = Bounds(groups=2**31, count=2**62, partitions=2**31, seconds=float("inf"))
 """No limits, for ``queuestatus``: all counts are exact, however long that takes."""
 

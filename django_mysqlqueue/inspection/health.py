@@ -92,7 +92,7 @@ class HealthLimits:
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """A result of the check."""
+    """A problem that a health check found."""
 
     kind: str
     """The kind of a ``Problem``, or the exceeded limit: ``lag``, ``age``, ``dead_letters`` or ``subscribers``."""

@@ -68,9 +68,9 @@ class MessageListing:
     entries: list[LogMessage]
     """Newest first."""
     newer: int | None
-    """``after`` of the next newer page; None if this is the newest."""
+    """The argument ``after`` for the next newer page; None if this is the newest."""
     older: int | None
-    """``before`` of the next older page; None if there is none."""
+    """The argument ``before`` for the next older page; None if there is none."""
     looked: tuple[int, int] | None = None
     """The lowest and highest offset that were read, if only a part of the log was searched."""
 

@@ -96,7 +96,7 @@ class GroupOverview:
         return bool(self.lag) or self.waiting is not None
 
     def waiting_since(self, at: int) -> int:
-        """Return when a message started to wait for the group, at the earliest its registration or last seek.
+        """Return when a message started to wait for the group: not before the group was registered or last sought.
 
         Args:
             at: when the message entered the log, in epoch milliseconds.
@@ -115,7 +115,7 @@ class QueueOverview:
     last_offset: int
     """The newest offset of the log."""
     sequenced_at: int
-    """When the sequencer last moved messages into the log, or found all due ones locked by others; 0 if never."""
+    """When the sequencer last moved messages into the log, or found all due ones locked by transactions; 0: never."""
     outbox: OutboxOverview
     groups: tuple[GroupOverview, ...]
     """In order of topic and group."""

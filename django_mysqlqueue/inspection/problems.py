@@ -57,7 +57,23 @@ class Problem:
     severity: int
     """0: messages are stalled or handlers fail; 1: this will happen if nothing changes; 2: for information."""
     kind: Kind
-    """The kind of problem. The how-to guide *Troubleshoot* describes each."""
+    """The kind of problem. The how-to guide *Troubleshoot* says what to do about each.
+
+    - ``no_subscriber``: a group has a backlog and no live subscribers.
+    - ``stuck``: the first unsettled message of a partition has failed.
+    - ``silent``: a subscriber is lost.
+    - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
+    - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
+    - ``failing``: too many attempts of a group fail.
+    - ``recent_dead_letters``: a group has too many dead letters within the window.
+    - ``paused``: a group is paused.
+    - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
+    - ``unserved``: no live subscriber takes a partition.
+    - ``still``: a group with live subscribers is stalled.
+    - ``dead_letters``: a group has dead letters.
+    - ``long_transaction``: a transaction has been open for long.
+    - ``groupless``: a topic has messages and no consumer group.
+    """
     text: str
     """A description in the active language."""
     ref: GroupRef | None = None

@@ -28,7 +28,7 @@ class ScheduledListing:
     rows: tuple[ScheduledMessage, ...]
     """Messages in order of their time."""
     after: tuple[int, int] | None
-    """``after`` of the next page; None if this is the last."""
+    """The argument ``after`` for the next page; None if this is the last."""
     whole: bool
     """True if the page is full, or all scheduled messages after its start were read."""
 
@@ -57,7 +57,7 @@ def list_scheduled(
 
     Args:
         topic: only messages of this topic.
-        after: ``after`` of the previous page.
+        after: the attribute ``after`` of the previous page.
         limit: maximum number of messages.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         bounds: limits of what is read.

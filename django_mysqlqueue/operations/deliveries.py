@@ -107,7 +107,7 @@ def dead_letter(
     using: str | None = None,
     dry_run: bool = False,
 ) -> Result:
-    """Move messages to the DLQ that a consumer group would otherwise retry, all or none.
+    """Dead-letter messages that a consumer group would otherwise retry: all of them or none.
 
     Their remaining attempts are skipped.
 

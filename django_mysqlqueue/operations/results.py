@@ -33,7 +33,7 @@ class SeekResult(Result):
     """The result of ``seek``. Messages are counted only in a preview: without ``dry_run`` the counts are None."""
 
     offset: int
-    """The group continues with the first message from this offset on."""
+    """The group continues with the first message at or after this offset."""
     replayed: int | None = None
     """Settled messages that would be replayed; counted up to 10,000."""
     skipped: int | None = None

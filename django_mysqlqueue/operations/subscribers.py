@@ -39,7 +39,7 @@ def release(
         dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: there is no such group, or it has no lease of one of the partitions.
+        OperationRefused: there is no such group, or one of the partitions has no lease.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref

@@ -36,9 +36,9 @@ REFUSED = frozenset({"url", "user", "username", "password", "passwd", "host", "p
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the details of a database connection come from: the first of the following three that is set.
+    """Where the details of a database connection come from.
 
-    The order is: ``sqlite_file``, ``defaults_file``, ``url_variable``.
+    The first one that is set applies: ``sqlite_file``, ``defaults_file``, ``url_variable``.
 
     Attributes:
         sqlite_file: A SQLite database file.
