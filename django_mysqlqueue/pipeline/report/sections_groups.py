@@ -115,7 +115,7 @@ def latency(facts: Facts) -> Section:
             "For each group three points on a logarithmic scale: the 50th, 90th and 99th percentile of the time until "
             f"its messages were settled. Hollow points are upper bounds. {' '.join(says)}"
         )
-        pictures.append(charts.picture("Time from the log to settlement", text.strip(), charts.ranges(dots)))
+        pictures.append(charts.picture("Time from entering the log to settlement", text.strip(), charts.ranges(dots)))
     of_handlers = (*GROUP, Column("acks", "acks"), *PERCENTILE_COLUMNS)
     of_bounds = (
         *GROUP,
