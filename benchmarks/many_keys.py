@@ -21,7 +21,7 @@ from benchmarks import common
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000, help="number of keys (default: 1000000)")
     parser.add_argument("--batch-size", type=int, default=500, help="messages per claim (default: 500)")
     parser.add_argument("--mode", choices=("ordered", "shared"), default="ordered", help="mode (default: ordered)")

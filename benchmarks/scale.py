@@ -73,12 +73,26 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--engine", choices=("mariadb", "mysql"), default="mariadb", help="private server, without DATABASE_URL")
-    add("--buffer-pool", default="512M", help="its buffer pool, smaller than the large backlog (default: 512M)")
-    add("--only", nargs="+", choices=("idle", "claims", "snapshot"))
+    add(
+        "--engine",
+        choices=("mariadb", "mysql"),
+        default="mariadb",
+        help="engine of the private server; not used with DATABASE_URL (default: mariadb)",
+    )
+    add(
+        "--buffer-pool",
+        default="512M",
+        help="buffer pool of the private server, smaller than the large backlog (default: 512M)",
+    )
+    add("--only", nargs="+", choices=("idle", "claims", "snapshot"), help="measurements to run (default: all)")
     add("--partitions", type=int, nargs="+", default=[1, 100, 10_000], help="idle: numbers of partitions")
     add("--processes", type=int, nargs="+", default=[1, 10, 50], help="idle: numbers of subscriber processes")
-    add("--settle", type=float, default=75.0, help="idle: seconds to wait after all have their share (default: 75)")
+    add(
+        "--settle",
+        type=float,
+        default=75.0,
+        help="idle: seconds to wait after all processes own their fair share (default: 75)",
+    )
     add("--seconds", type=float, default=60.0, help="idle: seconds of a measurement (default: 60)")
     add("--messages", type=int, default=10_000_000, help="claims: size of the large backlog (default: 10000000)")
     add("--small", type=int, default=20_000, help="claims: size of the small backlog (default: 20000)")

@@ -27,13 +27,13 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
 
     Args:
         max_lag: maximum number of unsettled messages per group; less than 10,000, because counting stops there.
-        max_age: maximum number of seconds that a message waits for its group, or in the outbox.
+        max_age: maximum age, in seconds, of an unsettled message or of one that is due in the outbox.
         max_dead_letters: maximum number of dead letters per group.
         min_subscribers: minimum number of live subscribers per group.
         max_recent_dead_letters: maximum number of dead letters per group within the window (default, as for the
             next three: the setting ``HEALTH``).
         max_failure_ratio: maximum share of a group's attempts within the window that fail, 0 to 1.
-        min_attempts: number of attempts within the window below which the ratio is not checked.
+        min_attempts: minimum number of attempts within the window for the ratio to be checked.
         window: length, in seconds, of the window that ends now; 60 to 21,600.
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.

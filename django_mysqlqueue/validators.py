@@ -188,5 +188,5 @@ def rejected_exceptions(value: Any) -> tuple[type[Exception], ...]:
     found = exceptions(value)
     for one in found:
         if issubclass(one, NEVER_REJECTED):
-            raise Invalid(f"must not name {one.__name__}: it says nothing about the message and is always retried")
+            raise Invalid(f"must not name {one.__name__}: it is always retried, because the message does not cause it")
     return found

@@ -7,7 +7,7 @@ variable CI is set, that is a failure.
 
 All tests run on SQLite. Tests marked ``any_engine`` run only there, because they are independent of the database (pages
 of the admin, settings, the supervisor's processes, documents), with both Django versions. Coverage is measured in the
-steps with Python 3.11, without ``REPEATED``: these tests run the same lines a thousand times.
+steps with Python 3.11, without the tests in ``REPEATED``, which run the same lines a thousand times.
 """
 
 from __future__ import annotations

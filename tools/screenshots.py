@@ -252,7 +252,11 @@ def main() -> int:
     servers.end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=ROOT / ".test" / "screenshots", metavar="FOLDER", help="(default: %(default)s)"
+        "--out",
+        type=Path,
+        default=ROOT / ".test" / "screenshots",
+        metavar="FOLDER",
+        help="folder for the images (default: %(default)s)",
     )
     options = parser.parse_args()
     try:

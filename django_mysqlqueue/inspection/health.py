@@ -46,7 +46,7 @@ class HealthLimits:
     failure_ratio: float | None = None
     """Maximum share of attempts within the window that fail, 0 to 1."""
     min_attempts: int | None = None
-    """Number of attempts within the window below which the ratio is not checked."""
+    """Minimum number of attempts within the window for the ratio to be checked."""
     window: float | None = None
     """Length, in seconds, of the window that ends now."""
 
@@ -87,7 +87,7 @@ class HealthLimits:
             if not value >= 0:
                 raise OperationRefused(f"{name} {value!r}: must be at least 0")
             if most is not None and value > most:
-                raise OperationRefused(f"{name} {value!r}: must be below {CHECKS.count:,}, where counts stop")
+                raise OperationRefused(f"{name} {value!r}: must be below {CHECKS.count:,}: counting stops there")
 
 
 @dataclass(frozen=True, slots=True)

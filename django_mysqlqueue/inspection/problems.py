@@ -264,7 +264,7 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
             not any(head.key in subset for subset in subsets)
             and _age(now, group.waiting_since(head.published_at)) >= times.stuck
         ):
-            text = _("No live subscriber of %(ref)s takes partition %(key)s: it is in none of their subsets.")
+            text = _("No live subscriber of %(ref)s claims partition %(key)s: it is in none of their subsets.")
             yield Problem(0, "unserved", text % {"ref": group.ref, "key": repr(head.key)}, group.ref, head.key)
             return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +19,11 @@ def port(text: str) -> int:
     """Parse a port number.
 
     Raises:
-        ValueError: the text is not an integer from 1 to 65535.
+        argparse.ArgumentTypeError: the text is not an integer from 1 to 65535.
     """
-    value = int(text)
-    if not 1 <= value <= HIGHEST:
-        raise ValueError(f"{value} is not from 1 to {HIGHEST}")
-    return value
+    if not text.isdecimal() or not 1 <= int(text) <= HIGHEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer from 1 to {HIGHEST}")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

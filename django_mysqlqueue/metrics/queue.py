@@ -61,7 +61,7 @@ class _Families:
         self.counts = {name: gauge(name, text, LABELS) for name, text in COUNTS.items()}
         self.exact = gauge(
             "count_exact",
-            "0 if the metric of that name stopped counting, so that the true number may be larger.",
+            "0 if the count that the label names stopped at its limit: the true number may be larger.",
             (*LABELS, "count"),
         )
         self.oldest = gauge(

@@ -131,9 +131,9 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Ret
         )
     wanted = sorted(set(offsets))
     if not wanted:
-        raise OperationRefused("Name at least one offset.")
+        raise OperationRefused("Pass at least one offset.")
     if len(wanted) > MOST:
-        raise OperationRefused(f"{len(wanted):,} messages are named, but the maximum is {MOST}.")
+        raise OperationRefused(f"{len(wanted):,} offsets were passed, but the maximum is {MOST}.")
     rows = {row[0]: row[1:] for row in _rows(session, ref, wanted)}
     live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
     found: list[RetriedMessage] = []

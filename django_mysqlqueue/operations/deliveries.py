@@ -91,7 +91,7 @@ def _waiting_rows(
     if not missing_ok:
         waiting: set[object] = {offset for _key, offset in rows}
         waiting |= {one for one, found in by_id.items() if waiting.intersection(found)}
-        text = f"These messages do not wait for another attempt in the group {ref}: {{}}."
+        text = f"These messages are not waiting for another attempt in the group {ref}: {{}}."
         check_known(text, [*(ids or ()), *(offsets or ())], waiting)
     return rows
 
@@ -107,7 +107,7 @@ def dead_letter(
     using: str | None = None,
     dry_run: bool = False,
 ) -> Result:
-    """Dead-letter messages that a consumer group would otherwise retry: all of them or none.
+    """Move messages of a consumer group to the DLQ instead of retrying them, all or none.
 
     Their remaining attempts are skipped.
 
@@ -132,7 +132,7 @@ def dead_letter(
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         if ids is None and offsets is None:
-            raise OperationRefused("ids or offsets: name at least one message")
+            raise OperationRefused("ids or offsets: pass at least one message")
         ids = [] if ids is None else texts("ids", ids)
         by_id = unsettled_by_id(alias, ref, ids)
         check_known(f"The group {ref} has not claimed these messages, or has settled them: {{}}.", ids, by_id)

@@ -272,7 +272,7 @@ def _check_group(alias: str, dlq: str, group: str) -> None:
     known = {ref.group for ref in groups.registered_refs(alias) if ref.topic == topic}
     known |= failed_groups(Session(alias), dlq)
     raise OperationRefused(
-        f"There is no group {group!r} on topic {topic!r}, and {dlq} has no dead letters of a former one. "
+        f"There is no group {group!r} on topic {topic!r}, and {dlq} has no dead letters of a dropped one. "
         f"Groups: {named_or_meant(group, sorted(known))}"
     )
 

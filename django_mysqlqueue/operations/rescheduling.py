@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -76,7 +77,9 @@ def move(using: str, ids: Sequence[int], deliver_at: int, *, actor: str, topic: 
     def put(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, at, wait=False)
 
-    return _each(using, "reschedule", ids, put, actor=actor, topic=topic, reason=reason, detail=f"to {at}")
+    moment = datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
+    detail = f"to {moment.isoformat(timespec='milliseconds')}"
+    return _each(using, "reschedule", ids, put, actor=actor, topic=topic, reason=reason, detail=detail)
 
 
 def _each(

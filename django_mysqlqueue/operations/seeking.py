@@ -75,7 +75,9 @@ def position_of(
         raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or an integer of at least 1")
     last = log.end_of_log(session)
     if target > last + 1:
-        raise OperationRefused(f"offset {target}: the log ends at {last}, so messages before {target} would be lost")
+        raise OperationRefused(
+            f"offset {target}: the log ends at {last}; the group would skip future messages before {target}"
+        )
     return Position(target - 1)
 
 

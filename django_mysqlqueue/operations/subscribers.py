@@ -45,7 +45,7 @@ def release(
         ref = group_of(alias, group, topic).ref
         keys = texts("keys", keys)
         owners = leasing.owners(Session(alias), ref, keys)
-        check_known(f"The group {ref} has no lease of these partitions: {{}}.", keys, owners)
+        check_known(f"The group {ref} has no leases on these partitions: {{}}.", keys, owners)
         if dry_run:
             number = sum(bool(owner) for owner in owners.values())
         else:
@@ -55,7 +55,7 @@ def release(
             dry_run=dry_run,
             planned=_(
                 "Partitions of the group %(ref)s whose leases will be released: %(number)s. Another subscriber takes "
-                "them within seconds, and messages in flight there will be redelivered."
+                "them over within seconds, and messages in flight there will be redelivered."
             ),
             done=_("Partitions of the group %(ref)s whose leases were released: %(number)s."),
             nothing=_("No subscriber of the group %(ref)s holds these leases."),

@@ -119,7 +119,9 @@ class Selection:
             values: list[Any] = [int(number) for number in parts[: len(self._numbers)]]
             lengths = [int(number) for number in parts[len(self._numbers) : count]]
         except ValueError as error:
-            raise PipelineError(f"offset {offset}: a numeric column contains another value: {error}") from error
+            raise PipelineError(
+                f"offset {offset}: a numeric column contains a value that is not a number: {error}"
+            ) from error
         rest, begin = b"".join(parts[count:]), 0
         if self._texts and sum(lengths) + len(lengths) - 1 != len(rest):
             raise PipelineError(

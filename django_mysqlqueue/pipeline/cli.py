@@ -426,7 +426,7 @@ def place_arguments(parser: argparse.ArgumentParser) -> None:
         "the queue's database", f"default: the URL in the environment variable {URL_VARIABLE}"
     )
     group.add_argument(
-        "--defaults-file", default="", metavar="FILE", help="MySQL option file with the details of the connection"
+        "--defaults-file", default="", metavar="FILE", help="MySQL option file with the connection parameters"
     )
     group.add_argument(
         "--defaults-group", default="client", metavar="GROUP", help="group in the option file (default: client)"

@@ -65,13 +65,13 @@ class Place:
         """Create a place from the options of a data source.
 
         Raises:
-            PipelineError: The options contain details of the connection, for example a password, which would appear in
+            PipelineError: The options contain connection parameters, for example a password, which would appear in
                 query plans, tasks and logs.
         """
         for name in options:
             if name.lower() in REFUSED:
                 raise PipelineError(
-                    f"option {name!r}: details of the connection cannot be passed as options, because Spark pickles "
+                    f"option {name!r}: connection parameters cannot be passed as options, because Spark pickles "
                     f"and prints options; use an option file (defaultsFile) or the environment variable {URL_VARIABLE}"
                 )
         given = {field: str(options[name]) for name, field in cls.OPTIONS.items() if name in options}

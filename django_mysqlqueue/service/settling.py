@@ -135,7 +135,7 @@ def extend(using: str, delivery: Claimed, *, milliseconds: int, shared: bool) ->
 def _stale_text(delivery: Claimed) -> str:
     return (
         f"Delivery {delivery.token} of {delivery.ref.topic}[{delivery.offset}] to the group "
-        f"{delivery.ref.group!r} has been handed out again or settled."
+        f"{delivery.ref.group!r} was claimed again or settled."
     )
 
 

@@ -70,7 +70,7 @@ class Session:
         rows = self.rows(sql, parameters)
         if not rows or rows[-1][0] is not None:
             raise DatabaseError(
-                f"The database has returned {len(rows)} rows without the last one: something cuts off its answers, for "
+                f"The database returned only the first {len(rows)} rows of a result: something truncates results, for "
                 f"example sql_select_limit. Nothing was changed. Statement: {sql[:200]}"
             )
         return rows[:-1]

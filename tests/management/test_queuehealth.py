@@ -158,7 +158,7 @@ def test_filters(db, clock):
         (("--group", "bling"), r"No group 'bling' is registered. Registered: g, h"),
         (("--topic", "x"), r"No topic 'x' is registered. Registered: t, u"),
         (("--group", "h", "--topic", "u"), r"No group h is registered on topic u"),
-        (("--max-lag", "10000"), r"lag 10000: must be below 10,000, where counts stop"),
+        (("--max-lag", "10000"), r"lag 10000: must be below 10,000: counting stops there"),
         (("--max-dead-letters", "20000"), r"dead_letters 20000: must be below"),
         (("--max-lag", "-1"), r"lag -1: must be at least 0"),
         (("--max-age", "nan"), r"age nan: must be at least 0"),

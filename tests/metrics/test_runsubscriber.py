@@ -98,7 +98,7 @@ def test_a_port_that_is_taken(worker, options):
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "-1"])
 def test_what_is_no_port(db, port):
-    with pytest.raises(CommandError, match="--metrics-port"):
+    with pytest.raises(CommandError, match=r"--metrics-port: .*: must be an integer from 1 to 65535"):
         call_command("runsubscriber", "--metrics-port", port)
 
 

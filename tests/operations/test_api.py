@@ -213,7 +213,7 @@ def test_a_second_time_there_is_nothing_to_do(db, name):
 def test_ids_that_nothing_bears_are_named(db):
     waiting()
     for call, text in (
-        (lambda: operations.retry(*REF, ids=["x", "z"], actor="ada"), "do not wait for another attempt .*: 'z'"),
+        (lambda: operations.retry(*REF, ids=["x", "z"], actor="ada"), "are not waiting for another attempt .*: 'z'"),
         (lambda: operations.dead_letter(*REF, ids=["x", "z"], actor="ada"), "has not claimed these messages.*: 'z'"),
         (lambda: operations.redrive("t", ids=["z"], actor="ada"), "t_dlq has no dead letter of these messages: 'z'"),
         (lambda: operations.edit("t", 1, id="z", actor="ada"), "id 'z': t_dlq has no dead letter of this message"),
@@ -303,7 +303,7 @@ SURROGATE = "\ud800"
         (lambda: operations.retry(*REF, offsets=[True], actor="ada"), "offsets True: must be an integer"),
         (lambda: operations.retry(*REF, offsets=[2**63], actor="ada"), "offsets 9223372036854775808: must be"),
         (lambda: operations.retry(*REF, offsets=["4abc"], actor="ada"), "offsets '4abc': must be an integer"),
-        (lambda: operations.dead_letter(*REF, actor="ada"), "ids or offsets: name at least one"),
+        (lambda: operations.dead_letter(*REF, actor="ada"), "ids or offsets: pass at least one"),
         (lambda: operations.redrive("t", ids="xy", missing_ok=True, actor="ada"), "ids 'xy': must be a list"),
         (lambda: operations.redrive("t", rate=float("nan"), actor="ada"), "rate nan: must be more than 0"),
         (lambda: operations.redrive("t", rate=1e-320, actor="ada"), "rate 1e-320: must be from 0.001"),

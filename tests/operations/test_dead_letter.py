@@ -240,8 +240,8 @@ def test_each_refusal_says_which_message_and_why(db):
     text = refusal([offsets[0], offsets[1], 10**12])
     assert text == f"{prefix}{offsets[1]} is already settled; message {10**12} is not in the log of 't'."
     assert refusal(range(10**12, 10**12 + 8)).endswith("; and 3 more.")
-    assert refusal([]) == "Name at least one offset."
-    assert refusal(range(1, 502)) == "501 messages are named, but the maximum is 500."
+    assert refusal([]) == "Pass at least one offset."
+    assert refusal(range(1, 502)) == "501 offsets were passed, but the maximum is 500."
     assert refusal(offsets[:1], GroupRef("x", "t")) == "There is no group 'x' on topic 't'."
 
 

@@ -150,8 +150,8 @@ def test_plain_sessions_read_without_the_setting_for_filters(spark):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"password": "secret"}, "details of the connection"),
-        ({"Url": "mysql://…"}, "details of the connection"),
+        ({"password": "secret"}, "connection parameters"),
+        ({"Url": "mysql://…"}, "connection parameters"),
         ({"topic": "t"}, "option 'topic'"),
         ({"topics": "[]"}, "at least one"),
         ({"topics": '["a"'}, "JSON list"),

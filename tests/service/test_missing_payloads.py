@@ -155,7 +155,7 @@ def test_no_watermark_moves_by_an_answer_that_was_cut(db, monkeypatch, partition
         return rows[:20] if "delivery_state" in statement and "FOR UPDATE" not in statement else rows
 
     monkeypatch.setattr(Session, "rows", cut)
-    with pytest.raises(DatabaseError, match="something cuts off its answers"):
+    with pytest.raises(DatabaseError, match="something truncates results"):
         watermarks.sweep(USING, REF, keys)
     monkeypatch.undo()
     marks = dict(ConsumerOffset.objects.values_list("partition_key", "offset_acked"))

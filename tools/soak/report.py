@@ -64,7 +64,7 @@ class Report:
             said,
             "## Disturbances",
             table(("", "times"), self.done_to_it.items()),
-            f"The server was away {len(self.downtimes)} times, for {away:.0f} s in total.",
+            f"The server was unavailable {len(self.downtimes)} times, for {away:.0f} s in total.",
             "## Traffic",
             table(("", "count"), self.traffic.items()),
             "## Groups",

@@ -15,7 +15,7 @@ class Command(OperationCommand):
     """Dead-letter messages."""
 
     help = (
-        "Move messages to the DLQ that a consumer group would otherwise retry. Their remaining attempts are skipped. "
+        "Move messages of a consumer group to the DLQ instead of retrying them. Their remaining attempts are skipped. "
         "The messages must be waiting for another attempt, or their subscriber must be lost. Subscribers can keep "
         "running. If a live subscriber holds one of the messages, the command changes nothing."
     )
@@ -28,7 +28,7 @@ class Command(OperationCommand):
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         if not (options["offset"] or options["id"]):
-            raise CommandError("Name the messages by their offsets or with --id.")
+            raise CommandError("Pass the offsets of the messages, or their ids with --id.")
         return operations.dead_letter(
             options["group"], options["topic"], ids=options["id"], offsets=options["offset"] or None, **how
         )

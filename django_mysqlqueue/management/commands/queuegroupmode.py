@@ -21,7 +21,7 @@ class Command(OperationCommand):
         super().add_arguments(parser)
         add_group(parser)
         parser.add_argument(
-            "mode", choices=ConsumerGroup.Mode.values, help="mode that the group's handler will declare"
+            "mode", choices=ConsumerGroup.Mode.values, help="new mode, the one that the group's handler declares"
         )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:

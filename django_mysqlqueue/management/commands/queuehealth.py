@@ -53,7 +53,7 @@ class Command(QueueCommand):
             "--max-age",
             type=float,
             metavar="SECONDS",
-            help="maximum number of seconds that a message waits for its group, or in the outbox",
+            help="maximum age, in seconds, of an unsettled message or of one that is due in the outbox",
         )
         add("--max-dead-letters", type=int, metavar="N", help="maximum number of dead letters per group")
         add("--min-subscribers", type=int, metavar="N", help="minimum number of live subscribers per group")
@@ -75,7 +75,7 @@ class Command(QueueCommand):
             "--min-attempts",
             type=int,
             metavar="N",
-            help="number of attempts within the window below which the ratio is not checked "
+            help="minimum number of attempts within the window for the ratio to be checked "
             "(default: HEALTH['MIN_ATTEMPTS'], 10)",
         )
         add(

@@ -26,9 +26,9 @@ class Command(OperationCommand):
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         name = options["subscriber"]
         if (name is None) == (options["group"] is None):
-            raise CommandError("Name the partitions (GROUP TOPIC KEY…) or the subscriber (--subscriber NAME).")
+            raise CommandError("Pass either partitions (GROUP TOPIC KEY…) or a subscriber (--subscriber NAME).")
         if name is not None:
             return operations.forget(name, **how)
         if not options["key"]:
-            raise CommandError("Name the partitions to release: GROUP TOPIC KEY…")
+            raise CommandError("Pass the partitions to release: GROUP TOPIC KEY…")
         return operations.release(options["group"], options["topic"], options["key"], **how)

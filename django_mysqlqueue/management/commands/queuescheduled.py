@@ -74,9 +74,9 @@ class Command(ScheduledCommand):
         if options["id"]:
             super().run_on(using, options)
         elif options["now"] or options["at"]:
-            raise CommandError("--now and --at need the messages: TOPIC ID…")
+            raise CommandError("--now and --at require the topic and ids of the messages: TOPIC ID…")
         elif options["key"] is not None:
-            raise CommandError("--key needs the messages: TOPIC ID…")
+            raise CommandError("--key requires the topic and ids of the messages: TOPIC ID…")
         else:
             self._list(using, options)
 
@@ -108,6 +108,6 @@ class Command(ScheduledCommand):
 
     def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
         if options["now"] == (options["at"] is not None):
-            raise CommandError("Name the time: --now or --at WHEN.")
+            raise CommandError("Pass --now or --at WHEN.")
         at = moment(options["at"])  # None: now
         return operations.reschedule(options["topic"], options["id"], at, key=options["key"], **how)

@@ -44,7 +44,7 @@ class Command(OperationCommand):
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         position, when = options["position"], options["time"]
         if (position is None) == (when is None):
-            raise CommandError("Name the position: earliest, latest, an offset, or --time WHEN.")
+            raise CommandError("Pass one position: earliest, latest, an offset, or --time WHEN.")
         if position is not None and position.isdecimal() and len(position) < 20:
             position = int(position)
         return operations.seek(options["group"], options["topic"], position, time=moment(when), **how)

@@ -46,12 +46,11 @@ def positive(text: str) -> int:
     """Parse an integer above 0.
 
     Raises:
-        ValueError: the text is not an integer, or not above 0.
+        argparse.ArgumentTypeError: the text is not an integer, or not above 0.
     """
-    value = int(text)
-    if value < 1:
-        raise ValueError(f"{value} is not above 0")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
+    return int(text)
 
 
 class Command(LimitedCommand):
@@ -95,7 +94,9 @@ class Command(LimitedCommand):
             action="store_true",
             help="exit when the backlog is empty; waits for messages in backoff, not for scheduled messages",
         )
-        add("--max-messages", type=positive, metavar="N", help="exit after starting N messages (per process)")
+        add(
+            "--max-messages", type=positive, metavar="N", help="exit after passing N messages to handlers (per process)"
+        )
         add(
             "--max-memory",
             type=positive,

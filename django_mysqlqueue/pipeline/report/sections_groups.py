@@ -21,7 +21,7 @@ RECORDED = {
     "some": "some deliveries",
     "failures": "failures",
     "nothing": "none",
-    "idle": "none (rollups count none)",
+    "idle": "none (and rollups count none)",
 }
 
 
@@ -115,7 +115,7 @@ def latency(facts: Facts) -> Section:
             "For each group three points on a logarithmic scale: the 50th, 90th and 99th percentile of the time until "
             f"its messages were settled. Hollow points are upper bounds. {' '.join(says)}"
         )
-        pictures.append(charts.picture("Time from the log to settlement", text.strip(), charts.ranges(dots)))
+        pictures.append(charts.picture("Time from entering the log to settlement", text.strip(), charts.ranges(dots)))
     of_handlers = (*GROUP, Column("acks", "acks"), *PERCENTILE_COLUMNS)
     of_bounds = (
         *GROUP,
@@ -206,7 +206,7 @@ def failures(facts: Facts) -> Section:
         pictures.append(charts.picture("Failed attempts by error (ten most frequent)", text, charts.bars(bars, used)))
     columns = (
         *GROUP,
-        Column("error", "error (last line, N for numbers)", "text"),
+        Column("error", "error (last line, numbers replaced by N)", "text"),
         Column("failed", "retried"),
         Column("lost", "process lost"),
         Column("dead_lettered", "dead-lettered"),
@@ -215,7 +215,7 @@ def failures(facts: Facts) -> Section:
     )
     of_dead_letters = (
         *GROUP,
-        Column("error", "error (last line, N for numbers)", "text"),
+        Column("error", "error (last line, numbers replaced by N)", "text"),
         Column("dead_letters", "dead letters"),
         Column("mean_attempts", "mean attempts"),
         Column("first_at", "first (UTC)", "time"),
@@ -269,8 +269,8 @@ def lag(facts: Facts) -> Section:
     if by_source["rollups"]:
         unknown.append(
             f"The backlog of {named(facts, by_source['rollups'])} is computed backwards from the current one with the "
-            "counts of rollups. It is only as precise as these: counts of killed processes are missing, and messages "
-            "that were handled again after a seek count twice."
+            "counts of rollups. It is only as precise as these: counts that a killed process had not written are "
+            "missing, and messages that were handled again after a seek count twice."
         )
     if by_source["none"]:
         unknown.append(

@@ -104,8 +104,8 @@ def into_the_log(facts: Facts) -> Section:
             + ("" if len(rows) == 1 else f" It is the slowest of {len(rows)} topics.")
         )
         says.append(
-            "This includes the rest of the publisher's transaction, the wait for the sequencer, and the delay of "
-            "scheduled messages, because the log does not contain the time at which a message was due."
+            "Publish latency includes the rest of the publisher's transaction, the wait for the sequencer, and the "
+            "delay of scheduled messages, because the log does not contain the time at which a message was due."
         )
         step = words.stretch(facts.step)
         values = [
@@ -116,7 +116,7 @@ def into_the_log(facts: Facts) -> Section:
         if values:
             text = f"A line chart of the 50th and 99th percentile per {step}, of {total:,} messages. {says[0]}"
             spec = charts.lines(values, ["p50", "p99"], written=words.duration, logarithmic=True)
-            pictures.append(charts.picture("Time from the publisher's insert to the log", text, spec))
+            pictures.append(charts.picture("Time from the publisher's insert to entering the log", text, spec))
     columns = (Column("topic", "topic", "text"), Column("messages", "messages"), *PERCENTILE_COLUMNS)
     return Section(
         "into-the-log",

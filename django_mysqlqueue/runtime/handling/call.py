@@ -204,10 +204,10 @@ def _check_order(handler: Handler, settlements: list[Settlement]) -> None:
         elif key in put_off:
             first = put_off[key]
             raise SubscriberError(
-                f"{handler.where}: on_failure='block', but the message at offset {first.delivery.offset} was put off "
-                f"({OUTCOMES[first.action]}) and the later one at offset {settlement.delivery.offset} was settled "
-                f"({OUTCOMES[settlement.action]}). Raise an exception to put off the whole batch, or put off all "
-                "later messages of the partition too."
+                f"{handler.where}: on_failure='block', but the message at offset {first.delivery.offset} was nacked or "
+                f"snoozed ({OUTCOMES[first.action]}) and the later one at offset {settlement.delivery.offset} was "
+                f"settled ({OUTCOMES[settlement.action]}). Raise an exception to nack the whole batch, or nack or "
+                "snooze all later messages of the partition too."
             )
 
 

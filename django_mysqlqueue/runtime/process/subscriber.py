@@ -204,7 +204,7 @@ class Subscriber:
 
     # -- from outside ---------------------------------------------------------
 
-    def stop(self, reason: str = "it was told to", *, replace: bool = False) -> None:
+    def stop(self, reason: str = "stop() was called", *, replace: bool = False) -> None:
         """Ask for a clean stop, and return at once.
 
         Do not call this from a signal handler: the main thread may hold the locks that this takes.

@@ -186,9 +186,9 @@ def test_only_callables(thing):
         ({"retry_on": SystemExit}, "must be a subclass of Exception"),
         ({"reject_on": asyncio.CancelledError}, "must be a subclass of Exception"),
         ({"reject_on": ExceptionGroup}, "must not name an exception group"),
-        ({"reject_on": OperationalError}, "must not name OperationalError: it says nothing"),
-        ({"reject_on": (ValueError, InterfaceError)}, "must not name InterfaceError: it says nothing"),
-        ({"reject_on": StaleDelivery}, "must not name StaleDelivery: it says nothing"),
+        ({"reject_on": OperationalError}, "must not name OperationalError: it is always retried"),
+        ({"reject_on": (ValueError, InterfaceError)}, "must not name InterfaceError: it is always retried"),
+        ({"reject_on": StaleDelivery}, "must not name StaleDelivery: it is always retried"),
     ],
     ids=lambda value: repr(value)[:40],
 )
