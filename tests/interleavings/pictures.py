@@ -28,6 +28,7 @@ RECORDED_ERRORS = (
     (r"(group '\w+') on topic '", r"\1 of '"),
     (r"(\w+) on t\b", r"\1 of t"),
     ("while it was being registered", "while it was registered"),
+    ("was claimed again or settled", "has been handed out again or settled"),
     (r"(group g/t) is already paused", r"\1 is paused already"),
     (r"mode of the (group g/t) is already (\w+)", r"\1 is \2 already"),
     (r"(group g/t) no longer exists", r"\1 is gone already"),
