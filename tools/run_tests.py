@@ -196,6 +196,8 @@ class Result:
     ok: bool
     seconds: float
     detail: str
+    cpu: float = 0.0
+    """Seconds of CPU time of the step's processes, without the database server's."""
     passed: int = 0
     failed: int = 0
     skipped: int = 0
@@ -384,10 +386,10 @@ def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Res
                 stderr=subprocess.STDOUT,
             )
             RUNNING.append(process)
-            code = process.wait(STEP_TIMEOUT)
+            code, cpu = wait(process, STEP_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
-            code = -1
+            code, cpu = wait(process, STEP_TIMEOUT)
             output.write(f"\nThe step did not finish within {STEP_TIMEOUT} s.\n")
     text = log.read_text(errors="replace")
     counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|error|skipped)", text[-3000:])}
@@ -395,6 +397,7 @@ def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Res
         step,
         ok=code == 0,
         seconds=time.monotonic() - began,
+        cpu=cpu,
         detail="" if code == 0 else f"exit status {code}; the end of {log.relative_to(ROOT)}:\n{text[-12_000:]}",
         passed=counts.get("passed", 0),
         failed=counts.get("failed", 0) + counts.get("error", 0),
@@ -402,6 +405,23 @@ def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Res
     )
     print(f"{'ok    ' if result.ok else 'FAILED'} {step.name} ({step.leg.name}): {result.seconds:.0f} s", flush=True)
     return result
+
+
+def wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[int, float]:
+    """Return a process's exit code, and the CPU time in seconds of it and of the processes that it waited for.
+
+    Raises:
+        subprocess.TimeoutExpired: The process is still running after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, usage.ru_utime + usage.ru_stime
+        if time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(process.args, timeout)
+        time.sleep(0.1)
 
 
 # Snapshot isolation is the default from MariaDB 11.6.2; 10.11 can switch it on.
@@ -480,7 +500,8 @@ def summary(results: list[Result], coverage: str, seconds: float) -> int:
     for result in results:
         state = "NOT RUN" if result.not_run else "ok" if result.ok else "FAILED"
         tests = f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped" if result.passed else ""
-        print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{result.seconds:5.0f} s  {tests}")
+        times = f"{result.seconds:5.0f} s  CPU {result.cpu:4.0f} s"
+        print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{times}  {tests}")
     if longest := slowest_files():
         print("\nSlowest test files")
         print("\n".join(f"  {line}" for line in longest))
