@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from django.contrib.auth.models import Group, User
@@ -15,6 +15,7 @@ from django_mysqlqueue.admin.operations.base import IdsField
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS
 from django_mysqlqueue.admin.pages.subscribers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.inspection import bounds
+from django_mysqlqueue.inspection.problems import Kind
 from tests.support.documents import DOCS, blocks
 from tests.support.paths import ROOT
 
@@ -56,13 +57,14 @@ def test_the_page_on_the_dashboard_gives_permissions(db):
 
 
 def test_the_page_on_troubleshooting_has_every_problem():
-    """Its tables begin with the words of the problem, and its times are the thresholds."""
+    """Its tables begin with the words of the problem and its kind, and its times are the thresholds."""
     text = TROUBLESHOOT.read_text()
-    listed = re.findall(r"^\| \*([^*|]+)\* \|", text, re.MULTILINE)
+    listed = dict(re.findall(r"^\| \*([^*|]+)\* \| `(\w+)` \|", text, re.MULTILINE))
     source = (ROOT / "django_mysqlqueue" / "inspection" / "problems.py").read_text()
     texts = re.findall(r'\b(?:_|ngettext)\(\s*"([^"]+)"', source)
     kinds = set(re.findall(r'(?:yield|return) Problem\([^"]*"(\w+)"', source))
-    assert len(listed) == len(set(listed)) == len(kinds) > 9
+    assert sorted(listed.values()) == sorted(get_args(Kind))
+    assert kinds <= set(get_args(Kind))
     for words in listed:
         parts = [re.escape(part.strip()) for part in words.split("…")]
         assert any(re.search(".*".join(parts), re.sub(r"%\(\w+\)s", "…", one)) for one in texts), words

@@ -151,7 +151,7 @@ def subscriber(
         group: the name of the consumer group. It is required: if it came from the function's name, renaming the
             function would create a new group and replay all messages.
         mode: ``"ordered"``: one subscriber at a time handles a partition's messages one by one, in order.
-            ``"shared"``: messages go to any free handler, in any order.
+            ``"shared"``: messages go to any free handler thread, in any order.
         atomic: if True, the handler runs in a transaction that also writes the ack.
         start: where a new group starts: ``"earliest"`` or ``"latest"``.
         on_failure: in ordered mode, whether later messages of a partition overtake a failed one (``"skip"``) or wait
