@@ -63,7 +63,7 @@ class GroupOverview:
     lag: Count
     """Messages in the log that it has not settled."""
     waiting: DueMessages | None
-    """Messages of the topic that are due in the outbox; None if there are none."""
+    """Messages for the group that are due in the outbox; None if there are none."""
     in_flight: Count
     """Messages in flight."""
     retrying: Count
@@ -287,7 +287,7 @@ def _group(
         registered_at=int(registered_at),
         sought_at=int(sought_at),
         lag=(claimed + unclaimed).capped(most),
-        waiting=outbox.topics.get(ref.topic),
+        waiting=outbox.of(ref),
         in_flight=in_flight,
         retrying=retrying,
         dead_letters=dead.all,

@@ -57,7 +57,7 @@ def register(ref=G, mode="ordered", start="earliest"):
 def test_an_empty_queue():
     found = read()
     assert (found.groups, found.lag, found.live, found.oldest_at) == ((), Count(0), frozenset(), None)
-    assert found.outbox == OutboxOverview({}, Count(0), None)
+    assert found.outbox == OutboxOverview({}, {}, Count(0), None)
     assert get_group(*G, using=USING) is None
 
 

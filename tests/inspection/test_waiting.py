@@ -106,6 +106,19 @@ def test_a_group_that_waits_for_the_outbox_says_so_itself(db):
     assert {one.kind for one in problems_found()} == {"no_subscriber"}
 
 
+def test_messages_for_one_group_wait_for_that_group_alone(db):
+    for name in ("g", "other"):
+        groups.register(USING, GroupRef(name, "t"), mode="ordered", start="earliest")
+    publish_many("t", range(3))
+    OutboxMessage.objects.update(target_group="other")
+    assert [(group.ref.group, group.has_work) for group in list_groups()] == [("g", False), ("other", True)]
+    (problem,) = problems_found()
+    assert (problem.kind, problem.ref) == ("no_subscriber", GroupRef("other", "t"))
+    assert problem.text.startswith("No live subscribers for other/t; 3 messages are waiting")
+    publish_many("t", range(2))
+    assert [group.waiting.count.value for group in list_groups()] == [2, 5]
+
+
 def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clock):
     """Another process is frozen with the sequencer's mutex: nobody's lag grows."""
     sub = Sub(handler())
