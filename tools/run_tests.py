@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Run the whole test suite, for ``make test``. Standard library only.
 
-It installs missing packages, starts private database servers, runs the steps below (two at a time, and a third one that
-mostly waits for processes) and prints a summary. A step that cannot run is reported as NOT RUN. If the environment
-variable CI is set, that is a failure.
+It installs missing packages, starts private database servers, runs the steps below, three at a time, and prints a
+summary. A step that cannot run is reported as NOT RUN. If the environment variable CI is set, that is a failure.
 
 All tests run on SQLite. Tests marked ``any_engine`` run only there, because they are independent of the database (pages
 of the admin, settings, the supervisor's processes, documents), with both Django versions. Coverage is measured in the
@@ -99,8 +98,6 @@ class Step:
     """A further requirement: ``browser`` or ``java``."""
     alone: bool = False
     """Whether it needs its own server, because it asks the server which connections wait."""
-    waits: bool = False
-    """Whether it mostly waits for processes that it starts. It then runs next to two other steps."""
 
 
 def steps() -> list[Step]:
@@ -119,35 +116,37 @@ def steps() -> list[Step]:
     pipeline_of_the_engine = (*timed, "spark and not slow and not any_engine", "tests/pipeline")
     packaging = (*timed, "packaging", "tests/packaging")
     browser = (*timed, "browser", "tests/browser", "tests/pipeline")
+    pages = (*timed, "browser", "tests/browser/test_pages.py")
     interleavings = (*timed, "interleavings", "tests/interleavings")
     interleavings_of_the_engine = (*timed, "interleavings and not any_engine", "tests/interleavings")
     # Warnings are errors, including those about references that do not resolve.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
+    # The longest first, so that the last ones are short.
     return [
         *lint_steps(),
         Step("docs", NEW, docs),
-        Step("processes, SQLite", OLD, (*coverage, *processes), "sqlite", waits=True),
-        Step("processes of the engine, MariaDB", OLD, processes_of_the_engine, "mariadb", waits=True),
-        Step("processes of the engine, MySQL", NEW, processes_of_the_engine, "mysql", waits=True),
-        Step("pipeline, SQLite", OLD, (*coverage, *pipeline), "sqlite", needs="java"),
-        Step("most of the engine, MariaDB", OLD, (*coverage, *of_the_engine, *without_repeated), "mariadb"),
-        Step("most of the engine, MySQL", NEW, (*of_the_engine, *without_repeated), "mysql"),
-        Step("the rest of the engine, MariaDB", OLD, (*of_the_engine, *REPEATED), "mariadb"),
         Step("the rest of the engine, MySQL", NEW, (*of_the_engine, *REPEATED), "mysql"),
+        Step("the rest of the engine, MariaDB", OLD, (*of_the_engine, *REPEATED), "mariadb"),
+        Step("processes, SQLite", OLD, (*coverage, *processes), "sqlite"),
+        Step("most of the engine, MariaDB", OLD, (*coverage, *of_the_engine, *without_repeated), "mariadb"),
+        Step("pipeline, SQLite", OLD, (*coverage, *pipeline), "sqlite", needs="java"),
+        Step("processes of the engine, MySQL", NEW, processes_of_the_engine, "mysql"),
         Step("suite, SQLite", NEW, in_process, "sqlite"),
+        Step("most of the engine, MySQL", NEW, (*of_the_engine, *without_repeated), "mysql"),
+        Step("processes of the engine, MariaDB", OLD, processes_of_the_engine, "mariadb"),
         Step("any engine, SQLite", OLD, (*coverage, *any_engine), "sqlite"),
+        Step("browser, SQLite", NEW, browser, "sqlite", needs="browser"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
         Step("pipeline of the engine, MariaDB", NEW, pipeline_of_the_engine, "mariadb", needs="java"),
-        Step("browser, SQLite", NEW, browser, "sqlite", needs="browser"),
-        # The admin's pages differ between Django versions. The operations on them do not.
-        Step("browser, MariaDB", OLD, (*timed, "browser", "tests/browser/test_pages.py"), "mariadb", needs="browser"),
         Step("interleavings, MariaDB", OLD, interleavings, "mariadb", alone=True),
+        # The admin's pages differ between Django versions. The operations on them do not.
+        Step("browser, MariaDB", OLD, pages, "mariadb", needs="browser"),
         Step("interleavings, MySQL", NEW, interleavings_of_the_engine, "mysql", alone=True),
         Step("packaging and tutorial", OLD, packaging),
-        Step("conformance, SQLite", OLD, (*everything, *CONFORMANCE), "sqlite"),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
         Step("conformance, MariaDB with snapshot isolation", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
+        Step("conformance, SQLite", OLD, (*everything, *CONFORMANCE), "sqlite"),
         Step("demo, SQLite", OLD, ("manage.py", "demo", "--events", "2000"), "sqlite", {"DEMO": "1"}),
     ]
 
@@ -447,16 +446,13 @@ def main() -> int:
         (WORK / folder).mkdir(parents=True)
     with contextlib.ExitStack() as stack:
         requirements = Requirements(chosen, stack)
-        with concurrent.futures.ThreadPoolExecutor(2) as busy, concurrent.futures.ThreadPoolExecutor(1) as waiting:
-            jobs = [
-                (waiting if step.waits else busy).submit(run, step, number, requirements)
-                for number, step in enumerate(chosen, 1)
-            ]
+        # A step waits for its server half of the time: three keep two cores busy.
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            jobs = [pool.submit(run, step, number, requirements) for number, step in enumerate(chosen, 1)]
             try:
                 results = [job.result() for job in jobs]
             except BaseException:  # SIGTERM or Ctrl-C: end the steps too
-                busy.shutdown(wait=False, cancel_futures=True)
-                waiting.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
                 for process in RUNNING:
                     process.terminate()
                 raise

@@ -169,7 +169,11 @@ def test_a_bad_schema_is_named(spark, schema, says):
 @pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"topics": "t"}, "'topics'"), ({"partitions": "0"}, "partitions='0'"), ({"password": "x"}, "connection parameters")],
+    [
+        ({"topics": "t"}, "'topics'"),
+        ({"partitions": "0"}, "partitions='0'"),
+        ({"password": "x"}, "connection parameters"),
+    ],
 )
 def test_a_bad_option_is_named(spark, options, says):
     with pytest.raises(PySparkException, match=says):
