@@ -1,14 +1,16 @@
-# make demo    runs the example end to end (embedded SQLite; DATABASE_URL=… for a server, EVENTS=… for less)
-# make pipeline-demo  archives, reports on and replays it with Spark (needs Java 17; installs it on Debian)
-# make test    runs the whole test suite, servers included
-# make test-slow  runs what takes too long for that: kills of the archive, server settings, declarative pipelines
-# make explore runs every pair of operations under all schedules with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS=)
-# make soak    breaks everything for MINUTES=n while it works, and proves that nothing is lost (ENGINE=mariadb|mysql SEED=n)
-# make serve   serves the example project's site with the admin
-# make lint    ruff, mypy and the import contracts
-# make docs    builds the documentation into .test/docs
-# make reference  writes signatures and docstrings into the reference's pages
-# make wheel   builds the wheel and the sdist into dist/
+# make demo           run the example end to end on SQLite (DATABASE_URL=… for a server, EVENTS=n for fewer events)
+# make pipeline-demo  run the example, then archive, report on and replay its messages with Spark (needs Java 17; installs it on Debian)
+# make serve          serve the example project with the admin and the dashboard at http://127.0.0.1:8000/ (PORT=n)
+# make check          run ruff, mypy, the import contracts and the tests that matter most on SQLite, in under three minutes
+# make test           run the test suite on temporary MariaDB and MySQL servers and on SQLite
+# make test-slow      run the slow tests: the archive under SIGKILL, server settings, the declarative pipeline
+# make explore        run every pair of operations under every schedule with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS= ONLY= REPLAY= RECORD=)
+# make soak           kill, freeze and disconnect a running queue for MINUTES=n, then account for every message (ENGINE=mariadb|mysql SEED=n REPORT=folder)
+# make lint           run ruff, mypy and the import contracts
+# make docs           build the documentation into .test/docs
+# make reference      update the generated parts of the documentation
+# make wheel          build the wheel and the sdist into dist/
+# make clean          delete .venv, .test, demo-output, build products and caches
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -27,22 +29,22 @@ JOBS ?= 1
 
 export DATABASE_URL
 
-.PHONY: help demo pipeline-demo serve test test-slow soak explore lint docs reference wheel check-python clean
+.PHONY: help demo pipeline-demo serve check test test-slow soak explore lint docs reference wheel check-python clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 check-python:
-	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or later (Debian: apt install python3 python3-venv make)."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: name a later one, make PYTHON=python3.12 …"; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv: install it (Debian: apt install python3-venv)."; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found. Install Python 3.11 or later (Debian: apt install python3 python3-venv make)."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11. Use a newer interpreter: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. Install it (Debian: apt install python3-venv)."; exit 1; }
 
 $(VENV)/installed: pyproject.toml constraints.txt | check-python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[example]'
 	@touch $@
 
-# The driver is compiled against MariaDB's client library; SQLite needs none of it.
+# mysqlclient is compiled against MariaDB's client library. SQLite does not need it.
 $(VENV)/installed-mysql: $(VENV)/installed
 	$(PYTHON) tools/servers.py install driver
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[example,mysql]'
@@ -69,6 +71,9 @@ serve: $(INSTALLED)
 	$(BIN)/python manage.py demouser
 	$(BIN)/python manage.py runserver $(PORT)
 
+check: check-python
+	$(PYTHON) tools/run_tests.py --check
+
 test: check-python
 	$(PYTHON) tools/run_tests.py
 
@@ -92,7 +97,7 @@ docs: check-python
 	$(PYTHON) tools/run_tests.py --only docs
 	@echo "Open .test/docs/index.html."
 
-# The package itself is parsed, not imported, and need not be installed.
+# reference.py parses the package without importing it, so the package need not be installed.
 reference: check-python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt griffelib ruff

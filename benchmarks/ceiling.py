@@ -1,8 +1,7 @@
-"""The same row writes as hand-written SQL on the bare driver: what no queue on these tables can exceed.
+"""The ceiling: the same row writes as hand-written SQL on the driver alone. No queue on these tables can be faster.
 
-Same tables, same indexes, same transactions, the statements' text made once.
-Nothing is checked, nothing handled, no Django. One partition's offsets row is
-locked for each partition that a claim takes from, as the protocol does.
+It uses the same tables, indexes and transactions, and builds the text of each statement once. It does no checks, calls
+no handlers and does not use Django. Like the protocol, a claim locks the offsets row of each of its partitions.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
 
 
 def connect() -> Any:
-    """A connection of mysqlclient at READ COMMITTED, autocommit off."""
+    """Return a mysqlclient connection at READ COMMITTED with autocommit off."""
     import os
 
     import MySQLdb
@@ -43,7 +42,7 @@ COLUMNS = "topic, partition_key, id, payload, metadata"
 
 
 def publish_one_by_one(connection: Any, rows: list[tuple[Any, ...]], *, transactions: bool) -> None:
-    """Each row in a transaction: BEGIN, INSERT, COMMIT; or one autocommitted statement."""
+    """Insert each row in its own transaction (BEGIN, INSERT, COMMIT), or with one autocommitted statement."""
     connection.autocommit(not transactions)
     cursor = connection.cursor()
     sql = f"INSERT INTO queue_outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s)"
@@ -57,7 +56,7 @@ def publish_one_by_one(connection: Any, rows: list[tuple[Any, ...]], *, transact
 
 
 def publish_many(connection: Any, rows: list[tuple[Any, ...]], size: int) -> None:
-    """Each statement commits by itself."""
+    """Insert rows with multi-row statements, each of which commits by itself."""
     connection.autocommit(True)
     cursor = connection.cursor()
     for start in range(0, len(rows), size):
@@ -74,7 +73,7 @@ COPIED = (
 
 
 def sequence(connection: Any, size: int) -> int:
-    """One pass of the sequencer; returns how many rows it moved."""
+    """Run the sequencer once. Return the number of rows that it moved."""
     cursor = connection.cursor()
     cursor.execute("SELECT id FROM queue_sequencer WHERE id = 1 FOR UPDATE SKIP LOCKED")
     cursor.execute(
@@ -109,7 +108,7 @@ def create_offsets(connection: Any, group: str, topic: str, partitions: int) -> 
 
 
 class Consumer:
-    """Claims from its partitions by turns and acks with the next claim, as one subscriber does."""
+    """Claims from its partitions in turn and acks with the next claim, as a subscriber does."""
 
     def __init__(self, connection: Any, group: str, topic: str, partitions: int, batch: int, *, depth: int = 1) -> None:
         self.connection = connection
@@ -118,12 +117,12 @@ class Consumer:
         self.keys = [f"k{number}" for number in range(partitions)]
         self.batch = batch
         self.depth = depth
-        """How many messages to take from a partition at least, where there are that many."""
+        """Minimum number of messages to claim from a partition, if it has that many."""
         self.held: dict[str, list[int]] = {}
         self._turn = 0
 
     def step(self) -> int:
-        """One transaction: settles what the last step claimed, claims the next batch; returns how many."""
+        """Settle the last batch and claim the next one, in one transaction. Return the size of the new batch."""
         count = min(len(self.keys), self.batch // self.depth, 100)
         keys = [self.keys[(self._turn + place) % len(self.keys)] for place in range(count)]
         self._turn += count
@@ -175,11 +174,11 @@ class Consumer:
         return len(found)
 
     def _store(self, cursors: dict[str, int], acked: dict[str, list[int]]) -> None:
-        """Watermarks and cursors by one UPDATE."""
+        """Update watermarks and positions with one statement."""
         places = []
         for key in sorted({*acked, *self.held}):
             claimed = self.held[key][-1] if key in self.held else cursors[key]
-            # What this step does not ack, the one before has: there is nothing in between.
+            # Messages that this step does not ack were acked by the previous one, so the watermark is the position.
             places += [key, acked[key][-1] if key in acked else cursors[key], claimed]
         if not places:
             return

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the environment, the machine's record, processes, tables of results."""
+"""Shared code of the benchmarks: environment, description of the machine, processes, tables of results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAYLOAD = {"text": "x" * 180}
-"""With a number beside it some 200 bytes as JSON."""
+"""Together with a number, about 200 bytes of JSON."""
 
 
 def set_up() -> None:
-    """Django with the benchmarks' settings, empty tables, and a server that flushes every commit."""
+    """Set up Django with the benchmarks' settings, empty tables, and a server that flushes every commit."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
@@ -37,7 +37,7 @@ def set_up() -> None:
 
 
 def make_durable() -> None:
-    """Full durability, whatever the server was started with: each COMMIT is on disk before its answer."""
+    """Set the server to full durability: each COMMIT is on disk before it is answered."""
     from django.db import connection
 
     if connection.vendor == "mysql":
@@ -47,7 +47,7 @@ def make_durable() -> None:
 
 
 def reset() -> None:
-    """Empties every table of the queue and of the benchmarks."""
+    """Empty every table of the queue and of the benchmarks."""
     from django.apps import apps
     from django.db import connection
 
@@ -60,7 +60,7 @@ def reset() -> None:
 
 
 def environment() -> dict[str, Any]:
-    """The machine, the versions and the server's settings, for the record."""
+    """Return a description of the machine, the versions and the server's settings, for the results."""
     import django
     from django.db import connection
 
@@ -89,7 +89,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def interleaved(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Runs all cases by turns, so that whatever else the machine does falls on each of them alike."""
+    """Run all cases in turn, so that other load on the machine affects all of them alike."""
     results: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(1, rounds + 1):
         for name, case in cases.items():
@@ -101,7 +101,7 @@ def interleaved(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str,
 
 
 def report(name: str, result: dict[str, Any], table: Sequence[Sequence[str]], path: str | None) -> None:
-    """JSON on stdout (or into a file), a table for people on stderr."""
+    """Print JSON on stdout (or write it to a file), and a table on stderr."""
     text = json.dumps({"benchmark": name, "environment": environment(), **result}, indent=1, default=str)
     if path:
         Path(path).write_text(text + "\n")
@@ -121,7 +121,7 @@ def report(name: str, result: dict[str, Any], table: Sequence[Sequence[str]], pa
 
 
 class Running:
-    """Real ``runsubscriber`` processes; when they have ended, ``records`` holds what each of them noted."""
+    """``runsubscriber`` processes. After they have exited, ``records`` has the record of each."""
 
     def __init__(self, count: int, arguments: Sequence[str], settings: dict[str, Any]) -> None:
         self.records: list[dict[str, Any]] = []
@@ -142,14 +142,14 @@ class Running:
             process.send_signal(signal.SIGTERM)
         codes = [process.wait(60) for process in self.processes]
         if any(codes):
-            raise RuntimeError(f"exit codes {codes}:\n{Path(self._folder.name, 'log').read_text()[-3000:]}")
+            raise RuntimeError(f"exit statuses {codes}:\n{Path(self._folder.name, 'log').read_text()[-3000:]}")
         self.records = [json.loads(path.read_text()) for path in Path(self._folder.name).glob("*.json")]
         self._folder.cleanup()
 
 
 @contextlib.contextmanager
 def subscribers(count: int, *arguments: str, **settings: Any) -> Iterator[Running]:
-    """Subscriber processes that run while the block does; ``settings`` are the queue's."""
+    """Run subscriber processes during the block. ``settings`` are those of the queue."""
     running = Running(count, arguments, settings)
     try:
         yield running
@@ -158,11 +158,15 @@ def subscribers(count: int, *arguments: str, **settings: Any) -> Iterator[Runnin
 
 
 def wait_for(condition: Callable[[], bool], *, timeout: float = 600, every: float = 0.02) -> float:
-    """Waits until something holds; returns when it was seen (epoch seconds)."""
+    """Wait until a condition holds. Return the time at which this was seen, in epoch seconds.
+
+    Raises:
+        TimeoutError: The condition does not hold after ``timeout`` seconds.
+    """
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("the benchmark's work did not end")
+            raise TimeoutError(f"the benchmark's work did not finish within {timeout:g} s")
         time.sleep(every)
     return time.time()
 

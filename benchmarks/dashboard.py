@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Server time of every page of the dashboard on a queue of some size.
+"""Measure the response time of every page of the dashboard on a large queue.
 
     python benchmarks/dashboard.py --engine mariadb        # a private server with full durability
     python benchmarks/dashboard.py --engine mysql --messages 1000000
 
-It fills the log (10 million messages), delivery rows (a million, settled behind a stuck head), partitions (10,000 of
-each group), dead letters and recorded deliveries, then asks for each page through Django's test client. JSON goes to
-stdout, a table to stderr: the median, the longest, the number of queries, and what of the time the server took.
+It fills the log (10 million messages), delivery rows (a million settled ones after an unsettled message), partitions
+(10,000 per group), dead letters and recorded deliveries, then requests each page with Django's test client. JSON goes
+to stdout, a table to stderr: the median, the maximum, the number of queries, and the time spent in SQL.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
         scale._make_numbers("default")
         began = time.monotonic()
         places = _fill(options)
-        _say(f"filled in {time.monotonic() - began:.0f} s")
+        _say(f"Filled the tables in {time.monotonic() - began:.0f} s")
         result = {"benchmark": "dashboard", "environment": common.environment(), "options": vars(options)}
         print(json.dumps({**result, "pages": _measure(options, places)}))
 
@@ -65,18 +65,18 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--engine", choices=("mariadb", "mysql"), default="mariadb")
-    add("--buffer-pool", default="1G", help="of the private server; the log should not fit")
-    add("--messages", type=int, default=10_000_000)
-    add("--states", type=int, default=1_000_000, help="settled delivery rows behind a stuck head")
-    add("--partitions", type=int, default=10_000, help="of each group")
-    add("--letters", type=int, default=20_000, help="dead letters")
-    add("--rounds", type=int, default=15)
+    add("--engine", choices=("mariadb", "mysql"), default="mariadb", help="server (default: mariadb)")
+    add("--buffer-pool", default="1G", help="buffer pool, smaller than the log (default: 1G)")
+    add("--messages", type=int, default=10_000_000, help="number of messages in the log (default: 10000000)")
+    add("--states", type=int, default=1_000_000, help="settled delivery rows after an unsettled one (default: 1000000)")
+    add("--partitions", type=int, default=10_000, help="number of partitions per group (default: 10000)")
+    add("--letters", type=int, default=20_000, help="number of dead letters (default: 20000)")
+    add("--rounds", type=int, default=15, help="number of requests per page (default: 15)")
     return parser.parse_args()
 
 
 def _fill(options: argparse.Namespace) -> dict[str, int]:
-    """The log, the groups' places in it, what they hold and what they gave up on."""
+    """Fill the log, the groups' positions, delivery rows and dead letters. Return offsets for the pages."""
     from benchmarks.scale import _analyze, _fill_log, _fill_offsets, _rows
     from django_mysqlqueue.service import groups, leasing, rollups
     from django_mysqlqueue.service.refs import GroupRef
@@ -88,7 +88,7 @@ def _fill(options: argparse.Namespace) -> dict[str, int]:
     groups.register("default", stuck, mode="ordered", start="earliest")
     first, _last = _fill_log("default", TOPIC, options.messages - options.states, options.partitions)
     for ref in refs:
-        # A tenth of the partitions has something to do.
+        # A tenth of the partitions has a backlog.
         low = f"CASE WHEN partition_key LIKE '%%7' THEN MAX(`offset`) - {options.partitions * 3} ELSE MAX(`offset`) END"
         _fill_offsets("default", ref.group, TOPIC, low, low)
     head, _ = _fill_log("default", BUSY, options.states, 1)
@@ -179,14 +179,14 @@ def _measure(options: argparse.Namespace, places: dict[str, int]) -> list[dict[s
         ("message, stuck", "message/", {"offset": places["stuck"]}),
     ]
     found = []
-    _say("page", "median ms", "longest ms", "first ms", "queries", "in SQL ms")
+    _say("page", "median ms", "max ms", "first ms", "queries", "SQL ms")
     for name, path, query in pages:
         times, in_sql, queries = [], [], 0
-        for number in range(20):  # alive while they are looked at
+        for number in range(20):  # keep the subscribers live
             refs = [*(GroupRef(one, TOPIC) for one in GROUPS), GroupRef("stuck", BUSY)]
             heartbeats.beat("default", f"host:{number}", refs, {"host": "host", "pid": number})
         for _round in range(options.rounds):
-            reset_queries()  # the log of them ends at 9,000
+            reset_queries()  # Django keeps at most 9,000 queries
             with CaptureQueriesContext(connection) as captured:
                 began = time.perf_counter()
                 answer = client.get(path if path.startswith("/") else PLACE + path, query)

@@ -1,4 +1,4 @@
-"""What ``benchmarks/dashboard.py`` asks for."""
+"""URLs for ``benchmarks/dashboard.py``."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Latency from a publisher's COMMIT to the start of the handler, with the default settings.
+"""Measure the latency from a publisher's COMMIT to the start of the handler, with the default settings.
 
     python tools/servers.py run mariadb -- python benchmarks/latency.py
 
-Messages are published one by one in transactions, by a few threads, at a
-steady rate whatever the subscriber does (an open loop), to 20 partitions. The
-publisher notes when each COMMIT was answered, the subscriber when each handler
-began; both are processes of one machine and read one clock.
+Some threads publish messages to 20 partitions, one per transaction, at a steady rate that does not depend on the
+subscriber (an open loop). The publisher records when each COMMIT was answered, the subscriber when each handler
+started. Both processes run on the same machine and use the same clock.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PUBLISHERS = 4
 
 
 def publish_steadily(rate: float, seconds: float) -> dict[int, float]:
-    """Publishes at the given rate; returns when each message's COMMIT was answered (epoch seconds)."""
+    """Publish at a steady rate. Return when each message's COMMIT was answered, in epoch seconds."""
     from django.db import connections, transaction
 
     from django_mysqlqueue import publish
@@ -53,7 +52,7 @@ def publish_steadily(rate: float, seconds: float) -> dict[int, float]:
 
 
 def measure(rate: float, seconds: float) -> dict[str, float]:
-    """Milliseconds: p50, p95, p99 and the longest; and the rate that was reached."""
+    """Return p50, p95, p99 and the maximum in milliseconds, and the rate that was reached."""
     common.reset()
     with common.subscribers(1, "--topic", "latency", "--group", "g1") as running:
         from django_mysqlqueue.models import SubscriberHeartbeat
@@ -63,8 +62,8 @@ def measure(rate: float, seconds: float) -> dict[str, float]:
         common.wait_for(lambda: common.is_drained("latency", ["g1"]))
     starts = {number: at for record in running.records for number, at in record["starts"]}
     if starts.keys() != committed.keys():
-        raise RuntimeError(f"{len(committed)} published, {len(starts)} handled")
-    # The first seconds take leases and warm caches; they are what a deployment sees once.
+        raise RuntimeError(f"published {len(committed)} messages, but {len(starts)} were handled")
+    # Leave out the first two seconds, in which the subscriber takes leases and caches are warmed.
     waits = sorted(1000 * (starts[number] - at) for number, at in committed.items() if number >= rate * 2)
     cuts = statistics.quantiles(waits, n=100)
     took = max(committed.values()) - min(committed.values())
@@ -73,10 +72,12 @@ def measure(rate: float, seconds: float) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of publishing, for each rate and round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rate", type=float, action="append", help="messages a second (repeatable)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds per rate and round (default: 20)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
+    parser.add_argument(
+        "--rate", type=float, action="append", help="messages per second; may be repeated (default: 10, 100, 1000)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()
     environment = common.environment()
@@ -86,7 +87,7 @@ def main() -> None:
         for rate in rates:
             found[rate].append(measure(rate, max(options.seconds, 200 / rate)))
             print(f"  round {number + 1}  {rate:6.0f}/s  {found[rate][-1]}", file=sys.stderr, flush=True)
-    table = [["commit to handler, ms (medians)", "p50", "p95", "p99", "longest", "reached/s"]]
+    table = [["commit to handler, ms (medians)", "p50", "p95", "p99", "max", "messages/s"]]
     result: dict[str, Any] = {}
     for rate, rounds in found.items():
         row = {name: round(common.median([one[name] for one in rounds]), 1) for name in rounds[0]}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A message for each of very many keys: what a subscriber's memory and the tables hold while it works and afterwards.
+"""Measure a subscriber's memory and the size of the tables with one message for each of a large number of keys.
 
     python tools/servers.py run mariadb -- python benchmarks/many_keys.py --keys 1000000
 
-Without DATABASE_URL it runs on SQLite.
+Without DATABASE_URL, it runs on SQLite.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from benchmarks import common
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keys", type=int, default=1_000_000)
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--mode", choices=("ordered", "shared"), default="ordered")
-    parser.add_argument("--json", metavar="FILE")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=1_000_000, help="number of keys (default: 1000000)")
+    parser.add_argument("--batch-size", type=int, default=500, help="messages per claim (default: 500)")
+    parser.add_argument("--mode", choices=("ordered", "shared"), default="ordered", help="mode (default: ordered)")
+    parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()
     from django.db import connection

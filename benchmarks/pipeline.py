@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The pipeline beside Spark's JDBC source, the driver alone and connectorx, on the same rows in one run.
+"""Compare the pipeline with Spark's JDBC source, the driver alone and connectorx, on the same rows in one run.
 
     python benchmarks/pipeline.py --engine mariadb                 # a million messages of 200 bytes, local[2]
     python benchmarks/pipeline.py --engine mariadb --rows 5000000 --only read archive
 
-It starts a private server, fills the log, and measures by turns, so that a busy moment of the machine meets all:
-reading (nothing is kept), archiving to Parquet (verification included, and what of it is verification), and the sink.
-JDBC needs Debian's libmariadb-java, connectorx its package; what is not there is said. JSON goes to stdout, a table to
-stderr; rates are rows a second, ratios are of medians.
+It starts a private server, fills the log, and runs all contestants in turn, so that other load on the machine affects
+them alike. It measures reading (rows are discarded), archiving to Parquet (with and without verification), and the
+sink. JDBC needs Debian's libmariadb-java, and connectorx its package; missing contestants are reported and left out.
+JSON goes to stdout, a table to stderr. Rates are in rows per second; ratios are ratios of medians.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     try:
         servers.apt_install(("libmariadb-java",))
     except servers.NotAvailable as error:
-        print(f"JDBC: {error}", file=sys.stderr)
+        print(f"JDBC is left out: {error}", file=sys.stderr)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -59,7 +59,7 @@ def main() -> None:
         common.set_up()
         began = time.monotonic()
         fill(options.rows, options.days)
-        _say(f"{options.rows:,} rows filled in {time.monotonic() - began:.0f} s")
+        _say(f"Filled {options.rows:,} rows in {time.monotonic() - began:.0f} s")
         found = _measure(options, port, Path(folder))
         print(
             json.dumps(
@@ -75,22 +75,27 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("mariadb", "mysql"), default="mariadb")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--days", type=int, default=3, help="days that the messages are spread over")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--buffer-pool", default="2G")
-    parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--partitions", type=int, default=8)
-    parser.add_argument("--only", nargs="*", choices=("read", "archive", "sink"), default=("read", "archive", "sink"))
+    parser.add_argument("--engine", choices=("mariadb", "mysql"), default="mariadb", help="server (default: mariadb)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="number of messages (default: 1000000)")
+    parser.add_argument("--days", type=int, default=3, help="number of days that the messages span (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds after the warm-up (default: 3)")
+    parser.add_argument("--buffer-pool", default="2G", help="buffer pool of the server (default: 2G)")
+    parser.add_argument("--master", default="local[2]", help="Spark's master URL (default: local[2])")
+    parser.add_argument("--partitions", type=int, default=8, help="number of Spark partitions (default: 8)")
+    parser.add_argument(
+        "--only", nargs="*", choices=("read", "archive", "sink"), default=("read", "archive", "sink"),
+        help="measurements to run (default: all)",
+    )  # fmt: skip
     return parser.parse_args()
 
 
 def fill(rows: int, days: int, *, begin: int = 0) -> None:
-    """Messages as the sequencer would have appended them, of two topics and a hundred keys.
+    """Insert messages of two topics and 100 keys into the log, as the sequencer would.
 
     Args:
-        begin: how many of them are there already.
+        rows: The number of messages.
+        days: The number of days that they span.
+        begin: The number of messages that are in the log already.
     """
     from django.db import connection
 
@@ -134,7 +139,7 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
         return spark.read.format("mysqlqueue").option("numPartitions", str(options.partitions)).load()
 
     def jdbc() -> Any:
-        # mysql:, not mariadb:, with which Spark quotes the column `offset` as a text.
+        # With mariadb: instead of mysql:, Spark would quote the column `offset` as a string.
         return spark.read.jdbc(
             f"jdbc:mysql://127.0.0.1:{port}/{connection.settings_dict['NAME']}?permitMysqlScheme",
             "queue_messages",
@@ -206,13 +211,13 @@ def _has(module: str) -> bool:
     import importlib.util
 
     if importlib.util.find_spec(module) is None:
-        print(f"{module} is not installed: left out", file=sys.stderr)
+        print(f"{module} is left out: it is not installed", file=sys.stderr)
         return False
     return True
 
 
 def _ready_batches(rows: int, partitions: int) -> Any:
-    """A source that hands over one batch again and again, without a database: what Spark makes of a Python source."""
+    """Return a data source that yields the same batch again and again without a database: Spark's own limit."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
     from django_mysqlqueue.pipeline.log_schema import ddl
@@ -245,7 +250,7 @@ def _ready_batches(rows: int, partitions: int) -> Any:
 
 
 def _driver(place: Any, rows: int) -> None:
-    """One process, one connection, no Arrow: what Python's driver can do at most."""
+    """Read with one process and one connection, without Arrow: the limit of Python's driver."""
     from django_mysqlqueue.pipeline.log_schema import NAMES
 
     seen = 0

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How the pipeline's cost grows with the log: seconds, and the CPU that the server, Spark's JVM and Python take.
+"""Measure how the pipeline's cost grows with the log: seconds, and the CPU time of the server, Spark's JVM and Python.
 
     python benchmarks/pipeline_growth.py --engine mariadb --rows 1000000 5000000 20000000
 
-It starts a private server and, at each size, reads the whole log (nothing is kept), archives it, verifies the archive
-and counts it by topic. JSON goes to stdout, a table to stderr. CPU is that of all processes of a kind, from /proc.
+It starts a private server. At each size of the log it reads the whole log (rows are discarded), archives it, verifies
+the archive and counts the messages by topic. JSON goes to stdout, a table to stderr. CPU times are sums over all
+processes of a kind, from /proc.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("mariadb", "mysql"), default="mariadb")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 5_000_000, 20_000_000])
-    parser.add_argument("--days", type=int, default=3, help="days that the messages of each size are spread over")
-    parser.add_argument("--buffer-pool", default="2G")
-    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--engine", choices=("mariadb", "mysql"), default="mariadb", help="server (default: mariadb)")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1_000_000, 5_000_000, 20_000_000],
+        help="sizes of the log, in messages (default: 1000000 5000000 20000000)",
+    )  # fmt: skip
+    parser.add_argument("--days", type=int, default=3, help="number of days that the messages span (default: 3)")
+    parser.add_argument("--buffer-pool", default="2G", help="buffer pool of the server (default: 2G)")
+    parser.add_argument("--master", default="local[2]", help="Spark's master URL (default: local[2])")
     options = parser.parse_args()
     import servers
 
@@ -80,7 +84,7 @@ def _measure(options: argparse.Namespace, server: int, path: Path) -> list[dict[
         fill(rows, options.days, begin=there)
         there = rows
         if not found:
-            read()  # warms up
+            read()  # warm up
         ArchiveSegment.objects.all().delete()
         shutil.rmtree(path, ignore_errors=True)
         for name, work in (
@@ -113,7 +117,7 @@ def _timed(name: str, rows: int, server: int, work: Callable[[], object]) -> dic
 
 
 def _cpu(server: int) -> dict[str, float]:
-    """Seconds of CPU up to now: of the server, of the JVM and of Python, this program and all below it."""
+    """Return the CPU seconds of the server, of the JVM and of Python (this program and its descendants) up to now."""
     parents: dict[int, int] = {}
     facts: dict[int, tuple[str, float]] = {}
     for entry in Path("/proc").iterdir():
@@ -122,12 +126,12 @@ def _cpu(server: int) -> dict[str, float]:
         try:
             text = (entry / "stat").read_text()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         command, _, rest = text.partition("(")[2].rpartition(")")
         fields = rest.split()
         pid = int(entry.name)
         parents[pid] = int(fields[1])
-        # With the children that it has waited for.
+        # Including children that the process has waited for.
         facts[pid] = (command, sum(map(int, fields[11:15])) / TICK)
     spent = {"server": facts[server][1], "jvm": 0.0, "python": 0.0}
     for pid, (command, seconds) in facts.items():

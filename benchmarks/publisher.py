@@ -1,4 +1,4 @@
-"""A publisher in a process of its own: python -m benchmarks.publisher ours|ceiling TOPIC MESSAGES PARTITIONS BATCH."""
+"""Publish in a process of its own: python -m benchmarks.publisher ours|ceiling TOPIC MESSAGES PARTITIONS BATCH."""
 
 from __future__ import annotations
 

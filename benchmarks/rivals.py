@@ -1,28 +1,24 @@
 #!/usr/bin/env python3
-"""Enqueued and processed jobs a second, beside other queues in the same database.
+"""Compare the jobs per second of this package with those of other queues in the same database.
 
     python tools/servers.py run mariadb -- python benchmarks/rivals.py
 
-django-tasks-db, django-ox and django-q2 (its ORM broker) and this package run
-by turns on one server at full durability, with the same small payload and jobs
-that do nothing, each with its own workers and the settings that were fastest
-for it (``RIVALS`` below and ``rivals/with_*/settings.py`` say which and why).
-The packages go into ``.test/venv-rivals``: the network is needed once. They need
-Python 3.12 or later, since Django 6.1 does.
+django-tasks-db, django-ox, django-q2 (with its ORM broker) and this package run in turn on one server with full
+durability. All have the same small payload and jobs that do nothing. Each has its own workers and the settings that
+were fastest for it (see ``RIVALS`` below and ``rivals/with_*/settings.py``). The packages are installed into
+``.test/venv-rivals``, which needs the network once. They need Python 3.12 or later, because Django 6.1 does.
 
-*Enqueued*: one process, one enqueue in a transaction each (``single``), and the
-library's own bulk call, 500 at a time, where it has one.
+*Enqueued*: one process enqueues one job per transaction (``single``), and with the library's own bulk call, 500 jobs at
+a time, if it has one.
 
-*Processed*: the workers are up and idle; then one transaction commits all jobs,
-and the clock runs from the first start to the last finish. django-tasks-db and
-django-ox write both times into their rows. For the others the tables are
-watched every 20 ms from before that COMMIT on: django-q2's from the first row
-locked to the last one gone, this package's from the first message sequenced to
-the last watermark at its partition's end, so that sequencing counts as
-processing. No job does anything for the measurement.
+*Processed*: the workers are running and idle. Then one transaction commits all jobs, and the time is measured from the
+start of the first job to the end of the last one. django-tasks-db and django-ox store both times in their rows. For the
+others, the tables are watched every 20 ms from before that COMMIT: django-q2 from the first locked row until the last
+row is deleted, this package from the first sequenced message until all watermarks are at the ends of their partitions,
+so that sequencing counts as processing. The jobs themselves do nothing for the measurement.
 
-The result, with the server's and the machine's settings, goes to stdout as JSON
-(and into ``--output``), a table to stderr.
+The results, with the settings of the server and of the machine, go to stdout as JSON (and to ``--output``), and a table
+goes to stderr.
 """
 
 from __future__ import annotations
@@ -50,13 +46,13 @@ ROOT = HERE.parent
 PROJECTS = HERE / "rivals"
 VENV = ROOT / ".test" / "venv-rivals"
 NEEDS = (3, 12)
-"""The oldest Python that the Django of ``rivals/requirements.txt`` can be installed for."""
+"""The oldest Python version that the Django version in ``rivals/requirements.txt`` supports."""
 TIMEOUT = 600.0
-"""Seconds that one measurement may take."""
+"""Maximum duration of a measurement in seconds."""
 
 SETTLE = 12.0
-"""Seconds from the start of the workers to the jobs. This package's share partitions out at a tick every 10 s: those
-that do not know of each other yet would measure that."""
+"""Seconds between the start of the workers and the jobs. This package's subscribers share the partitions every 10 s, so
+that they need this time to find each other."""
 
 Query = Callable[..., list[tuple[Any, ...]]]
 
@@ -65,10 +61,10 @@ Query = Callable[..., list[tuple[Any, ...]]]
 
 
 def enter_venv() -> None:
-    """Makes the environment where it is missing or old, and goes on in it.
+    """Create the virtual environment if it is missing or outdated, and restart this program in it.
 
     Raises:
-        SystemExit: it cannot be made; the text says why.
+        SystemExit: The environment cannot be created. The message gives the reason.
     """
     if sys.version_info < NEEDS:
         raise SystemExit(
@@ -82,30 +78,30 @@ def enter_venv() -> None:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if subprocess.run([*install, "-r", str(PROJECTS / "requirements.txt"), "-e", str(ROOT)]).returncode:
-            raise SystemExit(f"pip could not install the packages of {PROJECTS / 'requirements.txt'}: see above.")
+            raise SystemExit(f"pip could not install the packages in {PROJECTS / 'requirements.txt'}: see above.")
         stamp.write_text(wanted)
     if Path(sys.prefix).resolve() != VENV.resolve():
         os.execv(python, [str(python), *sys.argv])  # noqa: S606
 
 
-# -- who takes part -----------------------------------------------------------
+# -- the contenders -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A queue with one kind of job, and how its workers are started and watched."""
+    """A queue with one kind of job, its workers, and the queries that watch them."""
 
     name: str
     project: str
     workers: Sequence[Sequence[str]]
     begun: Callable[[Query, Contender], object]
     done: Callable[[Query, Contender, int], float | None]
-    """Returns when all jobs are done, with the seconds where the rows know them better than a watcher."""
+    """Waits until all jobs are done. Returns the seconds if the rows contain them, else None."""
     settings: str
     table: str = ""
     kind: str = ""
     jobs: float = 1.0
-    """Jobs as a multiple of ``--messages``: what keeps it busy for seconds."""
+    """Number of jobs as a multiple of ``--messages``, so that a measurement takes seconds."""
     bulk: bool = False
     enqueues: bool = True
 
@@ -129,7 +125,7 @@ def rows_begun(query: Query, who: Contender) -> object:
 
 
 def rows_done(query: Query, who: Contender, count: int) -> float | None:
-    """Waits for rows that keep both times; returns the seconds between the first start and the last finish."""
+    """Wait until all rows are done. Return the seconds from the start of the first job to the end of the last one."""
     wait_until(
         lambda: query(f"SELECT COUNT(*) FROM {who.table} WHERE status = 'SUCCESSFUL'")[0][0] >= count,
         lambda: str(query(f"SELECT status, COUNT(*) FROM {who.table} GROUP BY status")),
@@ -146,7 +142,7 @@ def q2_begun(query: Query, who: Contender) -> object:
 def q2_done(query: Query, who: Contender, count: int) -> None:
     wait_until(
         lambda: not query(f"SELECT 1 FROM {who.table} LIMIT 1"),
-        lambda: f"{query(f'SELECT COUNT(*) FROM {who.table}')} rows are left",
+        lambda: f"rows left: {query(f'SELECT COUNT(*) FROM {who.table}')}",
     )
 
 
@@ -155,7 +151,7 @@ def log_begun(query: Query, who: Contender) -> object:
 
 
 def watermarks_done(query: Query, who: Contender, count: int) -> None:
-    """Waits until every watermark is at its partition's end."""
+    """Wait until every watermark is at the end of its partition."""
     wait_until(lambda: not query("SELECT 1 FROM queue_outbox LIMIT 1"), lambda: "the outbox is not empty")
     last = dict(
         query(
@@ -167,22 +163,26 @@ def watermarks_done(query: Query, who: Contender, count: int) -> None:
         marks = dict(query("SELECT partition_key, offset_acked FROM queue_offsets WHERE topic = %s", who.kind))
         return all(marks.get(key, 0) >= offset for key, offset in last.items())
 
-    wait_until(settled, lambda: "not everything is settled")
+    wait_until(settled, lambda: "some messages are not settled")
 
 
 def check_log(query: Query, who: Contender, count: int) -> None:
-    """A dead letter would be another topic's message."""
+    """Check that the log has all messages and no others, for example dead letters."""
     found = query("SELECT COUNT(*), SUM(topic = %s) FROM queue_messages", who.kind)[0]
     if tuple(map(int, found)) != (count, count):
-        raise SystemExit(f"{who.name}: {found} messages instead of {count}, or some are dead letters")
+        raise SystemExit(f"{who.name}: the log has {found} messages (all, of the topic), expected {count}")
 
 
 def wait_until(condition: Callable[[], object], state: Callable[[], str], *, every: float = 0.02) -> float:
-    """Returns when the condition held first, by the monotonic clock."""
+    """Wait until a condition holds. Return the time at which this was seen, by the monotonic clock.
+
+    Raises:
+        SystemExit: The condition does not hold after ``TIMEOUT`` seconds.
+    """
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"not done after {TIMEOUT:g} s: {state()}")
+            raise SystemExit(f"Timeout after {TIMEOUT:g} s: {state()}")
         time.sleep(every)
     return time.monotonic()
 
@@ -196,7 +196,7 @@ RIVALS = (
     Contender(
         "django-tasks-db",
         "with_tasks_db",
-        # One job at a time is all that it can; the interval matters to an empty queue alone.
+        # A worker runs one job at a time. The interval matters only for an empty queue.
         [["db_worker", "--interval", "0.1", "--no-startup-delay", "--verbosity", "0", "--worker-id", w] for w in "ab"],
         rows_begun,
         rows_done,
@@ -206,7 +206,7 @@ RIVALS = (
     Contender(
         "django-ox",
         "with_ox",
-        # Its own supervisor. Two threads a process were faster than one, four no faster than two.
+        # It has its own supervisor. Two threads per process were faster than one; four were not faster than two.
         [["ox_worker", "--processes", "2", "--interval", "0.1", "--verbosity", "0", "--concurrency", "2"]],
         rows_begun,
         rows_done,
@@ -277,7 +277,7 @@ BARE = "bare Django: update + delete"
 
 
 class Server:
-    """The driver's own connection: preparing, watching, and the server's settings."""
+    """A connection of the driver, to prepare the databases, watch the jobs and read the server's settings."""
 
     def __init__(self) -> None:
         import MySQLdb
@@ -300,12 +300,12 @@ class Server:
             return list(cursor.fetchall())
 
     def questions(self) -> int:
-        """Statements that others have sent so far."""
+        """Return the number of statements from other connections so far."""
         return int(self.query("SHOW GLOBAL STATUS LIKE 'Questions'")[0][1]) - self.statements
 
     @contextlib.contextmanager
     def durable(self) -> Iterator[None]:
-        """Each commit is on the disk, whatever the server was started with."""
+        """Set full durability during the block: each commit is on disk before it is answered."""
         before = self.query("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.sync_binlog")[0]
         try:
             self.query("SET GLOBAL innodb_flush_log_at_trx_commit = 1, GLOBAL sync_binlog = 1")
@@ -314,7 +314,7 @@ class Server:
             self.query("SET GLOBAL innodb_flush_log_at_trx_commit = %s, GLOBAL sync_binlog = %s", *before)
 
     def cpu(self) -> float:
-        """CPU seconds that the server has used so far; 0 where it runs on another machine."""
+        """Return the CPU seconds that the server has used so far; 0 if it runs on another machine."""
         path = Path(self.query("SELECT @@GLOBAL.pid_file")[0][0])
         with contextlib.suppress(OSError, ValueError):
             return sum(used for pid, _, used in processes() if pid == int(path.read_text()))
@@ -337,7 +337,7 @@ class Server:
         return {name: rows.get(name, rows.get("tx_isolation" if "isolation" in name else name)) for name in names}
 
     def empty(self, who: Contender) -> None:
-        """Empties every table of the project but what its migrations have filled."""
+        """Empty every table of the project, except those that migrations have filled."""
         self.query(f"USE {who.database}")
         self.query("SET foreign_key_checks = 0")
         for (table,) in self.query("SHOW TABLES"):
@@ -351,7 +351,7 @@ class Server:
 
 
 def processes() -> Iterator[tuple[int, int, float]]:
-    """Each process's id, session and CPU seconds, with those of its children that have ended."""
+    """Yield the id, session and CPU seconds of each process, including children that have ended."""
     tick = os.sysconf("SC_CLK_TCK")
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -368,7 +368,7 @@ def django(who: Contender, *arguments: str) -> None:
 
 
 def enqueue(who: Contender, way: str, count: int) -> float:
-    """Runs enqueue.py; returns jobs a second."""
+    """Run enqueue.py. Return jobs per second."""
     command = [sys.executable, str(PROJECTS / "enqueue.py"), way, str(count), who.kind]
     done = subprocess.run(command, env=who.env, check=True, stdout=subprocess.PIPE, text=True)
     return count / float(done.stdout)
@@ -376,7 +376,7 @@ def enqueue(who: Contender, way: str, count: int) -> float:
 
 @contextlib.contextmanager
 def preloading(who: Contender, count: int) -> Iterator[None]:
-    """Runs enqueue.py beside the watcher: by the time it has ended, the workers have long begun."""
+    """Run enqueue.py during the block, because the workers begin before it has ended."""
     command = [sys.executable, str(PROJECTS / "enqueue.py"), "preload", str(count), who.kind]
     with subprocess.Popen(command, env=who.env, stdout=subprocess.DEVNULL) as process:
         yield
@@ -386,7 +386,7 @@ def preloading(who: Contender, count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def workers(who: Contender, log: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The contender's workers, up and idle; ended on the way out."""
+    """Run the contender's workers during the block. They are idle when it begins."""
     started = []
     with log.open("ab") as file:
         for arguments in who.workers:
@@ -400,7 +400,7 @@ def workers(who: Contender, log: Path) -> Iterator[list[subprocess.Popen[bytes]]
         time.sleep(SETTLE)
         for process in started:
             if process.poll() is not None:
-                raise SystemExit(f"{who.name}: a worker ended:\n{log.read_text()[-4000:]}")
+                raise SystemExit(f"{who.name}: a worker has exited:\n{log.read_text()[-4000:]}")
         yield started
     finally:
         for process in started:
@@ -415,7 +415,7 @@ def workers(who: Contender, log: Path) -> Iterator[list[subprocess.Popen[bytes]]
 
 @dataclass
 class Figures:
-    """What the rounds found for one contender."""
+    """The measurements of a contender, one per round."""
 
     settings: str
     jobs: int
@@ -425,7 +425,7 @@ class Figures:
     statements: list[float] = field(default_factory=list)
     worker_cpu: list[float] = field(default_factory=list)
     server_cpu: list[float] = field(default_factory=list)
-    """Milliseconds a job. On a machine that others use, these vary less than the rates."""
+    """Milliseconds per job. On a machine with other load, these vary less than the rates."""
 
     def as_json(self) -> dict[str, Any]:
         rounds = {
@@ -464,8 +464,8 @@ def measure(server: Server, who: Contender, figures: Figures, log: Path, options
     with workers(who, log) as started:
         sessions = {process.pid for process in started}
         with preloading(who, figures.jobs):
-            began = wait_until(lambda: who.begun(server.query, who), lambda: "nothing was started")
-            # The COMMIT was before: what the server has done since is for the jobs.
+            began = wait_until(lambda: who.begun(server.query, who), lambda: "no job was started")
+            # The COMMIT is done, so from now on the server's work is for the jobs.
             asked, worker_cpu, server_cpu = server.questions(), cpu_of(sessions), server.cpu()
             seconds = who.done(server.query, who, figures.jobs) or time.monotonic() - began
             figures.worker_cpu.append(1000 * (cpu_of(sessions) - worker_cpu) / figures.jobs)
@@ -477,7 +477,7 @@ def measure(server: Server, who: Contender, figures: Figures, log: Path, options
 
 
 def measure_bare(server: Server, who: Contender, figures: Figures) -> None:
-    """Two processes, each with half of the rows."""
+    """Measure two processes that handle half of the rows each."""
     server.empty(who)
     server.query(f"INSERT INTO with_mysqlqueue_job (id) SELECT seq FROM seq_1_to_{figures.jobs}")
     half = figures.jobs // 2
@@ -529,7 +529,7 @@ def versions() -> dict[str, str]:
 
 
 def _cpu(row: dict[str, Any]) -> float:
-    """Milliseconds of CPU a job, the workers' and the server's."""
+    """Return the milliseconds of CPU per job, of the workers and the server together."""
     return (row["worker_cpu_ms_per_job"] or 0.0) + (row["server_cpu_ms_per_job"] or 0.0)
 
 
@@ -570,17 +570,19 @@ def report(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=5_000, help="jobs of a rival; this package gets 2 or 10 times")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--only", action="append", metavar="TEXT", help="contenders whose name contains it (repeatable)"
+        "--messages", type=int, default=5_000, help="jobs of a rival; this package has 2 or 10 times as many"
     )
-    parser.add_argument("--output", type=Path, help="write the JSON there, too")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="run only contenders whose name contains TEXT; may be repeated"
+    )
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     if "mysql:" not in os.environ.get("DATABASE_URL", ""):
-        raise SystemExit("DATABASE_URL must name a MariaDB server: python tools/servers.py run mariadb -- …")
+        raise SystemExit("Set DATABASE_URL to a MariaDB server: python tools/servers.py run mariadb -- …")
     enter_venv()
-    # As Ctrl-C does: the workers end with this process.
+    # Exit cleanly at SIGTERM too, so that the workers are stopped.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     names = options.only or [""]

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What grows with partitions, processes, the backlog, settled rows behind a stuck head, and purge lag.
+"""Measure how cost grows with partitions, processes, backlog, settled rows after an unsettled one, and purge lag.
 
     python benchmarks/scale.py --engine mariadb            # everything, on a private server with full durability
     python benchmarks/scale.py --engine mysql --only claims --messages 1000000
-    DATABASE_URL=mysql://… python benchmarks/scale.py      # on a server of yours (two scratch databases)
+    DATABASE_URL=mysql://… python benchmarks/scale.py      # on your own server (uses two scratch databases)
 
-``idle``: queries and server CPU of real subscriber processes that have nothing to do.
-``claims``: the statements of a subscriber's turn, on a small backlog and on a large one by turns.
-``snapshot``: the same while another connection holds a consistent snapshot, so that nothing is purged.
-A ratio compares medians of one run on one server. JSON goes to stdout, a table to stderr.
+``idle``: queries and server CPU of idle subscriber processes.
+``claims``: the statements of a subscriber's poll, on a small and on a large backlog in turn.
+``snapshot``: the same while another connection holds a consistent snapshot, which prevents purging.
+Ratios compare medians of one run on one server. JSON goes to stdout, a table to stderr.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 DURABLE = ("--innodb-flush-log-at-trx-commit=1", "--sync-binlog=1")
 SMALL, LARGE = "default", "queue"
-"""The databases of the small backlog and of the large one: each has its own tables on the one server."""
+"""The databases with the small and with the large backlog. Both are on the same server."""
 GROUPS = {"ordered": "o", "shared": "s"}
 PAYLOAD = 200
 BATCH = 100
@@ -73,19 +73,33 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--engine", choices=("mariadb", "mysql"), default="mariadb", help="of the private server (no DATABASE_URL)")
-    add("--buffer-pool", default="512M", help="of the private server; the large backlog should not fit")
-    add("--only", nargs="+", choices=("idle", "claims", "snapshot"))
-    add("--partitions", type=int, nargs="+", default=[1, 100, 10_000], help="idle: partitions")
-    add("--processes", type=int, nargs="+", default=[1, 10, 50], help="idle: subscriber processes")
-    add("--settle", type=float, default=75.0, help="idle: seconds of rest after all hold their parts (the first scan)")
-    add("--seconds", type=float, default=60.0, help="idle: what is measured at a time (a round of housekeeping)")
-    add("--messages", type=int, default=10_000_000, help="claims: the large backlog")
-    add("--small", type=int, default=20_000, help="claims: the small backlog")
-    add("--acked", type=int, default=1_000_000, help="claims: settled rows behind the stuck head")
-    add("--keys", type=int, default=20, help="claims: partitions")
-    add("--rounds", type=int, default=60, help="claims: turns of each case")
-    add("--minutes", type=float, default=3.0, help="snapshot: how long it is held")
+    add(
+        "--engine",
+        choices=("mariadb", "mysql"),
+        default="mariadb",
+        help="engine of the private server; not used with DATABASE_URL (default: mariadb)",
+    )
+    add(
+        "--buffer-pool",
+        default="512M",
+        help="buffer pool of the private server, smaller than the large backlog (default: 512M)",
+    )
+    add("--only", nargs="+", choices=("idle", "claims", "snapshot"), help="measurements to run (default: all)")
+    add("--partitions", type=int, nargs="+", default=[1, 100, 10_000], help="idle: numbers of partitions")
+    add("--processes", type=int, nargs="+", default=[1, 10, 50], help="idle: numbers of subscriber processes")
+    add(
+        "--settle",
+        type=float,
+        default=75.0,
+        help="idle: seconds to wait after all processes own their fair share (default: 75)",
+    )
+    add("--seconds", type=float, default=60.0, help="idle: seconds of a measurement (default: 60)")
+    add("--messages", type=int, default=10_000_000, help="claims: size of the large backlog (default: 10000000)")
+    add("--small", type=int, default=20_000, help="claims: size of the small backlog (default: 20000)")
+    add("--acked", type=int, default=1_000_000, help="claims: settled rows after an unsettled one (default: 1000000)")
+    add("--keys", type=int, default=20, help="claims: number of partitions (default: 20)")
+    add("--rounds", type=int, default=60, help="claims: number of polls per case (default: 60)")
+    add("--minutes", type=float, default=3.0, help="snapshot: minutes for which it is held (default: 3)")
     add("--worker", nargs=3, metavar=("TOPIC", "MODE", "MESSAGES"), help=argparse.SUPPRESS)
     add("--alias", default=SMALL, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -96,7 +110,7 @@ def _options() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _server(options: argparse.Namespace) -> Iterator[int | None]:
-    """Yields the server's pid if it can be known."""
+    """Start a private server unless DATABASE_URL is set. Yield its pid, or None."""
     if os.environ.get("DATABASE_URL"):
         yield None
         return
@@ -117,7 +131,7 @@ def _server_pid(pid: int | None) -> int | None:
 
 
 def _cpu_seconds(pid: int | None) -> float | None:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     if pid is None:
         return None
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -130,14 +144,14 @@ def _resident_mb(pid: int) -> float:
 
 
 def _counters() -> dict[str, int]:
-    """The server's counters: statements, and rows that the engine handed to the SQL layer."""
+    """Return the server's counters: statements, and rows that the storage engine passed to the SQL layer."""
     rows = _rows(SMALL, "SHOW GLOBAL STATUS WHERE Variable_name = 'Questions' OR Variable_name LIKE 'Handler_read%'")
     found = {name: int(value) for name, value in rows}
     return {"questions": found.pop("Questions"), "rows": sum(found.values())}
 
 
 def _history() -> int:
-    """Transactions that purge has not cleaned up after."""
+    """Return the number of transactions that purge has not processed yet."""
     rows = _rows(SMALL, "SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'")
     return int(rows[0][0]) if rows else -1
 
@@ -149,7 +163,7 @@ def _rows(alias: str, sql: str, parameters: Iterable[Any] = ()) -> list[tuple[An
     from django.db import connections
 
     with connections[alias].cursor() as cursor:
-        # Without parameters the driver leaves percent signs alone.
+        # Without parameters, the driver does not interpret percent signs.
         cursor.execute(sql, tuple(parameters) or None)
         return list(cursor.fetchall()) if cursor.description else []
 
@@ -163,7 +177,7 @@ def _create_database(alias: str) -> None:
 
 
 def _make_numbers(alias: str) -> None:
-    """0 to 999, to be joined with itself."""
+    """Create a table with the numbers 0 to 999, for cross joins."""
     _rows(alias, "CREATE TABLE IF NOT EXISTS scale_numbers (n INT PRIMARY KEY)")
     _rows(alias, f"INSERT IGNORE INTO scale_numbers VALUES {', '.join(f'({number})' for number in range(1000))}")
 
@@ -176,7 +190,7 @@ def _empty(alias: str) -> None:
 
 
 def _fill_log(alias: str, topic: str, count: int, keys: int) -> tuple[int, int]:
-    """Appends to the log as the sequencer would have; returns the first and the last offset."""
+    """Insert messages into the log, as the sequencer would. Return the first and the last offset."""
     first = int(_rows(alias, "SELECT COALESCE(MAX(`offset`), 0) + 1 FROM queue_messages")[0][0])
     number = f"{first} + b.n * 1000 + a.n"
     done = 0
@@ -198,7 +212,7 @@ def _fill_log(alias: str, topic: str, count: int, keys: int) -> tuple[int, int]:
 
 
 def _fill_states(alias: str, group: str, topic: str, *, acked: bool) -> None:
-    """A state row for every message of a topic: settled, or waiting out a long backoff."""
+    """Insert a state row for every message of a topic: settled, or in a long backoff."""
     _rows(
         alias,
         "INSERT INTO queue_delivery_state (consumer_group, topic, partition_key, message_offset, acked, "
@@ -235,7 +249,7 @@ def _start(topic: str, mode: str, *, alias: str = SMALL, messages: int = 0) -> s
 
 
 def _work(options: argparse.Namespace) -> None:
-    """A ``runsubscriber`` process with one handler; with a limit it says how it did."""
+    """Run ``runsubscriber`` with one handler. With a limit, print the rate and the memory at the end."""
     import django
 
     django.setup()
@@ -259,7 +273,7 @@ def _work(options: argparse.Namespace) -> None:
 
 
 def _subscribe(topic: str, mode: str, alias: str, messages: int) -> dict[str, Any]:
-    """What a real subscriber process makes of so many messages: rate and memory."""
+    """Handle a number of messages with a subscriber process. Return its rate and memory."""
     process = _start(topic, mode, alias=alias, messages=messages)
     output, _ = process.communicate(timeout=600)
     return dict(json.loads(output))
@@ -275,7 +289,7 @@ def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def idle(options: argparse.Namespace, pid: int | None) -> list[dict[str, Any]]:
-    """Ordered subscribers of one group, drained or with one message in each partition that waits out a backoff."""
+    """Measure idle subscribers of an ordered group, without messages or with one message in backoff per partition."""
     from django_mysqlqueue.service import groups
     from django_mysqlqueue.service.refs import GroupRef
 
@@ -297,7 +311,7 @@ def idle(options: argparse.Namespace, pid: int | None) -> list[dict[str, Any]]:
                 for count in sorted(options.processes):
                     workers += [_start("idle", "ordered") for _ in range(count - len(workers))]
                     balanced = _await_shares(count, 0 if settled else partitions)
-                    # The scan of the start is over, and who polls less and less often does so at its longest interval.
+                    # Wait until the initial scan is over and the polls have reached their longest interval.
                     time.sleep(options.settle)
                     row = {"state": state, "partitions": partitions, "processes": count, "balanced": balanced}
                     row |= _measure_idle(options.seconds, pid, workers)
@@ -314,7 +328,7 @@ def row_of(row: dict[str, Any]) -> list[Any]:
 
 
 def _await_shares(processes: int, leases: int) -> bool:
-    """Until all beat and hold their equal parts; False if that takes more than three minutes."""
+    """Wait until all subscribers have heartbeats and equal shares. Return False after three minutes."""
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         time.sleep(1)
@@ -336,7 +350,7 @@ def _measure_idle(seconds: float, pid: int | None, workers: list[subprocess.Pope
         clients = sum(_cpu_seconds(worker.pid) or 0 for worker in workers)
         return time.monotonic(), _counters(), _cpu_seconds(pid) or 0.0, clients
 
-    assert all(worker.poll() is None for worker in workers), "a subscriber has left"
+    assert all(worker.poll() is None for worker in workers), "a subscriber has exited"
     began, before, server, clients = read()
     time.sleep(seconds)
     ended, after, server_after, clients_after = read()
@@ -350,12 +364,12 @@ def _measure_idle(seconds: float, pid: int | None, workers: list[subprocess.Pope
     }
 
 
-# -- a subscriber's turn, statement by statement ------------------------------
+# -- a subscriber's poll, statement by statement ------------------------------
 
 
 @dataclass
 class Case:
-    """A group of a topic in one of the databases, worked on from here in the steps of a subscriber's turn."""
+    """A group in one of the databases, on which this process performs the steps of a subscriber's poll."""
 
     name: str
     base: str
@@ -388,7 +402,7 @@ class Case:
         return result
 
     def turn(self) -> None:
-        """Publishes, sequences, takes and settles a batch, so that the backlog stays as it is."""
+        """Publish, sequence, claim and settle a batch, so that the size of the backlog does not change."""
         from django_mysqlqueue import Message, publish_many
         from django_mysqlqueue.service import claiming, leasing, payloads, polling, sequencing, settling
         from django_mysqlqueue.service.claiming import Want
@@ -404,7 +418,7 @@ class Case:
         max_due = 0
         if self.mode == "shared":
             due = self.timed("next due", lambda: polling.next_due(self.session, [self.ref]))
-            # As a subscriber that found something due; what it finds is its neighbours' at the most.
+            # As a subscriber that found due messages, even if another one claims them first.
             max_due = BATCH if due else 0
         claim = self.timed(
             "claim",
@@ -421,7 +435,7 @@ class Case:
             self.timed("tick", lambda: leasing.read(self.session, [self.ref], 30_000))
 
     def housekeeping(self) -> None:
-        """A slice of what comes round every minute."""
+        """Do a part of the housekeeping that subscribers do every minute."""
         from django_mysqlqueue.service import leasing, partitions, retention
         from django_mysqlqueue.service.retention import Checkpoint
 
@@ -438,14 +452,14 @@ class Case:
 
 
 def claims(options: argparse.Namespace, pid: int | None) -> dict[str, Any]:
-    """A small backlog beside a large one and beside settled rows behind a stuck head."""
+    """Compare a small backlog with a large one, and with settled rows after an unsettled one."""
     began = time.monotonic()
     for alias, many in ((SMALL, options.small), (LARGE, options.messages)):
         _empty(alias)
         _fill_log(alias, "log", many, options.keys)
         _fill_stuck(alias, 0 if alias == SMALL else options.acked, options.small)
         _analyze(alias)
-    _say(f"filled in {time.monotonic() - began:.0f} s")
+    _say(f"Filled the tables in {time.monotonic() - began:.0f} s")
     keys = [f"k{number}" for number in range(options.keys)]
     cases = []
     for mode in GROUPS:
@@ -458,7 +472,7 @@ def claims(options: argparse.Namespace, pid: int | None) -> dict[str, Any]:
         if number == warm:
             for case in cases:
                 case.forget_times()
-        # The other way round every second time: who comes second finds the server's caches warm.
+        # Reverse the order in every second round, because the second case finds the server's caches warm.
         for case in cases if number % 2 else cases[::-1]:
             case.turn()
             if number % 5 == 0:
@@ -466,7 +480,7 @@ def claims(options: argparse.Namespace, pid: int | None) -> dict[str, Any]:
     result = {"steps": _compare(cases), "subscribers": []}
     _say("subscriber", "per second", "peak RSS MB")
     for case in cases:
-        heartbeat = "DELETE FROM queue_subscriber_heartbeats"  # "bench:1" has left
+        heartbeat = "DELETE FROM queue_subscriber_heartbeats"  # deregister "bench:1"
         _rows(case.alias, heartbeat)
         row = {"case": case.name} | _subscribe(case.topic, case.mode, case.alias, options.small // 2)
         result["subscribers"].append(row)
@@ -475,7 +489,7 @@ def claims(options: argparse.Namespace, pid: int | None) -> dict[str, Any]:
 
 
 def _fill_stuck(alias: str, acked: int, above: int) -> None:
-    """One partition whose first message waits, with settled ones behind it and fresh ones above the cursor."""
+    """Fill one partition: an unsettled message, settled ones after it, and new ones above the group's position."""
     first, last = _fill_log(alias, "stuck", 1 + acked, 1)
     for group in GROUPS.values():
         _fill_offsets(alias, group, "stuck", f"{first} - 1", f"{last}")
@@ -490,7 +504,7 @@ def _fill_stuck(alias: str, acked: int, above: int) -> None:
 
 
 def _compare(cases: list[Case]) -> list[dict[str, Any]]:
-    """Medians in milliseconds, and how many times the base's."""
+    """Return medians in milliseconds, and their ratios to the base case."""
     by_name = {case.name: case for case in cases}
     found = []
     _say("case", "step", "median ms", "p95 ms", "ratio")
@@ -514,7 +528,7 @@ def _compare(cases: list[Case]) -> list[dict[str, Any]]:
 
 
 def snapshot(options: argparse.Namespace, pid: int | None) -> dict[str, Any]:
-    """Turns without a pause, before and while a snapshot is held, on one hot partition and on several."""
+    """Measure polls without pauses, before and while a snapshot is held, on one partition and on several."""
     from django.db import connections
 
     _empty(SMALL)

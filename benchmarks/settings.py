@@ -1,7 +1,6 @@
-"""Settings of the benchmarks: the queue, one table of an application, nothing else.
+"""Settings of the benchmarks: the queue, and an application with two tables.
 
-DATABASE_URL names the server. The queue's own settings are the defaults unless
-BENCH_MYSQLQUEUE (JSON) says otherwise.
+The environment variable DATABASE_URL selects the server. BENCH_MYSQLQUEUE (JSON) overrides the queue's defaults.
 """
 
 import json

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Throughput of each step and of all together, beside the same writes as hand-written SQL.
+"""Measure the throughput of each step and of all steps together, compared with hand-written SQL (the ceiling).
 
     python tools/servers.py run mariadb -- python benchmarks/throughput.py
     python tools/servers.py run mysql -- python benchmarks/throughput.py --only "everything"
 
-Every case and its ceiling run by turns on one server with full durability; the
-figure that counts is the ratio. "Everything" is a publisher and a subscriber,
-processes of their own, that run together until the last message is settled.
+Every case and its ceiling run in turn on one server with full durability. The relevant result is the ratio. In the
+cases "everything", a publisher process and a subscriber process run together until the last message is settled.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Cases:
-    """One method for each thing that is measured; all return messages per second."""
+    """The measurements. Each method returns messages per second."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages
@@ -118,7 +117,7 @@ class Cases:
     # -- claim, handle, ack ---------------------------------------------------
 
     def consume(self, topic: str, *, partitions: int, batch: int, groups: int = 1, processes: int = 1) -> float:
-        """From the first message's handler to the last one settled, of what is in the log already."""
+        """Measure from the start of the first handler until all messages, which are in the log already, are settled."""
         names = [f"g{number}" for number in range(1, groups + 1)]
         self.register(topic, names)
         self.fill_log(topic, partitions)
@@ -147,9 +146,9 @@ class Cases:
     # -- everything at once ---------------------------------------------------
 
     def everything(self, topic: str, *, partitions: int, batch: int, groups: int = 1, processes: int = 1) -> float:
-        """Publishing in transactions of ``batch`` messages beside subscribers, until all is settled.
+        """Measure from the first publish, ``batch`` messages per transaction, until all messages are settled.
 
-        Counts deliveries: each group's of each message.
+        Each delivery of a message to a group is counted.
         """
         names = [f"g{number}" for number in range(1, groups + 1)]
         self.register(topic, names)
@@ -164,7 +163,7 @@ class Cases:
         return groups * self.messages / (ended - began)
 
     def ceiling_everything(self, *, partitions: int, batch: int) -> float:
-        """One process publishes, one sequences and consumes, as beside one subscriber. It collects no garbage."""
+        """Measure with one process that publishes and one that sequences and consumes, without garbage collection."""
         with self.bare() as connection:
             ceiling.create_offsets(connection, "g1", "noop", partitions)
             consumer = ceiling.Consumer(connection, "g1", "noop", partitions, batch, depth=min(10, batch))
@@ -174,7 +173,7 @@ class Cases:
                 while left or consumer.held:
                     if to_sequence:
                         to_sequence -= ceiling.sequence(connection, 2000)
-                    # Full batches only, as long as more is to come: small ones would slow it down.
+                    # Claim only full batches as long as messages are published: small ones would be slower.
                     if left - to_sequence >= batch or not to_sequence:
                         left -= consumer.step()
                     else:
@@ -183,7 +182,7 @@ class Cases:
 
     @contextlib.contextmanager
     def publisher(self, kind: str, topic: str, partitions: int, batch: int) -> Iterator[Callable[[], float]]:
-        """A process that publishes; it says when it begins (its start-up does not count)."""
+        """Run a process that publishes. Yield a function that returns when it began, without its startup."""
         process = subprocess.Popen(
             [sys.executable, "-m", PUBLISHER, kind, topic, str(self.messages), str(partitions), str(batch)],
             cwd=common.ROOT,
@@ -220,7 +219,7 @@ class Cases:
 
 
 def cases(do: Cases) -> dict[str, tuple[Callable[[], float], Callable[[], float] | None]]:
-    """Name → (ours, its ceiling)."""
+    """Return the cases: name → (the measurement, its ceiling or None)."""
     found: dict[str, tuple[Callable[[], float], Callable[[], float] | None]] = {
         "publish, one statement each": (
             partial(do.publish_single, atomic=False),
@@ -232,20 +231,20 @@ def cases(do: Cases) -> dict[str, tuple[Callable[[], float], Callable[[], float]
         ),
     }
     for size in (100, 500):
-        found[f"publish_many by {size}"] = (partial(do.publish_many, size), partial(do.ceiling_many, size))
+        found[f"publish_many, batches of {size}"] = (partial(do.publish_many, size), partial(do.ceiling_many, size))
     for size in (100, 2000):
-        found[f"sequence by {size}"] = (partial(do.sequence, size), partial(do.ceiling_sequence, size))
+        found[f"sequence, batches of {size}"] = (partial(do.sequence, size), partial(do.ceiling_sequence, size))
     for partitions in (1, 10, 1000):
         for batch in (100, 500) if partitions == 10 else (100,):
-            found[f"claim, handle, ack by {batch}, {partitions} partitions"] = (
+            found[f"claim, handle, ack, batches of {batch}, {partitions} partitions"] = (
                 partial(do.consume, "noop", partitions=partitions, batch=batch),
                 partial(do.ceiling_consume, partitions=partitions, batch=batch),
             )
-    found["claim, handle, ack by 100, 10 partitions, 3 groups"] = (
+    found["claim, handle, ack, batches of 100, 10 partitions, 3 groups"] = (
         partial(do.consume, "noop", partitions=10, batch=100, groups=3),
         None,
     )
-    found["claim, handle, ack by 100, shared"] = (
+    found["claim, handle, ack, batches of 100, shared"] = (
         partial(do.consume, "noop.shared", partitions=10, batch=100),
         None,
     )
@@ -261,19 +260,19 @@ def cases(do: Cases) -> dict[str, tuple[Callable[[], float], Callable[[], float]
         )
     for partitions in (1, 10, 1000):
         for batch in (100, 500) if partitions == 10 else (100,):
-            found[f"everything by {batch}, {partitions} partitions"] = (
+            found[f"everything, batches of {batch}, {partitions} partitions"] = (
                 partial(do.everything, "noop", partitions=partitions, batch=batch),
                 partial(do.ceiling_everything, partitions=partitions, batch=batch),
             )
-    found["everything by 500, 10 partitions, 2 processes"] = (
+    found["everything, batches of 500, 10 partitions, 2 processes"] = (
         partial(do.everything, "noop", partitions=10, batch=500, processes=2),
         None,
     )
-    found["everything by 100, 10 partitions, 3 groups"] = (
+    found["everything, batches of 100, 10 partitions, 3 groups"] = (
         partial(do.everything, "noop", partitions=10, batch=100, groups=3),
         None,
     )
-    found["everything by 100, 10 partitions, 2 processes"] = (
+    found["everything, batches of 100, 10 partitions, 2 processes"] = (
         partial(do.everything, "noop", partitions=10, batch=100, processes=2),
         None,
     )
@@ -282,13 +281,15 @@ def cases(do: Cases) -> dict[str, tuple[Callable[[], float], Callable[[], float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", help="only cases whose name contains this (repeatable)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--messages", type=int, default=20_000, help="messages per case (default: 20000)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="run only cases whose name contains TEXT; may be repeated"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     if not os.environ.get("DATABASE_URL", "").startswith("mysql"):
-        parser.error("DATABASE_URL must name a MySQL or MariaDB server: python tools/servers.py run mariadb -- …")
+        parser.error("set DATABASE_URL to a MySQL or MariaDB server: python tools/servers.py run mariadb -- …")
     common.set_up()
     environment = common.environment()
     chosen = {
@@ -303,7 +304,7 @@ def main() -> None:
             runs[f"{name} (ceiling)"] = bare
     rates = {name: common.median(found) for name, found in common.interleaved(runs, options.rounds).items()}
     result: dict[str, Any] = {}
-    table = [["messages a second, medians", "ours", "ceiling", "ratio"]]
+    table = [["messages per second (medians)", "queue", "ceiling", "ratio"]]
     for name in chosen:
         top = rates.get(f"{name} (ceiling)")
         ratio = None if top is None else round(rates[name] / top, 2)

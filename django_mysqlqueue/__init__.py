@@ -1,7 +1,7 @@
-"""A durable message queue inside the database that your Django project already runs.
+"""A durable message queue for Django in your existing MySQL or MariaDB database.
 
-Everything public is here. Names are loaded on first use: importing the package
-needs neither settings nor an installed Django.
+The names for publishing and handling are here. They are loaded on first use, so that importing the package needs
+neither settings nor an installed Django.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the dashboard's pages are. It imports nothing of the admin: template tags are loaded without it, too."""
+"""Addresses of the dashboard's pages. This module imports nothing of the admin: template tags work without it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from django.urls import reverse
 
 
 def url(site: str, name: str, **parameters: object) -> str:
-    """The address of a page of the dashboard; None and '' are left out of its query string."""
+    """Return the address of a page of the dashboard.
+
+    Args:
+        site: name of the admin site.
+        name: name of the page.
+        parameters: the query string. None and ``""`` are left out.
+    """
     given = {key: value for key, value in parameters.items() if value not in (None, "")}
     return reverse(f"admin:django_mysqlqueue_dashboard_{name}", current_app=site, query=given)

@@ -1,3 +1,5 @@
+"""The app's configuration."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,15 +12,18 @@ from django.utils.translation import gettext_lazy as _
 
 
 class DjangoMysqlqueueConfig(AppConfig):
+    """Configuration of the app ``django_mysqlqueue``."""
+
     name = "django_mysqlqueue"
     label = "django_mysqlqueue"
     verbose_name = _("Message queue")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        """Register the system checks, connect the layers, and register groups after ``migrate``."""
         from django_mysqlqueue import checks  # noqa: F401
         from django_mysqlqueue.service import known_topics, wakeups
-        from django_mysqlqueue.sql import sqlite  # noqa: F401  # gives new connections its functions
+        from django_mysqlqueue.sql import sqlite  # noqa: F401  # registers SQL functions on new connections
 
         wakeups.eager = _deliver_eagerly
         known_topics.discover = _discover_handlers
@@ -38,17 +43,17 @@ def _discover_handlers() -> None:
 
 
 def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> None:
-    """Registers every handler's group once the tables are there.
+    """Register the groups of all handlers after ``migrate``.
 
-    So ``start="latest"`` and GC know a group before its first subscriber comes.
+    So ``start="latest"`` and GC know a group before its first subscriber starts.
     """
-    # "flush" sends no apps; after "migrate … zero" they do not have the model.
+    # "flush" sends no apps; after "migrate … zero", apps lack the model.
     if apps is not None and "consumergroup" not in apps.all_models["django_mysqlqueue"]:
         return
     from django_mysqlqueue.models import ConsumerGroup
     from django_mysqlqueue.runtime.handling.registry import register_groups
 
-    # Where a router keeps the tables out, the migration counts as applied and has made none.
+    # If a router does not allow the tables here, the migration counts as applied, but has created none.
     if not router.allow_migrate_model(using, ConsumerGroup):
         return
     register_groups(using)

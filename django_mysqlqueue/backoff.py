@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again. Imports no Django: Spark's executors need none."""
+"""Exponential backoff. This module does not import Django, because Spark's executors do not have it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class Backoff:
     """Exponential backoff with jitter, in seconds.
 
-    The wait after attempt n is ``initial * factor ** (n - 1)``, at most
-    ``maximum``, times a random factor between ``1 - jitter`` and ``1 + jitter``.
+    The delay after attempt n is ``initial * factor ** (n - 1)``, at most ``maximum``, multiplied by a random number
+    between ``1 - jitter`` and ``1 + jitter``.
     """
 
     initial: float = 1.0
@@ -21,28 +21,33 @@ class Backoff:
     jitter: float = 0.2
 
     def delay(self, attempt: int, rng: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after the given attempt (1 is the first) has failed."""
+        """Return the delay in seconds after a failed attempt.
+
+        Args:
+            attempt: the number of the attempt, from 1.
+            rng: returns a random number from 0 to 1.
+        """
         try:
-            # As a float: whole numbers would be multiplied out to millions of digits.
+            # As a float: the power of an int can have millions of digits.
             wait = min(self.initial * float(self.factor) ** (attempt - 1), self.maximum)
-        except OverflowError:  # a float's exponent ends near 2 ** 1024
+        except OverflowError:  # The largest float is near 2 ** 1024.
             wait = self.maximum if self.initial else 0.0
         return max(0.0, wait * (1 + self.jitter * (2 * rng() - 1)))
 
 
 @dataclass(slots=True)
 class Failures:
-    """Counts how often in a row something failed, for a loop that waits longer each time."""
+    """A count of failures in a row, for a loop that waits longer after each."""
 
     backoff: Backoff
     count: int = 0
 
     def add(self) -> float:
-        """One more; returns the seconds to wait."""
+        """Count a failure, and return the seconds to wait."""
         self.count += 1
         return self.backoff.delay(self.count)
 
     def clear(self) -> int:
-        """It succeeded; returns how often it had failed."""
+        """Note a success, and return the number of failures before it."""
         count, self.count = self.count, 0
         return count

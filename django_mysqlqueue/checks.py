@@ -1,4 +1,4 @@
-"""System checks: what would go wrong later is said at start-up."""
+"""System checks of the queue's settings, handlers, routers and database."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ MODELS = (
     ArchiveSegment,
 )
 MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}
-"""The oldest servers that have all that the statements use, by dialect.
+"""The oldest server versions that support all SQL of the queue, by dialect.
 
-MySQL has the columns' collation, ``utf8mb4_0900_bin``, since 8.0.17, and since 8.0.19 the row alias with which Django
-writes upserts. ``tests/sql/test_mysql_syntax.py`` looks for SQL that is newer.
+MySQL has the collation of the queue's columns, ``utf8mb4_0900_bin``, since 8.0.17, and the row alias of Django's
+upserts since 8.0.19. ``tests/sql/test_mysql_syntax.py`` searches the statements for newer SQL.
 """
 TESTED = {"mysql": (8, 4)}
-"""Servers from ``MINIMUM`` to below these are let in with a warning, since no test runs on them."""
+"""Versions from ``MINIMUM`` to below these are accepted with a warning, since no test runs on them."""
 
 
 @checks.register("django_mysqlqueue")
 def check_settings(**kwargs: Any) -> list[checks.CheckMessage]:
-    """The ``MYSQLQUEUE`` setting keeps its rules (E001 to E006)."""
+    """Check that the ``MYSQLQUEUE`` setting is valid (E001 to E006)."""
     return [
         checks.Error(problem.message, hint=problem.hint or None, id=f"django_mysqlqueue.{problem.id}")
         for problem in conf.problems()
@@ -70,11 +70,11 @@ def check_settings(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_settings_name(**kwargs: Any) -> list[checks.CheckMessage]:
-    """The setting is called ``MYSQLQUEUE`` (W013)."""
+    """Warn about settings whose names resemble ``MYSQLQUEUE`` (W013)."""
     return [
         checks.Warning(
-            f"The setting {name} does nothing.",
-            hint="The queue's settings are the dict MYSQLQUEUE.",
+            f"The setting {name} has no effect.",
+            hint="The queue reads the dict MYSQLQUEUE.",
             id="django_mysqlqueue.W013",
         )
         for name in dir(django_settings)
@@ -84,13 +84,13 @@ def check_settings_name(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_redact(**kwargs: Any) -> list[checks.CheckMessage]:
-    """``REDACT`` leads to a function (E016): the dashboard would fail where it shows a payload."""
+    """Check that ``REDACT`` can be imported and called (E016); otherwise pages that show payloads would fail."""
     if conf.problems():
-        return []  # E001 to E006 say so
+        return []  # reported by E001 to E006
     path = conf.get_settings().redact
     if not isinstance(path, str):
         return []
-    hint = "Name a function that takes (text, topic, kind) and returns a string: 'shop.privacy.redact'."
+    hint = "Use a function that takes (text, topic, kind) and returns a string, for example 'shop.privacy.redact'."
     try:
         found = import_string(path)
     except ImportError as error:
@@ -98,20 +98,21 @@ def check_redact(**kwargs: Any) -> list[checks.CheckMessage]:
         return [checks.Error(message, hint=hint, id="django_mysqlqueue.E016")]
     if callable(found):
         return []
-    message = f"MYSQLQUEUE['REDACT'] = {path!r} is {type(found).__name__}, not a function."
+    message = f"MYSQLQUEUE['REDACT'] = {path!r} names an object of type {type(found).__name__}, not a function."
     return [checks.Error(message, hint=hint, id="django_mysqlqueue.E016")]
 
 
 @checks.register("django_mysqlqueue")
 def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
-    """All of the queue's tables are in one database (E007)."""
+    """Check that all of the queue's tables are in one database (E007)."""
     aliases = {router.db_for_write(model) for model in MODELS}
     if len(aliases) == 1:
         return []
     return [
         checks.Error(
-            f"The database routers split the queue's tables between {', '.join(sorted(aliases))}.",
-            hint="Every operation is one transaction: route the app django_mysqlqueue as a whole.",
+            f"The database routers split the queue's tables between the databases {', '.join(sorted(aliases))}.",
+            hint="Route all models of the app django_mysqlqueue to one database: the queue changes several tables per "
+            "transaction.",
             id="django_mysqlqueue.E007",
         )
     ]
@@ -119,7 +120,7 @@ def check_router(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_migrating(**kwargs: Any) -> list[checks.CheckMessage]:
-    """``migrate`` makes all of the queue's tables where the queue lives (W014)."""
+    """Warn if ``migrate`` would not create all of the queue's tables in the queue's database (W014)."""
     alias = _alias()
     if alias is None:
         return []
@@ -128,7 +129,7 @@ def check_migrating(**kwargs: Any) -> list[checks.CheckMessage]:
         return []
     return [
         checks.Warning(
-            f"The queue is on the database {alias!r}, and the routers' allow_migrate keeps tables out of it: "
+            f"The queue is in database {alias!r}, but the routers' allow_migrate does not allow these tables there: "
             f"{', '.join(kept_out)}.",
             hint=f"Let allow_migrate({alias!r}, 'django_mysqlqueue') return True or None, "
             "unless another project migrates that database.",
@@ -139,7 +140,7 @@ def check_migrating(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Atomic handlers have something to write in the queue's database (W015)."""
+    """Warn about atomic handlers if no other model is written to the queue's database (W015)."""
     alias = _alias()
     if alias is None or conf.problems():
         return []
@@ -149,15 +150,15 @@ def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
     try:
         atomic = [handler.where for handler in registry.handlers().values() if handler.atomic]
     except SubscriberError:
-        return []  # E008 says so
+        return []  # reported by E008
     if not atomic:
         return []
     return [
         checks.Warning(
-            f"atomic=True of {', '.join(sorted(atomic))}: the transaction is on the queue's database {alias!r}, "
-            "and no other model of the project is written there.",
-            hint="What a handler writes elsewhere is not part of that transaction: it happens at least once. "
-            "Make it idempotent (by delivery.id), or put the queue beside the handler's tables.",
+            f"Handlers with atomic=True: {', '.join(sorted(atomic))}. Their transaction is on the queue's database "
+            f"{alias!r}, but no other model of the project is written there.",
+            hint="Writes to other databases are not part of that transaction and can happen more than once. Make them "
+            "idempotent (by delivery.id), or move the queue to the database of the handlers' tables.",
             id="django_mysqlqueue.W015",
         )
     ]
@@ -165,9 +166,9 @@ def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Every handler is declared rightly and once (E008); what ``GROUPS`` has is for one (W009)."""
+    """Check that handlers are declared correctly and once (E008); warn about ``GROUPS`` without effect (W009)."""
     if conf.problems():
-        return []  # E001 to E006 say so
+        return []  # reported by E001 to E006
     try:
         handlers = registry.handlers().values()
     except SubscriberError as error:
@@ -177,14 +178,14 @@ def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
     found: list[checks.CheckMessage] = []
     for name, options in conf.get_settings().groups.items():
         if name not in groups:
-            text = f"MYSQLQUEUE['GROUPS'] names {name!r}, which no handler has."
+            text = f"MYSQLQUEUE['GROUPS'] names {name!r}, but no handler has this group."
             hint = f"Groups with handlers: {', '.join(sorted(groups)) or 'none'}."
         elif "batch_size" in options and name not in in_batches:
             text = (
                 f"MYSQLQUEUE['GROUPS'][{name!r}]['BATCH_SIZE'] has no effect: no handler of the group has batch=True."
             )
             hint = (
-                "Remove it, or declare the handler with batch=True. How many messages a claim takes is "
+                "Remove it, or declare the handler with batch=True. For the number of messages per claim, use "
                 "MYSQLQUEUE['BATCH_SIZE']."
             )
         else:
@@ -195,13 +196,13 @@ def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue", deploy=True)
 def check_eager(**kwargs: Any) -> list[checks.CheckMessage]:
-    """``EAGER`` is off where it matters (W012)."""
+    """Warn if ``EAGER`` is on in a deployment (W012)."""
     if conf.problems() or not conf.get_settings().eager:
         return []
     return [
         checks.Warning(
             "MYSQLQUEUE['EAGER'] is True: publishers run the handlers themselves.",
-            hint="It is for tests and development. Remove it and run manage.py runsubscriber.",
+            hint="EAGER is for tests and development. Remove it and run manage.py runsubscriber.",
             id="django_mysqlqueue.W012",
         )
     ]
@@ -209,7 +210,7 @@ def check_eager(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register("django_mysqlqueue")
 def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
-    """SQLite has the options that the queue needs (W010)."""
+    """Warn if the SQLite database lacks options that the queue needs (W010)."""
     alias = _alias()
     if alias is None or is_server(connections[alias]):
         return []
@@ -226,8 +227,9 @@ def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
         return []
     return [
         checks.Warning(
-            f"The queue's SQLite database {alias!r} lacks options: two processes may fail with “database is locked”.",
-            hint=f"Give it 'OPTIONS': {{{', '.join(wanted)}}}.",
+            f"The queue's SQLite database {alias!r} lacks options: with more than one process, statements may fail "
+            "with “database is locked”.",
+            hint=f"Add to its entry in DATABASES: 'OPTIONS': {{{', '.join(wanted)}}}.",
             id="django_mysqlqueue.W010",
         )
     ]
@@ -235,34 +237,34 @@ def check_sqlite_options(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register(checks.Tags.database)
 def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """The server can run the queue (E011); runs with ``check --database`` and ``migrate``."""
+    """Check that the server can run the queue (E011), in ``check --database`` and ``migrate``."""
     alias = _alias()
     if alias is None or alias not in (databases or ()):
         return []
-    with sessions.sound(alias):  # a setting that E017 names must not hide what this looks for
+    with sessions.sound(alias):  # a setting that E017 reports must not affect these queries
         return [checks.Error(problem, id="django_mysqlqueue.E011") for problem in server_problems(alias)]
 
 
 @checks.register(checks.Tags.database)
 def check_tested_version(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """The queue is tested on servers like this one (W018)."""
+    """Warn if the queue is not tested on the server's version (W018)."""
     alias = _alias()
     if alias is None or alias not in (databases or ()):
         return []
-    with sessions.sound(alias):  # a setting that E017 names must not hide what this looks for
+    with sessions.sound(alias):  # a setting that E017 reports must not affect these queries
         connection = connections[alias]
         try:
             name = dialect_of(connection).name
         except ImproperlyConfigured:
-            return []  # E011 says so
+            return []  # reported by E011
         version = server_version(connection)
     if name not in TESTED or _is_below(version, MINIMUM[name]) or not _is_below(version, TESTED[name]):
         return []
     return [
         checks.Warning(
             f"The queue's database {alias!r} runs {name} {_dotted(version)}, on which django_mysqlqueue is not tested.",
-            hint=f"Tests run on versions from {_dotted(TESTED[name])} on. The queue uses only SQL that "
-            f"{_dotted(MINIMUM[name])} has, but run your project's tests on this version.",
+            hint=f"Tests run on {_dotted(TESTED[name])} and later. The queue uses only SQL that "
+            f"{_dotted(MINIMUM[name])} supports, but run your project's tests on this version.",
             id="django_mysqlqueue.W018",
         )
     ]
@@ -270,9 +272,9 @@ def check_tested_version(*, databases: Sequence[str] | None = None, **kwargs: An
 
 @checks.register(checks.Tags.database)
 def check_sessions(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Connections of the project have the session variables that the queue needs (E017).
+    """Check the session variables of the project's connections to the queue's database (E017).
 
-    Subscribers and the queue's commands set those of their own connections; a web process has the project's.
+    Subscribers and the queue's commands set these variables on their own connections; web processes do not.
     """
     alias = _alias()
     if alias is None or alias not in (databases or ()):
@@ -281,11 +283,11 @@ def check_sessions(*, databases: Sequence[str] | None = None, **kwargs: Any) -> 
     try:
         faults = dialect_of(connection).session_faults(connection)
     except ImproperlyConfigured:
-        return []  # E011 says so
+        return []  # reported by E011
     return [
         checks.Error(
             f"Connections to the queue's database {alias!r} have {one.name} = {value}: {one.effect}.",
-            hint=f"Set it on the server, or for the connections of this project: "
+            hint=f"Set {one.name} = {one.value} on the server, or for the connections of this project: "
             f"DATABASES[{alias!r}]['OPTIONS']['init_command'] = \"SET {one.name} = {one.value}\".",
             id="django_mysqlqueue.E017",
         )
@@ -297,12 +299,16 @@ def _alias() -> str | None:
     try:
         alias = conf.get_settings().database or router.db_for_write(OutboxMessage) or DEFAULT_DB_ALIAS
     except ImproperlyConfigured:
-        return None  # E001 to E006 say so
+        return None  # reported by E001 to E006
     return alias if alias in connections else None
 
 
 def server_problems(alias: str) -> Iterator[str]:
-    """What keeps the server behind ``alias`` from running the queue; also looked at before a subscriber starts."""
+    """Yield the reasons why a database server cannot run the queue. Subscribers check this, too, before they start.
+
+    Args:
+        alias: alias of the queue's database.
+    """
     connection = connections[alias]
     try:
         dialect = dialect_of(connection)
@@ -314,7 +320,7 @@ def server_problems(alias: str) -> Iterator[str]:
     if _is_below(version, minimum):
         yield (
             f"The queue's database {alias!r} runs {dialect.name} {_dotted(version)}; "
-            f"{_dotted(minimum)} or later is needed."
+            f"{_dotted(minimum)} or later is required."
         )
     if not is_server(connection):
         return
@@ -322,9 +328,9 @@ def server_problems(alias: str) -> Iterator[str]:
         cursor.execute("SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'binlog_format', 'log_bin')")
         variables = {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
         if variables.get("wsrep_on") == "ON":
-            yield f"The queue's database {alias!r} is a Galera node: its one-row mutex would be local to the node."
+            yield f"The queue's database {alias!r} is a Galera node: the sequencer's lock would be local to the node."
         if variables.get("binlog_format") == "STATEMENT" and variables.get("log_bin") == "ON":
-            yield f"The queue's database {alias!r} has binlog_format=STATEMENT: READ COMMITTED needs ROW or MIXED."
+            yield f"The queue's database {alias!r} has binlog_format=STATEMENT: READ COMMITTED requires ROW or MIXED."
         names = [model._meta.db_table for model in MODELS]
         cursor.execute(
             "SELECT table_name, engine FROM information_schema.tables "
@@ -333,7 +339,7 @@ def server_problems(alias: str) -> Iterator[str]:
         )
         for name, engine in cursor.fetchall():
             if str(engine).upper() != "INNODB":
-                yield f"The table {name} of the database {alias!r} uses {engine}: the queue needs InnoDB."
+                yield f"Table {name} in database {alias!r} uses {engine}: the queue requires InnoDB."
 
 
 def _is_below(version: tuple[int, ...], minimum: tuple[int, ...]) -> bool:

@@ -1,7 +1,7 @@
-"""The ``MYSQLQUEUE`` setting: one dict, durations in seconds.
+"""The ``MYSQLQUEUE`` setting: a dict with durations in seconds.
 
-``get_settings()`` validates at access and follows ``override_settings``. The
-same rules, in the same place, serve the system checks (``problems``).
+``get_settings()`` validates it on first access and again after ``override_settings``. The system checks report all
+broken rules (``problems``).
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ LONGEST_DELAY = 30 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What ``TOPICS`` says of one topic; None: the general setting serves."""
+    """The settings of one topic in ``TOPICS``; None: the general setting applies."""
 
     retention: float | None = None
     has_retention: bool = False
     partitions: int | None = None
     groupless: bool = False
-    """It is meant to have no consumer group."""
+    """True if the topic is meant to have no consumer group."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """From when on failures are a problem; None: never."""
+    """Limits above which failures are a problem; None: no limit."""
 
     window: float = 600.0
-    """Seconds that count as recent."""
+    """Length, in seconds, of the window that ends now."""
     max_recent_dead_letters: int | None = 10
-    """Dead letters of one group in the window."""
+    """Maximum number of dead letters per group in the window."""
     max_failure_ratio: float | None = 0.5
-    """Failed attempts of one group in the window, as a share of all that ended."""
+    """Maximum share of a group's attempts in the window that fail, of those that ended."""
     min_attempts: int = 10
-    """With fewer attempts in the window the ratio is not judged."""
+    """Number of attempts in the window below which the ratio is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The validated setting. Durations in seconds, sizes in bytes."""
+    """The validated setting. Durations are in seconds, sizes in bytes."""
 
     database: str | None = None
     poll_interval: float = 0.1
@@ -96,36 +96,36 @@ class Settings:
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
-    """``RECORD_DELIVERIES`` of the groups that have their own."""
+    """``RECORD_DELIVERIES`` by group, for groups that override it."""
     monitoring: Mapping[str, Any] = field(
         default_factory=lambda: {"metrics_token": None, "redact": None, "health": HealthSettings()}, repr=False
     )
-    """``METRICS_TOKEN``, ``REDACT`` and ``HEALTH``; in the place of a bad value the error that its property raises."""
+    """``METRICS_TOKEN``, ``REDACT`` and ``HEALTH``; in place of an invalid value, the exception to raise."""
 
     @property
     def metrics_token(self) -> str | None:
-        """The token that the metrics view accepts; None: no token is configured."""
+        """The token that the metrics view accepts, or None if none is configured."""
         found: str | None = self._monitoring("metrics_token")
         return found
 
     @property
     def redact(self) -> Callable[..., str] | str | None:
-        """What pages leave of a payload, of metadata and of an error: a function or its dotted path."""
+        """The function, or its dotted path, that redacts payloads, metadata and errors on pages; None: show them."""
         found: Callable[..., str] | str | None = self._monitoring("redact")
         return found
 
     @property
     def health(self) -> HealthSettings:
-        """From when on failures are a problem."""
+        """Limits above which failures are a problem."""
         found: HealthSettings = self._monitoring("health")
         return found
 
     def _monitoring(self, name: str) -> Any:
-        """A setting that publishing and subscribers do without.
+        """Return a setting that neither publishing nor subscribers need.
 
         Raises:
-            ImproperlyConfigured: naming the value and the rule. A bad token must not open a door, and a bad
-                ``REDACT`` must not show what it was to hide.
+            ImproperlyConfigured: the value is invalid; the text names it and the rule. An invalid token must not open
+                the metrics view, and an invalid ``REDACT`` must not reveal payloads.
         """
         found = self.monitoring[name]
         if isinstance(found, ImproperlyConfigured):
@@ -133,11 +133,15 @@ class Settings:
         return found
 
     def retention_of(self, topic: str, *, has_groups: bool) -> float | None:
-        """Seconds that a settled message stays in the log; None: for ever.
+        """Return for how many seconds settled messages of a topic stay in the log; None: forever.
 
-        A dead letter that no group reads is kept unless ``DLQ_RETENTION`` is set. A message of another topic
-        without a group is kept for the longer of ``RETENTION`` and ``ORPHAN_RETENTION``: the group that
-        should read it may be registered late.
+        A dead letter that no group reads is kept unless ``DLQ_RETENTION`` is set. A message on any other topic
+        without a group is kept for the longer of ``RETENTION`` and ``ORPHAN_RETENTION``, in case its group is
+        registered late.
+
+        Args:
+            topic: name of the topic.
+            has_groups: whether a consumer group on the topic is registered.
         """
         special = self.topics.get(topic)
         if special is not None and special.has_retention:
@@ -150,35 +154,35 @@ class Settings:
         return self.retention
 
     def may_lack_groups(self, topic: str) -> bool:
-        """Whether a topic without a consumer group is no mistake: it is ``GROUPLESS``, or a DLQ topic."""
+        """Return True if the topic may have no consumer group: it is ``GROUPLESS``, or a DLQ topic."""
         special = self.topics.get(topic)
         return topic.endswith(self.dlq_suffix) or (special is not None and special.groupless)
 
     def recorded_of(self, group: str) -> str:
-        """Which deliveries of a group are recorded: ``"all"``, ``"failures"`` or ``"none"``."""
+        """Return which deliveries of a group are recorded: ``"all"``, ``"failures"`` or ``"none"``."""
         return self.recorded.get(group, self.record_deliveries)
 
     def partitions_of(self, topic: str) -> int | None:
-        """The number of partitions that the topic's keys are hashed to, if they are."""
+        """Return the number of partitions that the topic's keys are hashed to, or None if they are not hashed."""
         special = self.topics.get(topic)
         return special.partitions if special is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One broken rule of the setting."""
+    """A broken rule of the setting."""
 
     id: str
     message: str
     hint: str
     optional: bool = False
-    """Only monitoring needs the value: it is refused where it is used, and everything else works."""
+    """True if only monitoring needs the value: it is refused where it is used, and everything else works."""
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.message, self.hint)))
 
 
-# -- what a value may be ------------------------------------------------------
+# -- valid values -------------------------------------------------------------
 
 _BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
     "initial": _number(maximum=LONGEST_DELAY),
@@ -189,7 +193,14 @@ _BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
 
 
 def parse_backoff(value: Any) -> Backoff:
-    """A ``Backoff`` from itself or from a dict of some of its fields (either case)."""
+    """Return a ``Backoff``.
+
+    Args:
+        value: a ``Backoff``, or a dict of some of its fields, in upper or lower case.
+
+    Raises:
+        Invalid: the value breaks a rule.
+    """
     if isinstance(value, Backoff):
         value = {name.name: getattr(value, name.name) for name in fields(Backoff)}
     if not isinstance(value, Mapping):
@@ -218,12 +229,12 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "backoff": parse_backoff,
     "batch_size": _integer(1, 10_000),
 }
-"""What ``@subscriber`` takes and ``GROUPS`` may override."""
+"""Options of ``@subscriber`` that ``GROUPS`` may override."""
 CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "reject_on": _rejected_exceptions,
     "retry_on": _exceptions,
 }
-"""What only ``@subscriber`` takes."""
+"""Options that only ``@subscriber`` takes."""
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "database": _or_none(_alias),
@@ -258,7 +269,7 @@ HEALTH_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "max_failure_ratio": _or_none(_ratio),
     "min_attempts": _integer(1),
 }
-"""What ``HEALTH`` may hold. Minutes of the rollups are kept for six hours; counts stop at 10,000."""
+"""Keys of ``HEALTH``. Rollups by the minute are kept for six hours; counts stop at 10,000."""
 
 
 def _health(value: Any) -> HealthSettings:
@@ -284,16 +295,20 @@ _MONITORING: dict[str, Callable[[Any], Any]] = {
     "redact": _or_none(_function),
     "health": _health,
 }
-"""What publishing and subscribers do without: a bad value is refused where it is used, and by ``check``."""
+"""Settings that only monitoring needs: an invalid value is refused where it is used, and by ``check``."""
 _SECRETS = ("METRICS_TOKEN",)
-"""Whose values are not shown."""
+"""Settings whose values are not shown."""
 
 
 def check_handler_option(name: str, value: Any) -> Any:
-    """The parsed value of one handler option.
+    """Return the parsed value of a handler option.
+
+    Args:
+        name: option of ``@subscriber``.
+        value: its value.
 
     Raises:
-        ValueError: naming the option, the value and the rule.
+        ValueError: the value is invalid; the text names the option, the value and the rule.
     """
     parse = HANDLER_OPTIONS.get(name) or CODE_OPTIONS.get(name)
     if parse is None:
@@ -305,10 +320,14 @@ def check_handler_option(name: str, value: Any) -> Any:
 
 
 def check_health_option(name: str, value: Any) -> Any:
-    """The parsed value of one threshold of ``HEALTH``.
+    """Return the parsed value of a threshold of ``HEALTH``.
+
+    Args:
+        name: key of ``HEALTH`` in lower case.
+        value: its value.
 
     Raises:
-        ValueError: naming the threshold, the value and the rule.
+        ValueError: the value is invalid; the text names the threshold, the value and the rule.
     """
     try:
         return HEALTH_OPTIONS[name](value)
@@ -367,13 +386,13 @@ def _relations(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             "E004",
             f"MYSQLQUEUE['LEASE_RENEWAL_INTERVAL'] = {settings.lease_renewal_interval:g} is more than half of "
-            f"LEASE_DURATION = {settings.lease_duration:g}: one late heartbeat would lose every lease.",
-            "A third of the lease duration is usual.",
+            f"LEASE_DURATION = {settings.lease_duration:g}: a single late heartbeat would lose all leases.",
+            "Use about a third of LEASE_DURATION.",
         )
     if settings.max_poll_interval < settings.poll_interval:
         yield Problem(
             "E004",
-            f"MYSQLQUEUE['MAX_POLL_INTERVAL'] = {settings.max_poll_interval:g} is below "
+            f"MYSQLQUEUE['MAX_POLL_INTERVAL'] = {settings.max_poll_interval:g} is less than "
             f"POLL_INTERVAL = {settings.poll_interval:g}.",
             "",
         )
@@ -420,9 +439,9 @@ def _only_in_code(value: Any) -> Any:
 
 
 def _check_name(what: str, name: Any, problem_id: str, problems: list[Problem]) -> None:
-    # naming.py has the rule for what is published; it imports this module.
+    # naming.py has the rule for published names, but imports this module.
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,120}", name):
-        problems.append(Problem(problem_id, f"{what}: names are letters, digits, '.', '_' and '-'.", ""))
+        problems.append(Problem(problem_id, f"{what}: a name must be 1 to 120 letters, digits, '.', '_' or '-'.", ""))
 
 
 def _options(
@@ -445,18 +464,19 @@ def _options(
 
 
 def problems() -> list[Problem]:
-    """Every rule that the ``MYSQLQUEUE`` setting breaks; empty when it is sound."""
+    """Return every rule that the ``MYSQLQUEUE`` setting breaks; none if it is valid."""
     return _parse(getattr(django_settings, "MYSQLQUEUE", {}))[1]
 
 
 @cache
 def get_settings() -> Settings:
-    """The validated setting.
+    """Return the validated setting.
 
-    What only monitoring needs (``METRICS_TOKEN``, ``REDACT``, ``HEALTH``) raises where it is read, not here.
+    An invalid ``METRICS_TOKEN``, ``REDACT`` or ``HEALTH``, which only monitoring needs, raises where it is read,
+    not here.
 
     Raises:
-        ImproperlyConfigured: naming the first value that breaks a rule.
+        ImproperlyConfigured: a value breaks a rule; the text names the first such value.
     """
     settings, found = _parse(getattr(django_settings, "MYSQLQUEUE", {}))
     for problem in found:

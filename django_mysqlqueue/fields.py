@@ -1,4 +1,4 @@
-"""Fields whose columns the databases' defaults would get wrong."""
+"""Fields and database functions for which the defaults of the databases would be wrong."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ else:
 
 
 def _bytewise_collation(connection: BaseDatabaseWrapper) -> str | None:
-    """Compares byte by byte without padding, so that ``a``, ``A`` and ``a `` differ.
+    """Return a collation that compares byte by byte without padding, so that ``a``, ``A`` and ``a `` differ.
 
-    It also fixes the character set to utf8mb4, whatever the database's own is:
-    an emoji in an error text cannot fail. SQLite's BINARY default does as much.
+    It also sets the character set to utf8mb4 regardless of the database's own, so that an emoji in an error text can
+    be stored. On SQLite, the default collation BINARY is sufficient.
     """
     if connection.vendor != "mysql":
         return None
@@ -32,6 +32,7 @@ class BytewiseCharField(_CharField):
     """A ``CharField`` with a byte-wise collation on every engine."""
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
+        """Return the column's parameters with the collation."""
         return {**super().db_parameters(connection), "collation": _bytewise_collation(connection)}
 
 
@@ -39,27 +40,30 @@ class BytewiseTextField(_TextField):
     """A ``TextField`` with a byte-wise collation on every engine."""
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
+        """Return the column's parameters with the collation."""
         return {**super().db_parameters(connection), "collation": _bytewise_collation(connection)}
 
 
 class NowMilliseconds(Func):
-    """The database's clock as epoch milliseconds.
+    """The current time of the database's clock in epoch milliseconds.
 
-    Not ``UNIX_TIMESTAMP(NOW(3))``, which jumps by an hour when summer time ends.
+    It is not ``UNIX_TIMESTAMP(NOW(3))``, which jumps by an hour when daylight saving time ends.
     """
 
     template = NOW_MS_SQLITE
     output_field = models.BigIntegerField()
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for MySQL and MariaDB."""
         return self.as_sql(compiler, connection, template=NOW_MS_MYSQL, **context)
 
 
 class FreshId(Func):
-    """A random id made by the database, for rows that plain SQL inserts without one."""
+    """A random id that the database creates for rows that plain SQL inserts without an id."""
 
     template = "lower(hex(randomblob(16)))"
     output_field = models.CharField()
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for MySQL and MariaDB."""
         return self.as_sql(compiler, connection, template="UUID()", **context)

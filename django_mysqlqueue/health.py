@@ -1,4 +1,4 @@
-"""The queue as a check of django-health-check (version 4). Needs the extra ``health``."""
+"""A check for django-health-check (version 4). It needs the extra ``health``."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
     Its texts name groups and topics, but no keys, since health pages are often public.
 
     Args:
-        max_lag: maximum number of unsettled messages per group (below 10,000, where counts stop).
-        max_age: maximum number of seconds that a message waits for its group, or in the outbox.
+        max_lag: maximum number of unsettled messages per group; less than 10,000, because counting stops there.
+        max_age: maximum age, in seconds, of an unsettled message or of one that is due in the outbox.
         max_dead_letters: maximum number of dead letters per group.
         min_subscribers: minimum number of live subscribers per group.
         max_recent_dead_letters: maximum number of dead letters per group within the window (default, as for the
             next three: the setting ``HEALTH``).
         max_failure_ratio: maximum share of a group's attempts within the window that fail, 0 to 1.
-        min_attempts: number of attempts within the window below which the ratio is not judged.
-        window: seconds that count as recent, 60 to 21,600.
+        min_attempts: minimum number of attempts within the window for the ratio to be checked.
+        window: length, in seconds, of the window that ends now; 60 to 21,600.
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
@@ -68,8 +68,8 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
         """Run the check once. It runs in a thread and closes that thread's connection.
 
         Raises:
-            ServiceUnavailable: the text lists the problems, or says that the database refuses or does not answer
-                within 20 s.
+            ServiceUnavailable: the queue is unhealthy, or the database refuses or does not answer within 20 seconds.
+                The text says which.
         """
         alias = queue_alias(self.using)
         try:
@@ -84,5 +84,5 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
 
 
 def _public(finding: HealthFinding) -> str:
-    """The text, unless it names a partition: keys are often people."""
+    """Return the text of a finding, without the partition key, which often identifies a person."""
     return finding.text if finding.key is None else f"{finding.ref}: {finding.kind}."

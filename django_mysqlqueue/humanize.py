@@ -1,4 +1,4 @@
-"""Durations, counts and names as people read them. Commands and errors are in English; pages can be translated."""
+"""Format durations, counts and names for people. Commands and errors are in English; pages can be translated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 LISTED = 20
-"""An error lists no more names than that."""
+"""Maximum number of names that an error lists."""
 UNITS = (86_400, 3600, 60, 1)
 """Seconds of a day, an hour, a minute and a second."""
 
@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
     place = next(place for place, size in enumerate(UNITS) if round(seconds) >= size)
     if UNITS[place] == 1:
         return f"{round(seconds)} {names[place]}"
-    # Rounded to the smaller unit: what was set to seven days is not "6 d 23 h" a second later.
+    # Round to the smaller unit, so that a time limit of seven days is not "6 d 23 h" a second later.
     smaller = UNITS[place + 1]
     rounded = round(seconds / smaller) * smaller
     if place and rounded >= UNITS[place - 1]:
@@ -48,14 +48,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def up_to(most: int, number: int) -> str:
-    """Format a count that stopped at ``most``: ``12``, ``10,000 or more``."""
+    """Format a count that stops at ``most``: ``12``, ``10,000 or more``."""
     return f"{number:,}" if number < most else _("%(number)s or more") % {"number": f"{number:,}"}
 
 
 def moment(milliseconds: int | None) -> str:
-    """Epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ''.
+    """Format epoch milliseconds in the project's time zone, to the millisecond; 0 and None are ``""``.
 
-    What plain SQL has stored may be in no year that there is a date of: that stays a number.
+    A value outside the years of Python's dates, which plain SQL can store, stays a number.
     """
     if not milliseconds:
         return ""
@@ -79,12 +79,12 @@ def listed(names: Sequence[str], *, most: int = LISTED) -> str:
 
 
 def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names that a misspelt one may stand for, whatever the case, the nearest first."""
+    """Return the known names that are similar to a misspelled one, ignoring case, the most similar first."""
     folded = {one.casefold(): one for one in sorted(known)}
     return [folded[close] for close in difflib.get_close_matches(name.casefold(), folded, n=most)]
 
 
 def did_you_mean(names: Iterable[str]) -> str:
-    """Return the question that ends an error about a name: ``Did you mean a or b?``, or ``""`` without names."""
+    """Return the question at the end of an error about a name: ``Did you mean a or b?``, or ``""`` without names."""
     text = " or ".join(names)
     return f"Did you mean {text}?" if text else ""

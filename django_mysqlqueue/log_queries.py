@@ -1,7 +1,7 @@
-"""Questions about the log that Django's side and Spark's side must answer alike, so from one SQL text.
+"""Queries on the log that Django's side and Spark's side share, so that both give the same answers.
 
-``service`` asks them through a ``Session``, the pipeline through a ``Database``. Imports no Django: Spark's executors
-need none. Placeholders are ``%s`` for both.
+``service`` runs them through a ``Session``, the pipeline through a ``Database``. Placeholders are ``%s`` in both. This
+module does not import Django, because Spark's executors do not have it.
 """
 
 from __future__ import annotations
@@ -12,38 +12,37 @@ from typing import Any, Protocol
 LOG = "queue_messages"
 SEQUENCER = "queue_sequencer"
 SEQUENCER_ID = 1
-"""The one row of the sequencer."""
+"""The id of the sequencer's only row."""
 OFFSETS = "queue_offsets"
 STATE = "queue_delivery_state"
 BY_PARTITION = "queue_messages_partition"
-"""The log's index of (topic, partition_key, offset)."""
+"""The log's index on (topic, partition_key, offset)."""
 BY_DUE = "queue_delivery_state_due"
 """The index of delivery state that begins with (consumer_group, topic, acked)."""
 
 FOR_GROUP = "m.target_group IN ('', %s)"
-"""Messages of the log (``m``) that are for all groups, or for the one of the parameter."""
+"""The condition for messages of the log (``m``) that are for all groups or for the group in the parameter."""
 
 
 class Reader(Protocol):
-    """A connection, as far as these questions need one."""
+    """The interface of a connection for these queries."""
 
     def rows(self, sql: str, parameters: Sequence[Any] = (), /) -> list[tuple[Any, ...]]:
-        """All rows of a SELECT."""
+        """Return all rows of a SELECT."""
 
     def force_index(self, name: str, /) -> str:
-        """The hint after a table's alias that keeps the optimizer on one index."""
+        """Return the hint, after a table's alias, that makes the optimizer use an index."""
 
 
 # -- where things are ------------------------------------------------------------
 
 
 def end_of_log(reader: Reader) -> int:
-    """The highest offset that is or was in the log, 0 if there was none: all up to it is final.
+    """Return the highest offset that is or was in the log, or 0 if there was none. The log is final up to it.
 
-    The sequencer stores it in the transaction that appends, so it stays when GC
-    has emptied the log. The log itself counts where the sequencer's row was lost
-    or restored. It takes no lock, at any isolation level; a failover to a replica
-    that lacks transactions may lower it.
+    The sequencer stores it in the transaction that appends, so it remains when GC has emptied the log. The log itself
+    is read too, in case the sequencer's row was lost or restored. This takes no lock, at any isolation level. A
+    failover to a replica that lacks transactions may lower the value.
     """
     ((in_log, sequenced),) = reader.rows(
         f"SELECT COALESCE((SELECT MAX(m.`offset`) FROM {LOG} m), 0), "
@@ -53,10 +52,14 @@ def end_of_log(reader: Reader) -> int:
 
 
 def first_since(reader: Reader, moment: int) -> int:
-    """The lowest offset from which on all messages entered the log at a moment (epoch milliseconds) or later.
+    """Return the lowest offset from which all messages entered the log at a given time or later.
 
-    The log is in order of time, so this is a bisection. The offset may be that of a gap before the first such message.
-    It is one above the end of the log if all messages are older, or GC has deleted all of them.
+    The log is in order of time, so this is a bisection. The offset may be in a gap before the first such message. It
+    is one above the end of the log if all messages are older, or if GC has deleted all of them.
+
+    Args:
+        reader: the connection.
+        moment: the time in epoch milliseconds.
     """
     end = end_of_log(reader)
     ((first,),) = reader.rows(f"SELECT COALESCE(MIN(m.`offset`), %s) FROM {LOG} m", (end + 1,))
@@ -78,12 +81,12 @@ def first_since(reader: Reader, moment: int) -> int:
 
 # -- lag ---------------------------------------------------------------------------
 #
-# What a group has not settled is what it has claimed and not settled, and what it has not claimed. Each of these is the
-# FROM and WHERE of a SELECT.
+# The lag of a group is the number of messages that it has claimed and not settled, plus those that it has not claimed.
+# Each function returns the FROM and WHERE of a SELECT.
 
 
 def claimed(reader: Reader) -> str:
-    """A group's deliveries that are claimed and not settled.
+    """Return the SQL for a group's deliveries that are claimed and not settled.
 
     Parameters: group, topic, False.
     """
@@ -91,7 +94,7 @@ def claimed(reader: Reader) -> str:
 
 
 def unclaimed_of_partition(reader: Reader) -> str:
-    """Messages (``m``) of a partition that a group has not claimed.
+    """Return the SQL for the messages (``m``) of a partition that a group has not claimed.
 
     Parameters: topic, partition key, the offset up to which the group has claimed, group.
     """
@@ -102,7 +105,7 @@ def unclaimed_of_partition(reader: Reader) -> str:
 
 
 def unclaimed_of_topic(reader: Reader) -> str:
-    """Messages (``m``) of a topic that a group has not claimed. This reads all that is in the topic.
+    """Return the SQL for the messages (``m``) of a topic that a group has not claimed. It reads the whole topic.
 
     Parameters: group, topic, the group's start offset, group.
     """

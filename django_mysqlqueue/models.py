@@ -1,7 +1,7 @@
 """The tables. ``docs/tables.md`` describes every column for users of plain SQL.
 
-Times are epoch milliseconds of the database's clock. There are no foreign keys:
-the log is append-only and the state tables are keyed by what they describe.
+Times are in epoch milliseconds by the database's clock. The tables have no foreign keys: the log is append-only, and
+the keys of the state tables name their group, topic and partition.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _M = TypeVar("_M", bound=models.Model)
 
 
 class QueueManager(models.Manager[_M]):
-    """Looks into the queue's database where the setting ``DATABASE`` names one and nobody says another.
+    """A manager that reads the database that the setting ``DATABASE`` names, unless ``using`` names another one.
 
-    The routers know nothing of that setting, and a read router may name a replica.
+    Routers do not know the setting, and a router for reads may name a replica.
     """
 
     def get_queryset(self) -> models.QuerySet[_M]:
+        """Return a queryset on the queue's database."""
         rows = super().get_queryset()
         return rows if self._db is not None else rows.using(get_settings().database)
 
@@ -35,8 +36,8 @@ class QueueManager(models.Manager[_M]):
 class LogKey(models.Model):
     """The log's primary key.
 
-    It and the outbox's stand before the columns that the database computes: on
-    MySQL Django gives an inserted row's id to the first of those.
+    The primary keys of log and outbox are declared before the generated columns: on MySQL, Django assigns the id of an
+    inserted row to the first field that the database computes.
     """
 
     offset = models.BigAutoField(_("offset"), primary_key=True)
@@ -55,8 +56,10 @@ class OutboxKey(models.Model):
 
 
 class MessageColumns(models.Model):
-    """The columns that the outbox and the log share, under the same constraints:
-    a row that the log refused would stop everybody behind it."""
+    """The columns that the outbox and the log share.
+
+    They have the same constraints, because an outbox row that the log refuses would block all later rows.
+    """
 
     topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
     partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH, db_default="")
@@ -97,14 +100,14 @@ COPIED_COLUMNS = (
     "failure_count",
     "last_error",
 )
-"""What the sequencer copies from the outbox into the log (``size`` is computed)."""
+"""The columns that the sequencer copies from the outbox into the log. (``size`` is computed.)"""
 
 
 class QueueMessage(LogKey, MessageColumns):
-    """The log: append-only, in commit order, written by the sequencer alone."""
+    """A message of the log, which is append-only, in commit order, and written only by the sequencer."""
 
     created_at = models.BigIntegerField(_("created at"), help_text=_("when the publisher wrote it"))
-    published_at = models.BigIntegerField(_("published at"), help_text=_("when it took its place in the log"))
+    published_at = models.BigIntegerField(_("published at"), help_text=_("when it entered the log"))
 
     objects = QueueManager["QueueMessage"]()
 
@@ -124,7 +127,7 @@ class QueueMessage(LogKey, MessageColumns):
 
 
 class OutboxMessage(OutboxKey, MessageColumns):
-    """Where publishers' transactions put messages until the sequencer moves them into the log."""
+    """A message of the outbox: publishers' transactions insert it, and the sequencer moves it into the log."""
 
     deliver_at = models.BigIntegerField(_("deliver at"), db_default=0, help_text=_("0: at once"))
     created_at = models.BigIntegerField(_("created at"), db_default=NowMilliseconds())
@@ -135,8 +138,8 @@ class OutboxMessage(OutboxKey, MessageColumns):
         db_table = "queue_outbox"
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
-        # The id is there to be found among what is scheduled. An index of its own would cost every message that is
-        # published at once, too: an entry more, of which bulk publishing becomes a tenth slower.
+        # The id is in this index to find scheduled messages by id. An index of its own would be one more entry for
+        # every message, even those without a delay: bulk publishing would be a tenth slower.
         indexes = [models.Index(fields=["deliver_at", "outbox_id", "message_id"], name="queue_outbox_due")]
 
     def __str__(self) -> str:
@@ -162,14 +165,18 @@ class Sequencer(models.Model):
 
 
 class ConsumerGroup(models.Model):
-    """A consumer group of a topic. GC must know it before its first subscriber comes."""
+    """A consumer group on a topic. It is registered before its first subscriber starts, because GC must wait for it."""
 
     class Mode(models.TextChoices):
+        """The modes of delivery."""
+
         ORDERED = "ordered", _("ordered")
         SHARED = "shared", _("shared")
 
     class AfterSeek(models.TextChoices):
-        NOTHING = "", _("no seek or drop is under way")
+        """Whether a seek or drop is in progress, and the state of the group after it."""
+
+        NOTHING = "", _("no seek or drop in progress")
         RESUME = "resume", _("the group resumes")
         STAY = "stay", _("the group stays paused")
         DROPPED = "dropped", _("the group is dropped")
@@ -189,10 +196,10 @@ class ConsumerGroup(models.Model):
         help_text=_("a seek or drop has not finished; if it was interrupted, run it again"),
     )
     operation = models.BigIntegerField(
-        _("operation"), db_default=0, help_text=_("id of the seek or drop that is under way; 0: none")
+        _("operation"), db_default=0, help_text=_("id of the seek or drop in progress; 0: none")
     )
     revision = models.BigIntegerField(
-        _("revision"), db_default=0, help_text=_("rises when subscribers must read the group's state anew")
+        _("revision"), db_default=0, help_text=_("grows when subscribers must read the group's state again")
     )
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
     sought_at = models.BigIntegerField(
@@ -210,11 +217,11 @@ class ConsumerGroup(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.consumer_group} of {self.topic}"
+        return f"{self.consumer_group} on {self.topic}"
 
 
 class Dashboard(ConsumerGroup):
-    """What the admin's pages and their permissions hang on; it has no table of its own."""
+    """A proxy model for the admin's pages and their permissions. It has no table of its own."""
 
     class Meta:
         proxy = True
@@ -222,13 +229,13 @@ class Dashboard(ConsumerGroup):
         verbose_name_plural = _("dashboard")
         default_permissions = ("view",)
         permissions = [
-            ("operate_dashboard", "Can steer the queue: pause, seek, retry, redrive, discard, reschedule"),
+            ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
             ("see_payloads", "Can see payloads and metadata of messages"),
         ]
 
 
 class DeliveryState(models.Model):
-    """A message's state for one group, from its claim until the watermark has passed it."""
+    """A message's state for one group, from its claim until the watermark includes it."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key", "message_offset")
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
@@ -257,9 +264,9 @@ class DeliveryState(models.Model):
 
 
 class PartitionLease(models.Model):
-    """The right of one subscriber to work on a partition; good while its heartbeat is fresh.
+    """A subscriber's ownership of a partition, valid while its heartbeat is recent.
 
-    ``leased_by`` is empty while the partition has work and nobody has taken it.
+    ``leased_by`` is empty if the partition has work but no owner.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key")
@@ -279,7 +286,7 @@ class PartitionLease(models.Model):
 
 
 class ConsumerOffset(models.Model):
-    """A group's watermark (``offset_acked``) and cursor (``offset_claimed``) in a partition."""
+    """A group's watermark (``offset_acked``) and position (``offset_claimed``) in a partition."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key")
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
@@ -301,7 +308,7 @@ class ConsumerOffset(models.Model):
 
 
 class SubscriberHeartbeat(models.Model):
-    """A subscriber's sign of life, one row for each group and topic that it works for."""
+    """A subscriber's heartbeat, one row for each of its groups."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "subscriber_name")
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
@@ -320,9 +327,11 @@ class SubscriberHeartbeat(models.Model):
 
 
 class DeliveryEvent(models.Model):
-    """What became of a delivery, or what an operator did with a message: it outlives the state row."""
+    """The outcome of a delivery, or an operator's action on a message. It remains when the state row is deleted."""
 
     class Outcome(models.TextChoices):
+        """The outcomes of deliveries, and the actions of operators."""
+
         ACKED = Outcome.ACKED.value, _("acked")
         FAILED = Outcome.FAILED.value, _("failed")
         SNOOZED = Outcome.SNOOZED.value, _("snoozed")
@@ -350,7 +359,7 @@ class DeliveryEvent(models.Model):
         max_length=KEY_LENGTH,
         db_default="",
         blank=True,
-        help_text=_("of the dead letter that was made, or of the message that took its place"),
+        help_text=_("id of the new dead letter, or of the message that replaced it"),
     )
 
     objects = QueueManager["DeliveryEvent"]()
@@ -369,7 +378,7 @@ class DeliveryEvent(models.Model):
 
 
 class Operation(models.Model):
-    """What an operator did, with how many messages that has changed so far."""
+    """An operation in the audit log, with the number of messages that it has changed so far."""
 
     id = models.BigAutoField(primary_key=True)
     action = BytewiseCharField(_("action"), max_length=20)
@@ -380,7 +389,7 @@ class Operation(models.Model):
     reason = BytewiseTextField(_("reason"), db_default=models.Value(""), blank=True)
     changed = models.BigIntegerField(_("changed"), db_default=0)
     started_at = models.BigIntegerField(_("started at"), db_default=NowMilliseconds())
-    ended_at = models.BigIntegerField(_("ended at"), db_default=0, help_text=_("0: it runs, or has died"))
+    ended_at = models.BigIntegerField(_("ended at"), db_default=0, help_text=_("0: running, or interrupted"))
 
     objects = QueueManager["Operation"]()
 
@@ -394,10 +403,10 @@ class Operation(models.Model):
 
 
 class Rollup(models.Model):
-    """Counts of a minute or an hour for one group; subscribers add to it now and then.
+    """The counts of a minute or an hour for one group. Subscribers add to them every few seconds.
 
-    ``latency_n`` counts acked messages by the time from their place in the log
-    to their ack: bucket n reaches up to ``limits.LATENCY_BOUNDS_MS[n]``.
+    ``latency_n`` counts acked messages by the time from entering the log to the ack: bucket n counts
+    times up to ``limits.LATENCY_BOUNDS_MS[n]``.
     """
 
     pk = models.CompositePrimaryKey("grain", "bucket_at", "consumer_group", "topic")
@@ -423,11 +432,11 @@ del _place
 
 
 class CollectedTopic(models.Model):
-    """How far GC has been in a topic: what reads the log by offset learns here that something is missing."""
+    """The highest offset that GC has deleted from a topic, so that a reader by offset notices missing messages."""
 
     topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH, primary_key=True)
     collected_offset = models.BigIntegerField(_("highest offset collected"))
-    published_at = models.BigIntegerField(_("published at"), help_text=_("when the latest of them took its place"))
+    published_at = models.BigIntegerField(_("published at"), help_text=_("when the last of them entered the log"))
     collected_at = models.BigIntegerField(_("collected at"), db_default=NowMilliseconds())
 
     objects = QueueManager["CollectedTopic"]()
@@ -442,7 +451,7 @@ class CollectedTopic(models.Model):
 
 
 class ArchiveSegment(models.Model):
-    """A range of the log that the archive holds. This row is what commits it: a file that no row names is rubbish."""
+    """A range of the log that is in the archive. This row commits it: files that no row names are garbage."""
 
     lo = models.BigIntegerField(_("first offset"), primary_key=True)
     hi = models.BigIntegerField(_("last offset"))

@@ -1,4 +1,7 @@
-"""The rules for names: topics, groups, partition keys, message ids. Those that no setting changes are in ``limits``."""
+"""The rules for names of topics and groups, partition keys and message ids.
+
+Rules that depend on no setting are in ``limits``.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,30 @@ __all__ = [
 
 
 def check_topic(topic: object) -> str:
-    """A topic that users publish to: a valid name that does not end in the DLQ suffix."""
+    """Return the name of a topic to publish to.
+
+    Args:
+        topic: the name.
+
+    Raises:
+        InvalidMessage: the name is invalid or ends in the DLQ suffix.
+    """
     name = check_name("topic", topic)
     suffix = get_settings().dlq_suffix
     if name.endswith(suffix):
-        raise InvalidMessage(f"topic {name!r}: names ending in {suffix!r} are kept for dead letters")
+        raise InvalidMessage(f"topic {name!r}: names that end in {suffix!r} are reserved for dead letters")
     return name
 
 
 def check_subscribed_topic(topic: object) -> str:
-    """A topic that a handler may read: users' topics and the DLQ topics of those."""
+    """Return the name of a topic that a handler may read, which may be a DLQ topic.
+
+    Args:
+        topic: the name.
+
+    Raises:
+        InvalidMessage: the name is invalid.
+    """
     suffix = get_settings().dlq_suffix
     if isinstance(topic, str) and topic.endswith(suffix) and len(topic) > len(suffix):
         check_name("topic", topic.removesuffix(suffix))
@@ -53,15 +70,16 @@ def check_subscribed_topic(topic: object) -> str:
 
 
 def dlq_topic(topic: str) -> str:
-    """The topic that takes the dead letters of ``topic``; a DLQ topic takes its own."""
+    """Return the DLQ topic of a topic; a DLQ topic is its own."""
     suffix = get_settings().dlq_suffix
     return topic if topic.endswith(suffix) else topic + suffix
 
 
 def first_topic(topic: str) -> str:
-    """The topic that the dead letters in a DLQ topic come from; another topic is its own."""
+    """Return the topic whose dead letters a DLQ topic holds; any other topic is its own."""
     return topic.removesuffix(get_settings().dlq_suffix)
 
 
 def is_dlq(topic: str) -> bool:
+    """Return True if a topic is a DLQ topic."""
     return topic.endswith(get_settings().dlq_suffix)

@@ -1,7 +1,6 @@
-"""OpenTelemetry: spans for publishing and handling, after the semantic conventions for messaging.
+"""OpenTelemetry spans for publishing and handling, following the semantic conventions for messaging.
 
-Needs the extra ``otel``. Nothing of it is imported before this module is, and
-nothing is traced before ``instrument()``.
+This module requires the extra ``otel``. Nothing is traced before ``instrument()`` is called.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ __all__ = ["instrument", "uninstrument"]
 
 SYSTEM = "mysqlqueue"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
-"""The conventions that names and attributes follow."""
+"""The version of the semantic conventions."""
 FAILED = (Outcome.FAILED, Outcome.DEAD_LETTERED)
 
 
 def instrument(*, tracer_provider: TracerProvider | None = None, continue_trace: bool = False) -> None:
     """Start tracing this process. Call it once per process, for example in ``AppConfig.ready``.
 
-    ``publish`` gets a span ``send <topic>`` of the kind PRODUCER; ``publish_many`` gets one for all of its messages.
-    The configured propagator writes the span's context into each message's metadata (``traceparent``,
-    ``tracestate``, ``baggage``). A message that has a context already keeps it.
+    A call of ``publish`` is traced as a span ``send <topic>`` of the kind PRODUCER, and a call of ``publish_many`` as
+    one span for all of its messages. The configured propagator writes the span's context into each message's metadata
+    (``traceparent``, ``tracestate``, ``baggage``). A message that has a context already keeps it.
 
     Each call of a handler gets a span ``process <topic>`` of the kind CONSUMER, which starts a new trace and links to
     the contexts of its messages. Its status is an error if the handler raises, nacks or rejects.
@@ -67,7 +66,7 @@ class _Publishing:
 
     @contextlib.contextmanager
     def __call__(self, topic: str, using: str, message: Message | None) -> Iterator[_Send]:
-        # Its own context is what a consumer will link to; then this span is not where the message began.
+        # A consumer links to the message's own context if it has one. Then this span is not the message's producer.
         own = None if message is None else _context_of(message.metadata)
         with self.tracer.start_as_current_span(
             f"send {topic}",
@@ -83,7 +82,7 @@ class _Publishing:
 
 
 class _Send:
-    """One publish, to its end."""
+    """The span of one publish."""
 
     def __init__(self, span: Span, *, is_batch: bool) -> None:
         self._span = span
@@ -132,7 +131,7 @@ class _Handling:
                 links.append(Link(ambient))
             parent = propagate.extract(_carrier(first.metadata))
         with (
-            _attached(parent),  # with its baggage
+            _attached(parent),  # With its baggage.
             self.tracer.start_as_current_span(
                 f"process {first.topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
             ) as span,
@@ -161,7 +160,10 @@ class _Call:
 
 
 def _links(deliveries: Sequence[Delivery]) -> list[Link]:
-    """One for each context; what was published together shares one. Named by its message where that is the only one."""
+    """Return a link for each context, with the message's id if only one message has it.
+
+    Messages that were published together share a context.
+    """
     found: dict[tuple[int, int], tuple[SpanContext, list[str]]] = {}
     for delivery in deliveries:
         context = _context_of(delivery.metadata)
@@ -207,7 +209,7 @@ def _carrier(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _context_of(metadata: Mapping[str, Any] | None) -> SpanContext | None:
-    """The context that a message bears, if there is one that can be read."""
+    """Return the context in a message's metadata, if there is a valid one."""
     if not isinstance(metadata, Mapping) or not metadata:
         return None
     context = api.get_current_span(propagate.extract(_carrier(metadata), Context())).get_span_context()

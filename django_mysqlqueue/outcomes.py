@@ -1,4 +1,4 @@
-"""The outcomes of deliveries: one word for each, in signals, tests, metrics, traces, logs and recorded deliveries."""
+"""The outcomes of deliveries, with the same names in signals, tests, metrics, traces, logs and recorded deliveries."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ __all__ = ["Outcome"]
 
 
 class Outcome(StrEnum):
-    """What became of a delivery. Each is a string: compare it with ``"acked"`` and so on."""
+    """The outcome of a delivery. Outcomes are strings: you can compare them with ``"acked"`` and so on."""
 
     ACKED = "acked"
+    """The message was handled."""
     FAILED = "failed"
-    """The message will be redelivered after a backoff, and the attempt counts."""
+    """The attempt failed. The message will be redelivered after a backoff, and the attempt counts."""
     SNOOZED = "snoozed"
-    """It will be redelivered when the handler asked for it."""
+    """The message will be redelivered after the delay that the handler asked for."""
     DEAD_LETTERED = "dead_lettered"
-    """It failed for the last time, or was rejected."""
+    """The message failed for the last time, or was rejected."""
     RELEASED = "released"
-    """It will be redelivered, and no attempt is counted."""
+    """The message will be redelivered, and no attempt is counted."""
     DELETED = "deleted"
-    """It was deleted from the log before it was handled."""
+    """The message was deleted from the log before it was handled."""
     LOST = "lost"
-    """It was handed out again or settled by someone else."""
+    """The delivery was revoked, claimed again by another subscriber, or settled by somebody else."""

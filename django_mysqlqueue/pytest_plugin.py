@@ -1,4 +1,4 @@
-"""The ``mysqlqueue`` fixture; pytest finds it where the package is installed."""
+"""The pytest fixture ``mysqlqueue``, available if the package is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def mysqlqueue(db: None) -> ModuleType:
-    """``django_mysqlqueue.testing`` with the test's database: ``published()`` and ``deliver_all()``."""
+    """Return the module ``django_mysqlqueue.testing``, with access to the database."""
     from django_mysqlqueue import testing
 
     return testing

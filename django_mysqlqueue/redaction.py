@@ -1,4 +1,4 @@
-"""What the setting ``REDACT`` hides, on the dashboard's pages and in the report."""
+"""The setting ``REDACT``, applied on the dashboard's pages and in the report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from django_mysqlqueue.conf import get_settings
 
 
 def redacted(text: str, *, topic: str, kind: str) -> str:
-    """What the setting ``REDACT`` leaves of a text of a message.
+    """Return a text of a message, redacted by the function in the setting ``REDACT``.
 
-    A dead letter's topic is that of the message that failed: what is hidden there is hidden here.
+    The function gets the original topic of a dead letter, so that dead letters are redacted like their messages.
 
     Args:
+        text: the text.
+        topic: the topic of the message.
         kind: ``"payload"``, ``"metadata"`` or ``"error"``.
     """
     settings = get_settings()

@@ -1,7 +1,7 @@
-"""Django signals sent during a delivery's life. The sender is always None.
+"""Django signals about deliveries. The sender is always None.
 
-Nothing is sent if there are no receivers. A receiver that raises is logged
-(``signal.receiver_failed``) and does not affect the delivery.
+Nothing is sent if there are no receivers. If a receiver raises an exception, it is logged (``signal_receiver.failed``)
+and does not affect the delivery.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ delivery_started = Signal()
 """Sent before a handler is called; for a batch, once for each of its deliveries.
 
 It is sent in the handler's thread, outside its transaction, so a slow receiver delays the handler. Context variables
-that a receiver sets are visible to the handler, and reset after it.
+that a receiver sets are visible to the handler, and are reset after the call.
 
 Args:
     delivery: the ``Delivery`` that the handler gets.
@@ -35,12 +35,12 @@ Args:
 """
 
 delivery_settled = Signal()
-"""Sent when the outcome of a delivery has been committed to the database, or was found to be too late.
+"""Sent when the outcome of a delivery has been committed, or when it came too late to be stored.
 
-It is sent in a thread of its own, some milliseconds after the commit, one at a time in the order of the commits: a slow
-receiver delays other receivers, but no message. If 10,000 are waiting, further ones are dropped, and so are those not
-yet sent when the process ends (log event ``signal.dropped``). With ``deliver_all`` and ``EAGER`` it is sent in the
-caller's thread.
+It is sent in a thread of its own, a few milliseconds after the commit, one at a time, in the order of the commits. A
+slow receiver delays other receivers, but no message. If 10,000 signals wait to be sent, further ones are dropped, as
+are those that were not sent before the process ended (log event ``signal.dropped``). With ``deliver_all`` and
+``EAGER`` it is sent in the caller's thread.
 
 Args:
     delivery: the ``Delivery`` that the handler got.
@@ -48,16 +48,17 @@ Args:
 
         - ``"acked"``;
         - ``"failed"``: the message will be redelivered after a backoff;
-        - ``"snoozed"``: it will be redelivered when the handler asked for it;
-        - ``"dead_lettered"``: it failed for the last time, or was rejected (by ``reject()``:
-          then ``delivery.outcome`` is ``"dead_lettered"`` too);
-        - ``"released"``: it will be redelivered, and no attempt is counted;
-        - ``"lost"``: it was handed out again or settled by someone else, so nothing was written; the effects of a
-          handler that is not atomic may have happened twice.
+        - ``"snoozed"``: the message will be redelivered after the delay that the handler asked for;
+        - ``"dead_lettered"``: the message failed for the last time, or was rejected (after ``reject()``,
+          ``delivery.outcome`` is ``"dead_lettered"`` too);
+        - ``"released"``: the message will be redelivered, and no attempt is counted;
+        - ``"lost"``: the delivery was revoked, claimed again by another subscriber, or already settled, so nothing was
+          written. The effects of a handler that is not atomic may happen twice.
     error: the traceback of a failure, or the reason that the handler gave; otherwise empty.
     seconds: how long the handler's call took; for a batch handler, the whole call.
     latency: seconds since the message entered the log, by the database's clock.
 
-A message whose processes were lost ``max_attempts`` times is dead-lettered without another call: it is
-``"dead_lettered"`` with 0 seconds. A process that is killed sends nothing for the deliveries that it held.
+If a process is lost during the last attempt at a suspected poison message, the message is dead-lettered without another
+call: the outcome is ``"dead_lettered"``, with 0 seconds. The first loss of a message is not counted. A process that is
+killed sends nothing for the deliveries that it held.
 """

@@ -1,10 +1,9 @@
 """Test helpers for projects that publish and handle messages.
 
-They use the test's own connection, inside the transaction of a ``TestCase``, on
-any engine, including SQLite in memory. Nothing runs in the background: all
-handlers have ended when ``deliver_all`` returns.
+They use the test's own connection, inside the transaction of a ``TestCase``, on any database engine, including SQLite
+in memory. Nothing runs in the background: when ``deliver_all`` returns, all handlers have ended.
 
-For pytest there is a fixture, ``mysqlqueue``.
+For pytest, there is the fixture ``mysqlqueue``.
 """
 
 from __future__ import annotations
@@ -57,19 +56,19 @@ class Published:
     deliver_at: datetime.datetime | None
     """When a scheduled message is due (aware, UTC) while it waits in the outbox, else None."""
     failed_group: str
-    """Of a dead letter, the consumer group that it failed for; otherwise empty."""
+    """The consumer group that dead-lettered the message; empty if it is not a dead letter."""
     last_error: str
-    """Of a dead letter, the end of the last traceback or the reason; otherwise empty."""
+    """The end of the last traceback, or the reason; empty if it is not a dead letter."""
 
 
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
-    """Return the published messages: those in the log in its order, then those in the outbox.
+    """Return the published messages: first those in the log, in its order, then those in the outbox.
 
-    A scheduled message enters the log once it is due and handlers are run.
+    A scheduled message enters the log when messages are delivered after its time, for example by ``deliver_all``.
 
     Args:
         topic: only messages of this topic; dead letters are in the DLQ topic (``"orders_dlq"``).
-            If None, those of all topics, without dead letters.
+            If None, the messages of all topics except dead letters.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
     """
     alias = queue_alias(using)
@@ -109,21 +108,22 @@ def delivery(
     max_attempts: int | None = None,
     offset: int = 1,
 ) -> Delivery:
-    """Make a delivery to call a handler with, to test the handler by itself. Nothing is stored.
+    """Return a delivery to call a handler with, to test the handler by itself. Nothing is stored.
 
-    The payload is encoded and decoded as by ``publish``. After the call the delivery's ``outcome``
-    is the one that the handler chose. As the delivery is not in the queue, ``extend()``, and
-    ``ack()`` inside a transaction, raise ``StaleDelivery``.
+    The payload is encoded and decoded as ``publish`` does. After the call, the delivery's ``outcome`` is the one that
+    the handler chose. Because the delivery is not in the queue, ``extend()`` raises ``StaleDelivery``, and so does
+    ``ack()`` inside a transaction.
 
     Args:
-        payload: the message's payload: anything ``DjangoJSONEncoder`` can write, or bytes.
+        payload: the message's payload: a value that ``DjangoJSONEncoder`` can encode, or bytes.
         topic: the message's topic.
         group: the consumer group of the handler.
         key: the message's key.
-        id: the message's id. If None, a new one.
+        id: the message's id (default: a new one).
         metadata: the message's metadata, a JSON object.
-        attempt: which attempt this is; 1 is the first.
-        offset: the message's place in the log.
+        attempt: number of this attempt; 1 is the first.
+        max_attempts: maximum number of attempts; None: no limit.
+        offset: the message's offset in the log.
 
     Raises:
         InvalidMessage: ``publish`` would refuse the message.
@@ -155,17 +155,18 @@ def deliver_all(
     groups: Collection[str] | None = None,
     using: str | None = None,
 ) -> list[Delivered]:
-    """Deliver all messages that are due, and those that handlers publish meanwhile, until none is left.
+    """Deliver all due messages, and those that handlers publish in the meantime, until none is left.
 
-    Handlers run one after another in the calling thread. A message that fails is redelivered at
-    once, without a backoff, until it is acked or dead-lettered. Snoozed and scheduled messages
-    wait until ``advance`` makes them due. ``on_commit`` hooks follow Django's rules: in a
-    ``TestCase`` use ``captureOnCommitCallbacks(execute=True)`` around the call.
+    Handlers run one after another in the calling thread. A failed message is redelivered at once, without a backoff,
+    until it is acked or dead-lettered. Snoozed and scheduled messages wait until ``advance`` makes them due.
+    ``on_commit`` hooks follow Django's rules: in a ``TestCase``, wrap the call in
+    ``captureOnCommitCallbacks(execute=True)``.
 
     Args:
-        raise_exceptions: if True, stop at the first exception of a handler and raise it; the
-            attempt counts as failed. If False, retry the message as a subscriber does.
-        advance: seconds or a timedelta by which scheduled and snoozed messages come nearer first.
+        raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
+            If False, retry the message as a subscriber does.
+        advance: seconds or a timedelta. Scheduled and snoozed messages are brought forward by this time before
+            delivering.
         groups: run only the handlers of these consumer groups.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
 
@@ -174,18 +175,18 @@ def deliver_all(
 
     Raises:
         Exception: the first exception of a handler, if ``raise_exceptions`` is True.
-        TransactionManagementError: in a ``TestCase``, a handler that is not atomic went on after a database error
+        TransactionManagementError: in a ``TestCase``, a handler that is not atomic continued after a database error
             that it had caught; the text says what to do.
         SubscriberError: one of the ``groups`` has no handler, or a group is registered with a mode other than its
             handler's.
-        QueueError: handlers publish without end: there were 10,000 deliveries more than messages due at the start.
+        QueueError: handlers keep publishing: there were 10,000 more deliveries than messages due at the start.
     """
     alias = queue_alias(using)
     handlers = registry.handlers()
     if groups is not None:
         unknown = sorted(set(groups) - {ref.group for ref in handlers})
         if unknown:
-            raise SubscriberError(f"groups={unknown!r}: no handler has them")
+            raise SubscriberError(f"groups={unknown!r}: no handler has these groups")
         handlers = {ref: handler for ref, handler in handlers.items() if ref.group in groups}
     if advance is not None:
         scheduling.advance(alias, duration_ms("advance", advance, longest=100 * LONGEST_DELAY))

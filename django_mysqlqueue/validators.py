@@ -1,4 +1,4 @@
-"""What the value of a setting may be: parsers that return it or say which rule it breaks."""
+"""Parsers of settings: they return the value, or raise ``Invalid`` with the rule that it breaks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 
 
 class Invalid(Exception):
-    """Carries the rule that a value breaks."""
+    """A value is invalid. The text is the rule that it breaks."""
 
 
 def number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e9) -> Callable[[Any], float]:
-    """Returns a parser of a number of seconds within bounds."""
+    """Return a parser of a number of seconds.
+
+    Args:
+        minimum: smallest valid number.
+        exclusive: if True, ``minimum`` itself is not valid.
+        maximum: largest valid number.
+    """
 
     def parse(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
@@ -32,11 +38,11 @@ def number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e
 
 
 def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[Any], int]:
-    """Returns a parser of a whole number within bounds."""
+    """Return a parser of an integer from ``minimum`` to ``maximum``."""
 
     def parse(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise Invalid("must be a whole number")
+            raise Invalid("must be an integer")
         if not minimum <= value <= maximum:
             raise Invalid(f"must be from {minimum} to {maximum}")
         return value
@@ -48,12 +54,12 @@ T = TypeVar("T")
 
 
 def or_none(parse: Callable[[Any], T]) -> Callable[[Any], T | None]:
-    """Returns a parser that takes None as well."""
+    """Return a parser that accepts None, too."""
     return lambda value: None if value is None else parse(value)
 
 
 def choice(*values: str) -> Callable[[Any], str]:
-    """Returns a parser of one of some texts."""
+    """Return a parser of one of the given strings."""
 
     def parse(value: Any) -> str:
         if value not in values:
@@ -64,14 +70,22 @@ def choice(*values: str) -> Callable[[Any], str]:
 
 
 def boolean(value: Any) -> bool:
-    """Returns True or False."""
+    """Return the value if it is True or False.
+
+    Raises:
+        Invalid: it is another value.
+    """
     if not isinstance(value, bool):
         raise Invalid("must be True or False")
     return value
 
 
 def function(value: Any) -> Callable[..., str] | str:
-    """Returns a function, or the dotted path of one."""
+    """Return the value if it is a function or the dotted path of one. The path is not imported.
+
+    Raises:
+        Invalid: it is another value.
+    """
     if isinstance(value, str):
         if not all(part.isidentifier() for part in value.split(".")) or "." not in value:
             raise Invalid("must be a function or a dotted path to one")
@@ -81,28 +95,44 @@ def function(value: Any) -> Callable[..., str] | str:
 
 
 def ratio(value: Any) -> float:
-    """Returns a share from 0 to 1."""
+    """Return the value as a float if it is a number from 0 to 1.
+
+    Raises:
+        Invalid: it is another value.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise Invalid("must be a number from 0 to 1")
     return float(value)
 
 
 def alias(value: Any) -> str:
-    """Returns an alias of ``DATABASES``."""
+    """Return the value if it is an alias of ``DATABASES``.
+
+    Raises:
+        Invalid: it is another value.
+    """
     if not isinstance(value, str) or value not in django_settings.DATABASES:
         raise Invalid(f"must be an alias of DATABASES ({', '.join(django_settings.DATABASES)})")
     return value
 
 
 def archive_path(value: Any) -> str:
-    """Returns a folder's path or URI."""
+    """Return the path or URI of a folder as a string.
+
+    Raises:
+        Invalid: the value is neither, or empty.
+    """
     if not isinstance(value, (str, PathLike)) or not str(value):
-        raise Invalid("must be a path or a URI of a folder")
+        raise Invalid("must be the path or URI of a folder")
     return fspath(value)
 
 
 def suffix(value: Any) -> str:
-    """Returns what may end a topic."""
+    """Return the value if topic names can end with it.
+
+    Raises:
+        Invalid: it is another value.
+    """
     allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
     if not isinstance(value, str) or not 1 <= len(value) <= 20 or not set(value) <= set(allowed):
         raise Invalid("must be 1 to 20 letters, digits, '.', '_' or '-'")
@@ -110,35 +140,53 @@ def suffix(value: Any) -> str:
 
 
 def token(value: Any) -> str | None:
-    """Returns a secret; None for an empty text, as of an environment variable that is not set."""
+    """Return a secret token, or None for an empty string, such as from an empty environment variable.
+
+    Raises:
+        Invalid: the token is too short or contains other characters than printable ASCII.
+    """
     if value == "":
         return None
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]{20,}", value):
-        raise Invalid("must be at least 20 printable ASCII characters without a space")
+        raise Invalid("must be at least 20 printable ASCII characters without spaces")
     return value
 
 
 NEVER_REJECTED: tuple[type[Exception], ...] = (OperationalError, InterfaceError, CommitOutcomeUnknown, StaleDelivery)
-"""A lost connection, a deadlock, a lock wait timeout, a stale delivery: they say nothing about the message."""
+"""Exceptions that say nothing about the message, such as a lost connection or a deadlock."""
 
 
 def exceptions(value: Any) -> tuple[type[Exception], ...]:
-    """Exception classes, or a single one."""
+    """Return exception classes as a tuple.
+
+    Args:
+        value: a subclass of ``Exception``, or a tuple or list of them.
+
+    Raises:
+        Invalid: it is another value.
+    """
     found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not found:
         raise Invalid("must name at least one exception class")
     for one in found:
         if not isinstance(one, type) or not issubclass(one, Exception):
-            raise Invalid("must be a subclass of Exception or a tuple of them")
+            raise Invalid("must be a subclass of Exception or a tuple of such classes")
         if issubclass(one, BaseExceptionGroup):
-            raise Invalid("must name the exceptions inside groups: a group counts as what is in it")
+            raise Invalid("must not name an exception group: name the exceptions that it contains")
     return found
 
 
 def rejected_exceptions(value: Any) -> tuple[type[Exception], ...]:
-    """Exception classes that may dead-letter a message."""
+    """Return exception classes that may dead-letter a message, as a tuple.
+
+    Args:
+        value: a subclass of ``Exception``, or a tuple or list of them.
+
+    Raises:
+        Invalid: it is another value, or names an exception of ``NEVER_REJECTED``.
+    """
     found = exceptions(value)
     for one in found:
         if issubclass(one, NEVER_REJECTED):
-            raise Invalid(f"must not name {one.__name__}, which is always retried: it says nothing about the message")
+            raise Invalid(f"must not name {one.__name__}: it is always retried, because the message does not cause it")
     return found

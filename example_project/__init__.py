@@ -1,1 +1,1 @@
-"""A real application that uses django-mysqlqueue: statistics and review of commits."""
+"""An example application that uses django-mysqlqueue: statistics and reviews of commits."""

@@ -1,4 +1,4 @@
-"""Where the example's files are."""
+"""Paths of the example project's files."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EVENTS_FILE = ROOT / "example_project" / "data" / "commit_events.jsonl.gz"
 OUTPUT = ROOT / "demo-output"
-"""The embedded database and the subscribers' logs; git ignores it."""
+"""Holds the SQLite database and the subscribers' logs; ignored by git."""

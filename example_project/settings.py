@@ -1,6 +1,6 @@
 """Settings of the example project.
 
-Environment: DATABASE_URL (SQLite in demo-output/ without it), SECRET_KEY, DEBUG, ALLOWED_HOSTS.
+Environment variables: DATABASE_URL (default: SQLite in demo-output/), SECRET_KEY, DEBUG, ALLOWED_HOSTS.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ env = environ.Env()
 
 BASE_DIR = ROOT
 DEBUG = env.bool("DEBUG", default=True)
-# Good enough to look at the demo on one's own machine; anything else sets SECRET_KEY.
+# The default is only for running the demo on your own machine.
 SECRET_KEY = env.str("SECRET_KEY", default="insecure-demo-key-for-local-use-only")
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 
@@ -59,17 +59,17 @@ TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 SQLITE_OPTIONS = {
-    # A transaction takes the write lock when it begins and waits for it there. With Django's
-    # default it asks in the middle, where waiting could not help, and fails: "database is locked".
+    # Take the write lock when a transaction begins, and wait for it there. With Django's default the
+    # lock is taken at the first write, where waiting cannot help: "database is locked".
     "transaction_mode": "IMMEDIATE",
     "timeout": 30,
-    # Readers do not wait for the writer; a commit does not wait for the disk.
+    # WAL: readers do not wait for the writer. NORMAL: a commit does not wait for the disk.
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
 }
 
 
 def _database() -> dict[str, Any]:
-    # An empty DATABASE_URL, as "make" exports it, is none.
+    # make exports an empty DATABASE_URL if none is set.
     if env.str("DATABASE_URL", default=""):
         database: dict[str, Any] = dict(env.db_url("DATABASE_URL"))
     else:
@@ -80,7 +80,7 @@ def _database() -> dict[str, Any]:
         defaults = SQLITE_OPTIONS
     elif database["ENGINE"].endswith(".mysql"):
         defaults = {"charset": "utf8mb4"}
-    # What the URL says wins.
+    # Options in the URL take precedence.
     database["OPTIONS"] = {**defaults, **database.get("OPTIONS", {})}
     return database
 
@@ -88,13 +88,13 @@ def _database() -> dict[str, Any]:
 DATABASES = {"default": _database()}
 
 MYSQLQUEUE = {
-    # The pipeline's demo (manage.py pipelinedemo) changes these three by its environment.
+    # manage.py pipelinedemo sets these three through its environment.
     "RETENTION": env.float("RETENTION", default=86400.0),
     "ARCHIVE_REQUIRED": env.bool("ARCHIVE_REQUIRED", default=False),
     "RECORD_DELIVERIES": env.str("RECORD_DELIVERIES", default="failures"),
     "ARCHIVE_PATH": str(OUTPUT / "archive"),
-    # A mistyped topic is an error where it is published, instead of messages that nobody handles.
+    # Publishing to a mistyped topic raises an error instead of storing messages that no handler reads.
     "STRICT_TOPICS": True,
-    # Short waits between attempts, so that the demo ends soon; the default begins with a second and grows to an hour.
+    # Short backoffs (in seconds), so that the demo ends soon. The defaults are 1 second, growing to 1 hour.
     "BACKOFF": {"initial": 0.05, "maximum": 1.0},
 }

@@ -1,4 +1,4 @@
-"""The site is the admin."""
+"""URLs: the root redirects to the admin."""
 
 from __future__ import annotations
 

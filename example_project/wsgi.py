@@ -1,4 +1,4 @@
-"""For a WSGI server: ``example_project.wsgi:application``."""
+"""The WSGI application: ``example_project.wsgi:application``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark looks for data sources in top-level packages named ``pyspark_…``: this makes ``mysqlqueue`` known to it."""
+"""Register the data source ``mysqlqueue``. Spark looks for data sources in top-level packages named ``pyspark_…``."""
 
 from django_mysqlqueue.pipeline.source import MysqlQueueSource as DefaultSource
 

@@ -36,11 +36,11 @@ def test_the_check(db):
     backlog()
     Sub(handler())
     assert QueueHealth(max_lag=3).run() is None
-    with pytest.raises(ServiceUnavailable, match="g/t has a lag of 3; the limit is 2"):
+    with pytest.raises(ServiceUnavailable, match="The backlog of g/t is 3; the limit is 2"):
         QueueHealth(max_lag=2).run()
-    with pytest.raises(ServiceUnavailable, match="g/t has 1 live subscriber; there should be 2"):
+    with pytest.raises(ServiceUnavailable, match="g/t has 1 live subscriber; the minimum is 2"):
         QueueHealth(min_subscribers=2).run()
-    with pytest.raises(ServiceUnavailable, match="group 'x': none is registered"):
+    with pytest.raises(ServiceUnavailable, match="No group 'x' is registered"):
         QueueHealth(groups=["x"]).run()
     everything = QueueHealth(max_lag=3, topics=["t"], groups=["g"], max_age=60, max_dead_letters=0)
     assert everything.run() is None
@@ -109,6 +109,6 @@ def test_in_the_view(db, settings):
 
     assert get() == (200, ["OK"])
     backlog()
-    assert get() == (500, ["Unavailable: g/t has a lag of 3; the limit is 2."])
+    assert get() == (500, ["Unavailable: The backlog of g/t is 3; the limit is 2."])
     assert result(max_lag=2).error is not None
     assert result(max_lag=3).error is None

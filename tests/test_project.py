@@ -17,6 +17,7 @@ from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessag
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
+from tests.support.documents import DOCS
 from tests.support.harness import USING, Sub, handler
 from tests.support.paths import ROOT
 
@@ -33,7 +34,7 @@ def test_the_page_of_tests_for_each_guarantee_is_up_to_date():
 
 @pytest.mark.any_engine
 def test_every_test_that_the_documents_name_exists():
-    text = (ROOT / "docs" / "explanation" / "hostile.md").read_text()
+    text = (DOCS / "contributing" / "edge-case-tests.md").read_text()
     names = set(re.findall(r"`(test_\w+)`", text))
     defined = {
         node.name
@@ -43,6 +44,16 @@ def test_every_test_that_the_documents_name_exists():
     }
     assert len(names) > 15
     assert names <= defined, names - defined
+
+
+@pytest.mark.any_engine
+def test_the_page_of_tests_for_each_edge_case_names_rows_of_the_edge_cases():
+    pages = (DOCS / "reference" / "edge-cases.md", DOCS / "contributing" / "edge-case-tests.md")
+    rows, tested = (
+        [line.split(" | ")[0] for line in page.read_text().splitlines() if line[:2] == "| "] for page in pages
+    )
+    assert set(tested) <= set(rows), set(tested) - set(rows)
+    assert len(tested) > 80
 
 
 def test_no_migration_is_missing(db):
@@ -125,6 +136,7 @@ def test_no_module_grows_without_end():
         assert len(file.read_text().splitlines()) <= 500, file
 
 
+@pytest.mark.any_engine
 def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_path):
     from benchmarks import rivals
 
@@ -135,6 +147,7 @@ def test_the_benchmark_of_rivals_says_which_python_it_needs(monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir()), "before anything is built"
 
 
+@pytest.mark.any_engine
 def test_the_benchmark_of_rivals_ends_without_a_traceback_where_pip_does(monkeypatch, tmp_path):
     from benchmarks import rivals
 

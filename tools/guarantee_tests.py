@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes docs/contributing/guarantee-tests.md: which tests guard which guarantee.
+"""Write docs/contributing/guarantee-tests.md: the tests for each guarantee.
 
-    python tools/guarantee_tests.py            rewrites the page
-    python tools/guarantee_tests.py --check    changes nothing; exits with 1 if the page is out of date
+    python tools/guarantee_tests.py            write the page
+    python tools/guarantee_tests.py --check    change nothing; exit with 1 if the page is out of date
 
-A test names the guarantees that it guards with ``@pytest.mark.promise("Order")``: headings of docs/guarantees.md. Exits
-with 1 as well if there is no such heading, or if a guarantee has no test. Standard library only.
+A test names its guarantees, headings of docs/guarantees.md, with ``@pytest.mark.promise("Order")``. The exit status is
+also 1 if a heading does not exist or a guarantee has no test. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ INTRODUCTION = """# Tests for each guarantee
 
 <!-- Written by tools/guarantee_tests.py (make reference): change the markers of the tests instead. -->
 
-Each of these tests fails if its [guarantee](../guarantees.md) does not hold. *Servers* means MariaDB and MySQL: SQLite
-cannot run the test, because it has only one writer at a time.
+Each of these tests fails if its [guarantee](../guarantees.md) does not hold. Each heading links to the guarantee.
+*(servers)* marks a test that runs only on MariaDB and MySQL, because SQLite has only one writer at a time.
 """
 
 
@@ -47,7 +47,7 @@ def marked() -> Iterator[tuple[str, str, bool]]:
         name = str(path.relative_to(ROOT))
         servers = any("servers_only" in ast.unparse(mark) for mark in of_file)
         for promise in _promises(of_file):
-            yield promise, f"`{name}`", servers
+            yield promise, f"`{name}` (all tests)", servers
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 only = servers or any("servers_only" in ast.unparse(mark) for mark in node.decorator_list)
@@ -65,16 +65,16 @@ def written() -> str:
     """Return the page's text.
 
     Raises:
-        SystemExit: a test names something that is not a heading, or a guarantee has no test.
+        SystemExit: A test names a heading that does not exist, or a guarantee has no test.
     """
     guarantees, limits = headings()
     tests: dict[str, list[str]] = {}
     for promise, test, servers in marked():
-        tests.setdefault(promise, []).append(test + (" (servers)" if servers else ""))
+        tests.setdefault(promise, []).append(test + (" *(servers)*" if servers else ""))
     if unknown := sorted(set(tests) - {*guarantees, *limits}):
-        raise SystemExit(f"No headings of docs/guarantees.md: {', '.join(unknown)}")
+        raise SystemExit(f"Tests name headings that docs/guarantees.md does not have: {', '.join(unknown)}")
     if unguarded := [name for name in guarantees if name not in tests]:
-        raise SystemExit(f"No test guards: {', '.join(unguarded)}")
+        raise SystemExit(f"Guarantees without a test: {', '.join(unguarded)}")
     parts = [INTRODUCTION]
     for name in (*guarantees, *limits):
         if name in tests:

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Writes the API reference: signatures and docstrings, as Markdown, into the pages of docs/.
+"""Write the API reference: signatures and docstrings, as Markdown, in the pages of docs/.
 
-    python tools/reference.py            rewrites the marked regions of the pages
-    python tools/reference.py --check    changes nothing; prints a diff and exits with 1 if a page is out of date
+    python tools/reference.py            rewrite the generated regions of the pages
+    python tools/reference.py --check    change nothing; print a diff and exit with 1 if a page is out of date
 
-A region is what stands between two comments; the name says what is described there:
+A region is delimited by two comments, which name the object to describe:
 
     <!-- generated: django_mysqlqueue.publish -->
     <!-- end -->
 
-Its headings are one level below the heading above it. The text around it is written by hand. The source is parsed
-(by griffe) and not imported, so the result depends on neither Python's version nor Django's. Exits with 1 as well if a
-docstring does not fit its signature, after the pages have been written.
+Its headings are one level below the heading above it. The text outside of regions is written by hand. griffe parses the
+source without importing it, so the result does not depend on the versions of Python and Django. The exit status is also
+1 if a docstring does not match its signature; the pages are written nevertheless.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PACKAGE = "django_mysqlqueue"
 REGION = re.compile(r"^<!-- generated: (\S+) -->\n(?:(?!^<!-- generated:).)*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINE = 88
-"""Characters; docs/ruff.toml has the same."""
+"""Maximum length of a line of code, as in docs/ruff.toml."""
 Documented = griffe.Function | griffe.Class | griffe.Attribute
 
 
 class Fault(Exception):
-    """A page or a docstring that cannot be written as reference; the text says where."""
+    """A page or a docstring is invalid. The message names the place."""
 
 
 class _Warnings(logging.Handler):
-    """Collects what griffe finds wrong with docstrings."""
+    """Collects griffe's warnings about docstrings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -59,7 +59,7 @@ class _Warnings(logging.Handler):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is described."""
+    """The page and the anchor of a description."""
 
     page: Path
     anchor: str
@@ -67,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Source:
-    """The package, parsed."""
+    """The parsed package."""
 
     package: griffe.Module
 
@@ -89,7 +89,7 @@ class Source:
         return cls(package)
 
     def find(self, path: str) -> griffe.Object | None:
-        """What the dotted path names, wherever it was imported from; None if it is not in the package."""
+        """Return the object with a dotted path, after imports are resolved; None if it is not in the package."""
         if not path.startswith(f"{PACKAGE}."):
             return None
         try:
@@ -101,16 +101,16 @@ class Source:
 
 @dataclass
 class Index:
-    """Which names have a place in the reference."""
+    """The names that the reference describes, and their places."""
 
     places: dict[str, Place] = field(default_factory=dict)
 
     def add(self, name: str, described: Documented, page: Path) -> None:
         if name in self.places:
-            raise Fault(f"{page}: {name} is described in {self.places[name].page} too")
+            raise Fault(f"{page}: {name} is described in {self.places[name].page} already")
         self.places[name] = place = Place(page, slug(title(described)))
         short = name.rpartition(".")[2]
-        # A function of another module may be called as an argument is: "delivery", "groups".
+        # A function of a submodule may have the name of an argument, for example "delivery" or "groups".
         if not isinstance(described, griffe.Class) and name != f"{PACKAGE}.{short}":
             return
         self.places.setdefault(short, place)
@@ -118,7 +118,7 @@ class Index:
             self.places.setdefault(f"{short}.{method.name}", Place(page, slug(title(method))))
 
     def link(self, name: str, page: Path) -> str | None:
-        """The target of a link to the name, from the page."""
+        """Return the target of a link from a page to a name; None if the name is not described."""
         place = self.places.get(name)
         if place is None:
             return None
@@ -126,7 +126,7 @@ class Index:
 
 
 def title(described: Documented) -> str:
-    """The heading. Anchors have no upper case: ``class`` tells Published from published()."""
+    """Return the heading. Anchors are in lower case, so ``class`` distinguishes Published from published()."""
     if isinstance(described, griffe.Class):
         return f"{'exception' if _is_exception(described) else 'class'} `{described.name}`"
     if isinstance(described, griffe.Function):
@@ -136,26 +136,26 @@ def title(described: Documented) -> str:
 
 
 def _is_exception(described: griffe.Class) -> bool:
-    """By its bases' names: the built-in ones are not parsed."""
+    """Decide by the names of the bases, because built-in classes are not parsed."""
     if any(re.search(r"(Error|Exception)$", str(base)) for base in described.bases):
         return True
     return any(isinstance(base, griffe.Class) and _is_exception(base) for base in described.resolved_bases)
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as code hosts and MyST make it."""
+    """Return the anchor of a heading, in the form of code hosts and MyST."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def methods(described: Documented) -> list[griffe.Function]:
-    """Those that a user may call: public, with a docstring."""
+    """Return the methods to describe: public ones with a docstring."""
     members = described.members.values() if isinstance(described, griffe.Class) else ()
     return [one for one in members if isinstance(one, griffe.Function) and one.docstring and one.name[0] != "_"]
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Describes one thing on a page."""
+    """Writes the description of an object on a page."""
 
     source: Source
     index: Index
@@ -183,7 +183,7 @@ class Writer:
     # -- signatures ---------------------------------------------------------------
 
     def _block(self, described: Documented, first: str = "") -> str:
-        """The signature, as a Python block: a stub that compiles. The formatter breaks its lines."""
+        """Return the signature as a Python block: a stub that compiles. The formatter wraps its lines."""
         if isinstance(described, griffe.Function):
             code = self._function(described)
         elif isinstance(described, griffe.Class):
@@ -206,7 +206,7 @@ class Writer:
         decorator = "".join(f"@{name}\n" for name in ("classmethod", "staticmethod") if name in function.labels)
         start = "async def" if "async" in function.labels else "def"
         line = f"{start} {function.name}({', '.join(parameters)}){returns}: ..."
-        if len(line) > LINE:  # the comma makes the formatter give each parameter a line
+        if len(line) > LINE:  # the comma makes the formatter put each parameter on its own line
             line = f"{start} {function.name}({', '.join(parameters)},){returns}: ..."
         return decorator + line
 
@@ -222,7 +222,7 @@ class Writer:
         return text
 
     def _class(self, described: griffe.Class) -> str:
-        """With its fields, if it is a dataclass; with its constructor, where the docstring has arguments for it."""
+        """Return a class with its fields (a dataclass), or with its constructor (if the docstring has arguments)."""
         bases = ", ".join(self._code(base) for base in described.bases)
         head = f"class {described.name}" + (f"({bases})" if bases else "")
         if "dataclass" in described.labels:
@@ -241,7 +241,7 @@ class Writer:
         return f"{head}: ..."
 
     def _code(self, expression: str | griffe.Expr | None) -> str:
-        """As in the source, but for names that only the source knows: aliases of types, constants, sentinels."""
+        """Return an expression as in the source, with type aliases and constants replaced by their values."""
         if expression is None or isinstance(expression, str):
             return expression or ""
         return "".join(
@@ -254,7 +254,7 @@ class Writer:
         if not isinstance(target, griffe.Attribute) or not isinstance(target.parent, griffe.Module):
             return name.name
         if isinstance(target.value, griffe.ExprCall) or target.value is None:
-            return "..."  # a sentinel: not given
+            return "..."  # a sentinel for an argument that is not given
         return self._code(target.value)
 
     # -- texts --------------------------------------------------------------------
@@ -280,11 +280,11 @@ class Writer:
                 yield f"**{section.title}**"
                 yield self._prose(value.contents)
             elif section.kind is not kinds.attributes:
-                raise Fault(f"{described.path}: a docstring with a section “{section.kind.value}”")
+                raise Fault(f"{described.path}: the docstring has an unsupported section “{section.kind.value}”")
 
     @staticmethod
     def _returned(described: Documented, returned: griffe.DocstringReturn | griffe.DocstringYield) -> str:
-        """The text, with what stands before a colon in it: Google's style has the type there, and this project none."""
+        """Return the text, including a part before a colon, which the parser takes for a type."""
         first = returned.annotation
         known = str(
             described.returns if isinstance(described, griffe.Function) else getattr(described, "annotation", "")
@@ -294,12 +294,12 @@ class Writer:
         return f"{first}: {returned.description}"
 
     def _attributes(self, described: griffe.Class) -> Iterator[str]:
-        """Those of the docstring, then those that have one of their own, properties among them."""
+        """Yield the attributes of the class docstring, then attributes and properties with their own docstring."""
         listed: set[str] = set()
         for section in _parsed(described):
             if section.kind is griffe.DocstringSectionKind.attributes:
                 for one in section.value:
-                    # "a, b: …" describes both.
+                    # "a, b: …" describes two attributes.
                     several = f"{one.name} {one.annotation}" if one.name.endswith(",") else one.name
                     names = re.findall(r"\w+", several)
                     listed.update(names)
@@ -320,7 +320,7 @@ class Writer:
         return self._code(annotation).replace("'", '"')
 
     def _followed(self, described: griffe.Class, value: str | griffe.Expr | None) -> str | griffe.Expr | None:
-        """The type of ``self.x = argument.a.b``: that of the field b of the type of a of the argument's type."""
+        """Return the type of ``self.x = argument.a.b``, by following the types of the fields."""
         if isinstance(value, griffe.ExprBoolOp):
             value = next(iter(value.values))
         constructor = described.members.get("__init__")
@@ -344,7 +344,7 @@ class Writer:
         return f"- {shown}{kind}{f': {_nested(text)}' if text else ''}"
 
     def _prose(self, text: str) -> str:
-        """A docstring's text as Markdown: `code`, links to what the reference describes, no HTML by accident."""
+        """Return a docstring's text as Markdown, with `code`, with links to described names, and with HTML escaped."""
         text = re.sub(r"``(.+?)``", r"`\1`", text.strip(), flags=re.DOTALL)
         pieces = re.split(r"(`[^`]+`)", text)
         return "".join(
@@ -361,7 +361,7 @@ class Writer:
 
 
 def _nested(text: str) -> str:
-    """As a part of a list's item."""
+    """Indent a text as a part of a list item."""
     return textwrap.indent(text, "  ").removeprefix("  ")
 
 
@@ -373,13 +373,17 @@ def _parsed(described: Documented) -> list[griffe.DocstringSection]:
 
 
 def pages(docs: Path, source: Source) -> dict[Path, tuple[str, str]]:
-    """Each page with regions: its text, and what it should be."""
+    """Return each page with regions: its current text and its new text.
+
+    Raises:
+        Fault: A page or a docstring is invalid.
+    """
     texts = {page: text for page in sorted(docs.rglob("*.md")) if "<!-- generated:" in (text := page.read_text())}
     index = Index()
     for page, text in texts.items():
         regions = REGION.findall(text)
         if not len(regions) == text.count("<!-- generated:") == text.count("<!-- end -->"):
-            raise Fault(f"{page}: a region is not <!-- generated: name -->, text, <!-- end -->, each on a line")
+            raise Fault(f"{page}: a region is not delimited by <!-- generated: name --> and <!-- end --> lines")
         for name in regions:
             index.add(name, _described(source, name, page), page)
     return {page: (text, _rewritten(page, text, source, index)) for page, text in texts.items()}
@@ -388,7 +392,7 @@ def pages(docs: Path, source: Source) -> dict[Path, tuple[str, str]]:
 def _described(source: Source, name: str, page: Path) -> Documented:
     found = source.find(name)
     if not isinstance(found, Documented):
-        raise Fault(f"{page}: {name}: there is no such function, class or value")
+        raise Fault(f"{page}: {name}: no such function, class or value")
     if found.docstring is None:
         raise Fault(f"{page}: {name} has no docstring")
     return found
@@ -411,7 +415,7 @@ def _rewritten(page: Path, text: str, source: Source, index: Index) -> str:
 
 
 def _formatted(page: Path, text: str) -> str:
-    """As ``ruff format`` wants the page's code."""
+    """Format the code on a page with ``ruff format``."""
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(page), "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
@@ -422,7 +426,7 @@ def _formatted(page: Path, text: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is out of date")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: this one)")
+    parser.add_argument("--root", type=Path, default=ROOT, help="checkout to work on (default: this one)")
     options = parser.parse_args(arguments)
     warnings = _Warnings()
     logging.getLogger("griffe").addHandler(warnings)
@@ -441,7 +445,7 @@ def main(arguments: list[str] | None = None) -> int:
                 )
             else:
                 page.write_text(new)
-                print(f"{name}: written")
+                print(f"Wrote {name}")
     except Fault as fault:
         warnings.texts.append(str(fault))
     finally:
@@ -449,7 +453,7 @@ def main(arguments: list[str] | None = None) -> int:
     for text in warnings.texts:
         print(text, file=sys.stderr)
     if stale:
-        print(f"{stale} pages are out of date: run make reference", file=sys.stderr)
+        print(f"Pages out of date: {stale}. Run make reference.", file=sys.stderr)
     return 1 if stale or warnings.texts else 0
 
 

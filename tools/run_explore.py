@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Explores interleavings of the queue's operations: what ``make explore`` calls. Standard library only.
+"""Explore interleavings of the queue's operations, for ``make explore``. Standard library only.
 
-It prepares the environment as ``make test`` does, starts a server for each
-process, and hands over to ``python -m tests.interleavings``.
+It prepares the environment as ``make test`` does, starts a private server for each process, and runs
+``python -m tests.interleavings``, to which it passes all other arguments.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ import servers
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=servers.ENGINES, default="mariadb")
-    parser.add_argument("--bound", default="2", metavar="N", help="preemptions per schedule, at most (default: 2)")
-    parser.add_argument("--statistics", choices=("small", "large"), default="small", help="what the optimizer is told")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes, each with a server of its own")
+    parser.add_argument("--engine", choices=servers.ENGINES, default="mariadb", help="server (default: mariadb)")
+    parser.add_argument("--bound", default="2", metavar="N", help="maximum preemptions per schedule (default: 2)")
+    parser.add_argument(
+        "--statistics", choices=("small", "large"), default="small",
+        help="table statistics for the optimizer: of small or of large tables (default: small)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="number of processes, each with its own server (default: 1)"
+    )
     options, others = parser.parse_known_args()
     servers.end_servers_on_sigterm()
     try:

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the soak: what ``make soak`` calls. Standard library only.
+"""Run the soak test, for ``make soak``. Standard library only.
 
-It prepares the environment as ``make test`` does, then hands over to the
-package ``soak`` beside it, which says what is done and proved.
+It prepares the environment as ``make test`` does, then runs ``python -m soak`` with the same arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def main() -> int:
     servers.end_servers_on_sigterm()
     try:
         return process.wait()
-    except KeyboardInterrupt:  # the soak got it as well, and ends what it started
+    except KeyboardInterrupt:  # the soak test received it too, and stops its processes
         return process.wait()
     finally:
         if process.poll() is None:

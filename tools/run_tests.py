@@ -1,15 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the whole test suite: what ``make test`` calls. Standard library only.
+"""Run the whole test suite, for ``make test``. Standard library only.
 
-It installs what is missing, starts private database servers, runs the steps
-below, two at a time and a third that mostly waits for processes, and ends with
-one summary. A step that cannot run is named NOT RUN; with CI set in the
-environment that is a failure.
+It installs missing packages, starts private database servers, runs the steps below, three at a time, and prints a
+summary. A step that cannot run is reported as NOT RUN. If the environment variable CI is set, that is a failure.
 
-Everything runs on MariaDB and on SQLite. Tests marked ``any_engine`` are left
-out on MySQL: what they test is no matter of the database (pages of the admin,
-settings, the supervisor's processes, documents). Coverage is measured on
-MariaDB, in all but ``REPEATED``: these run the same lines a thousand times.
+All tests run on SQLite. Tests marked ``any_engine`` run only there, because they are independent of the database (pages
+of the admin, settings, the supervisor's processes, documents), with both Django versions. Coverage is measured in the
+steps with Python 3.11, without the tests in ``REPEATED``, which run the same lines a thousand times.
 """
 
 from __future__ import annotations
@@ -23,9 +20,12 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent))
 import servers  # beside this file
@@ -62,16 +62,16 @@ CONFORMANCE = tuple(
 REPEATED = (
     "tests/crash",
     "tests/model",
-    "tests/sql/test_scale.py",
+    "tests/sql",
 )
 STEP_TIMEOUT = 1200
 RUNNING: list[subprocess.Popen[bytes]] = []
-"""Every step's process that was started."""
+"""The processes of all steps that were started."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """A Python with the Django that its version takes (constraints.txt)."""
+    """A Python version, with the Django version that constraints.txt selects for it."""
 
     name: str
     minimum: tuple[int, int]
@@ -86,75 +86,98 @@ DECLARATIVE = Leg("Python 3.12+, Django 6.1, pandas and gRPC", (3, 12), (3, 15),
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the suite."""
+    """A command of the suite."""
 
     name: str
     leg: Leg
     command: tuple[str, ...]
     engine: str = ""
-    """mariadb, mysql or sqlite; empty: no database."""
+    """mariadb, mysql or sqlite; empty for no database."""
     env: dict[str, str] = field(default_factory=dict)
     needs: str = ""
-    """What else it needs: ``browser`` or ``java``."""
+    """A further requirement: ``browser`` or ``java``."""
     alone: bool = False
-    """On a server of its own: it asks the server who waits."""
-    waits: bool = False
-    """It starts processes and mostly waits for them: it runs beside two others."""
+    """Whether it needs its own server, because it asks the server which connections wait."""
 
 
 def steps() -> list[Step]:
-    # The packaging tests build and install the distribution, the browser's open every page: once is enough.
+    # The packaging tests build and install the distribution, and the browser tests open every page: each runs once.
     timed = ("-m", "pytest", "-q", "--durations=30", "-m")
-    # Spark's session takes seconds to start and gigabytes to install: its tests are steps of their own.
+    # A Spark session takes seconds to start and gigabytes to install, so its tests are separate steps.
     everything = (*timed, "not packaging and not browser and not spark and not slow and not interleavings")
     without_repeated = tuple(f"--ignore={name}" for name in REPEATED)
     in_process = (*timed, everything[-1] + " and not processes")
+    any_engine = (*timed, in_process[-1] + " and any_engine")
     of_the_engine = (*timed, in_process[-1] + " and not any_engine")
     processes = (*timed, everything[-1] + " and processes")
     processes_of_the_engine = (*timed, processes[-1] + " and not any_engine")
     coverage = ("-m", "coverage", "run")
     pipeline = (*timed, "spark and not slow", "tests/pipeline")
     pipeline_of_the_engine = (*timed, "spark and not slow and not any_engine", "tests/pipeline")
-    packaging = (*timed, "packaging")
-    browser = (*timed, "browser")
+    packaging = (*timed, "packaging", "tests/packaging")
+    browser = (*timed, "browser", "tests/browser", "tests/pipeline")
+    pages = (*timed, "browser", "tests/browser/test_pages.py")
     interleavings = (*timed, "interleavings", "tests/interleavings")
     interleavings_of_the_engine = (*timed, "interleavings and not any_engine", "tests/interleavings")
-    # Warnings are errors, also of a reference to something that is not there.
+    # Warnings are errors, including those about references that do not resolve.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
+    # The longest first, so that the last ones are short.
     return [
-        Step("processes, MariaDB", OLD, (*coverage, *processes), "mariadb", waits=True),
-        Step("processes, MySQL", NEW, processes_of_the_engine, "mysql", waits=True),
-        Step("processes, SQLite", NEW, processes, "sqlite", waits=True),
-        Step("most of the suite, MariaDB", OLD, (*coverage, *in_process, *without_repeated), "mariadb"),
-        Step("most of the engine, MySQL", NEW, (*of_the_engine, *without_repeated), "mysql"),
-        Step("the rest of the suite, MariaDB", OLD, (*in_process, *REPEATED), "mariadb"),
-        Step("the rest of the engine, MySQL", NEW, (*of_the_engine, *REPEATED), "mysql"),
-        Step("suite, SQLite", NEW, in_process, "sqlite"),
-        Step("lint", NEW, ("-m", "ruff", "check", ".")),
-        Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
-        Step("types", NEW, ("-m", "mypy")),
-        Step("imports", NEW, ("-c", "from importlinter.cli import lint_imports_command as lint; lint()")),
+        *lint_steps(),
         Step("docs", NEW, docs),
-        Step("pipeline, MariaDB", OLD, (*coverage, *pipeline), "mariadb", needs="java"),
+        Step("the rest of the engine, MySQL", NEW, (*of_the_engine, *REPEATED), "mysql"),
+        Step("the rest of the engine, MariaDB", OLD, (*of_the_engine, *REPEATED), "mariadb"),
+        Step("processes, SQLite", OLD, (*coverage, *processes), "sqlite"),
+        Step("most of the engine, MariaDB", OLD, (*coverage, *of_the_engine, *without_repeated), "mariadb"),
+        Step("pipeline, SQLite", OLD, (*coverage, *pipeline), "sqlite", needs="java"),
+        Step("processes of the engine, MySQL", NEW, processes_of_the_engine, "mysql"),
+        Step("suite, SQLite", NEW, in_process, "sqlite"),
+        Step("most of the engine, MySQL", NEW, (*of_the_engine, *without_repeated), "mysql"),
+        Step("processes of the engine, MariaDB", OLD, processes_of_the_engine, "mariadb"),
+        Step("any engine, SQLite", OLD, (*coverage, *any_engine), "sqlite"),
+        Step("browser, SQLite", NEW, browser, "sqlite", needs="browser"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
-        Step("pipeline, SQLite", NEW, pipeline, "sqlite", needs="java"),
-        Step("browser, MariaDB", NEW, browser, "mariadb", needs="browser"),
-        # The admin's pages differ between Django's versions; what operators do there is the same.
-        Step("browser, SQLite", OLD, (*browser, "tests/browser/test_pages.py"), "sqlite", needs="browser"),
+        Step("pipeline of the engine, MariaDB", NEW, pipeline_of_the_engine, "mariadb", needs="java"),
         Step("interleavings, MariaDB", OLD, interleavings, "mariadb", alone=True),
+        # The admin's pages differ between Django versions. The operations on them do not.
+        Step("browser, MariaDB", OLD, pages, "mariadb", needs="browser"),
         Step("interleavings, MySQL", NEW, interleavings_of_the_engine, "mysql", alone=True),
         Step("packaging and tutorial", OLD, packaging),
-        Step("conformance, SQLite", OLD, (*everything, *CONFORMANCE), "sqlite"),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
         Step("conformance, MariaDB with snapshot isolation", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
+        Step("conformance, SQLite", OLD, (*everything, *CONFORMANCE), "sqlite"),
         Step("demo, SQLite", OLD, ("manage.py", "demo", "--events", "2000"), "sqlite", {"DEMO": "1"}),
     ]
 
 
+def lint_steps() -> list[Step]:
+    return [
+        Step("lint", NEW, ("-m", "ruff", "check", ".")),
+        Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
+        Step("types", NEW, ("-m", "mypy")),
+        Step("imports", NEW, ("-c", "from importlinter.cli import lint_imports_command as lint; lint()")),
+    ]
+
+
+def check_steps() -> list[Step]:
+    """What ``make check`` runs in under three minutes: on SQLite, what most changes break first."""
+    pytest = ("-m", "pytest", "-q", "-m")
+    quick = (
+        *pytest,
+        "not processes and not packaging and not browser and not spark and not slow and not interleavings",
+    )
+    protocol = tuple(f"tests/{name}" for name in ("service", "operations", "inspection"))
+    rest = tuple(f"tests/{name}" for name in ("unit", "docs", "runtime", "management", "admin", "metrics", "databases"))
+    return [
+        Step("protocol, SQLite", NEW, (*quick, *protocol), "sqlite"),
+        Step("units, runtime, commands and dashboard, SQLite", NEW, (*quick, *rest), "sqlite"),
+        *lint_steps(),
+    ]
+
+
 def slow_steps() -> list[Step]:
-    """What ``make test-slow`` runs: the archive killed again and again, the load under every setting of a server, and
-    the example of declarative pipelines."""
+    """Return the steps of ``make test-slow``: repeated kills of the archive, server settings, declarative pipelines."""
     command = ("-m", "pytest", "-q", "-s", "-m", "slow", "tests/pipeline/test_faults.py")
     declarative = ("-m", "pytest", "-q", "-m", "slow", "tests/pipeline/test_declarative.py")
     settings = ("-m", "pytest", "-q", "tests/faults/test_server_settings.py")
@@ -172,6 +195,8 @@ class Result:
     ok: bool
     seconds: float
     detail: str
+    cpu: float = 0.0
+    """Seconds of CPU time of the step's processes, without the database server's."""
     passed: int = 0
     failed: int = 0
     skipped: int = 0
@@ -182,7 +207,7 @@ class Result:
 
 
 def find_python(leg: Leg) -> str | None:
-    """A working interpreter of the leg's versions: this one, on PATH, or in pyenv."""
+    """Return a working interpreter of the leg's version: this one, one on PATH, or one of pyenv."""
     candidates = [sys.executable]
     for minor in range(leg.below[1] - 1, leg.minimum[1] - 1, -1):
         found = shutil.which(f"python3.{minor}")
@@ -198,10 +223,14 @@ def find_python(leg: Leg) -> str | None:
 
 
 def prepare(leg: Leg) -> Path:
-    """The leg's virtual environment with everything installed; returns its interpreter."""
+    """Create the leg's virtual environment and install all packages. Return its interpreter.
+
+    Raises:
+        servers.NotAvailable: No interpreter was found, or the installation failed.
+    """
     python = find_python(leg)
     if python is None:
-        raise servers.NotAvailable(f"no interpreter for {leg.name} on PATH or in pyenv")
+        raise servers.NotAvailable(f"no interpreter for {leg.name} was found on PATH or in pyenv")
     version = ".".join(map(str, leg.minimum))
     folder = WORK / "-".join(["venv", version, *leg.extras.split(",")[1:]])
     interpreter = folder / "bin" / "python"
@@ -222,39 +251,105 @@ def prepare(leg: Leg) -> Path:
     return interpreter
 
 
+# -- preparing ----------------------------------------------------------------
+
+
+class Requirements:
+    """What the steps need. All of it is prepared at the same time, and each step waits only for its own part."""
+
+    def __init__(self, chosen: list[Step], stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(max_workers=12))
+        self._headers = self._pool.submit(self._install_headers)
+        self._legs = {leg: self._pool.submit(self._prepare, leg) for leg in dict.fromkeys(step.leg for step in chosen)}
+        shared = {step.engine for step in chosen if not step.alone} & set(servers.ENGINES)
+        self._urls = {engine: self._pool.submit(self._url, engine) for engine in sorted(shared)}
+        self._needs = {
+            name: self._pool.submit(self._lack, name, install)
+            for name, install in (("java", servers.java), ("browser", servers.browser))
+            if any(step.needs == name for step in chosen)
+        }
+        self._pool.submit(self._announce, time.monotonic())
+
+    def interpreter(self, leg: Leg) -> Path | str:
+        """Return the interpreter of a leg, or the reason why there is none."""
+        return self._legs[leg].result()
+
+    def url(self, engine: str) -> str:
+        """Return the URL of an engine's shared server, or the reason why there is none."""
+        return self._urls[engine].result()
+
+    def lack(self, need: str) -> str:
+        """Return the reason why a requirement is missing, or an empty string."""
+        return self._needs[need].result() if need else ""
+
+    def _announce(self, began: float) -> None:
+        futures: list[concurrent.futures.Future[Any]] = [*self._legs.values(), *self._urls.values()]
+        concurrent.futures.wait([*futures, *self._needs.values()])
+        print(f"Setup took {time.monotonic() - began:.0f} s.", flush=True)
+
+    @staticmethod
+    def _install_headers() -> None:
+        try:
+            servers.apt_install(servers.DRIVER_PACKAGES)
+        except servers.NotAvailable as error:
+            print(f"The driver's headers cannot be installed: {error}", file=sys.stderr)
+
+    def _prepare(self, leg: Leg) -> Path | str:
+        self._headers.result()  # pip compiles mysqlclient
+        try:
+            return prepare(leg)
+        except servers.NotAvailable as error:
+            return str(error)
+
+    def _url(self, engine: str) -> str:
+        """Servers are private unless the environment names one."""
+        given = os.environ.get(f"TEST_{engine.upper()}_URL")
+        if given:
+            return given
+        try:
+            servers.install(engine)
+            return self._stack.enter_context(servers.running(engine, extra=EXTRA[engine])).url
+        except servers.NotAvailable as error:
+            return f"{engine} is not available: {error}"
+
+    @staticmethod
+    def _lack(name: str, install: Callable[[], str]) -> str:
+        try:
+            install()
+        except servers.NotAvailable as error:
+            return f"{name} is not available: {error}"
+        return ""
+
+
 # -- running ------------------------------------------------------------------
 
 
-def run(
-    step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
-) -> Result:
-    """Runs a step, on a server of its own if it needs one; ``lacks`` says why what steps need is not there."""
+def run(step: Step, number: int, requirements: Requirements) -> Result:
+    """Run a step, on its own server if it needs one."""
     if not step.alone:
-        return run_on(step, number, interpreters, urls, lacks)
+        return run_on(step, number, requirements, requirements.url(step.engine) if step.engine in EXTRA else "")
     try:
         servers.install(step.engine)
         with servers.running(step.engine, extra=EXTRA[step.engine]) as server:
-            return run_on(step, number, interpreters, {step.engine: server.url}, lacks)
+            return run_on(step, number, requirements, server.url)
     except servers.NotAvailable as error:
-        return run_on(step, number, interpreters, {step.engine: f"no {step.engine}: {error}"}, lacks)
+        return run_on(step, number, requirements, f"{step.engine} is not available: {error}")
 
 
-def run_on(
-    step: Step, number: int, interpreters: dict[Leg, Path | str], urls: dict[str, str], lacks: dict[str, str]
-) -> Result:
-    """Runs a step on one of the servers."""
-    interpreter = interpreters[step.leg]
+def run_on(step: Step, number: int, requirements: Requirements, url: str) -> Result:
+    """Run a step on a server; ``url`` is empty if it needs none, or says why there is none."""
+    interpreter = requirements.interpreter(step.leg)
     if isinstance(interpreter, str):
         return Result(step, ok=False, seconds=0, detail=interpreter, not_run=True)
-    if step.needs in lacks:
-        return Result(step, ok=False, seconds=0, detail=lacks[step.needs], not_run=True)
+    if lack := requirements.lack(step.needs):
+        return Result(step, ok=False, seconds=0, detail=lack, not_run=True)
     env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
     env |= step.env | {"COVERAGE_FILE": str(WORK / "coverage" / "data"), "PYTHONUNBUFFERED": "1"}
     if step.engine in servers.ENGINES:
-        url = urls[step.engine]
         if not url.startswith("mysql://"):
             return Result(step, ok=False, seconds=0, detail=url, not_run=True)
-        # Every step has a test database of its own: two run at a time.
+        # Several steps run at a time, so each has its own test database.
         env["DATABASE_URL"] = urlsplit(url)._replace(path=f"/step{number}").geturl()
     elif step.engine == "sqlite":
         folder = WORK / "sqlite"
@@ -264,6 +359,9 @@ def run_on(
         env["TEST_SQLITE_FILE"] = str(folder / f"step{number}.sqlite3")
         if "DEMO" in step.env:
             env["DATABASE_URL"] = f"sqlite:///{folder}/step{number}.sqlite3"
+    command = step.command
+    if "pytest" in command:
+        command = (*command, f"--junitxml={WORK / 'junit' / f'{number:02}.xml'}")
     log = WORK / "logs" / f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -279,7 +377,7 @@ def run_on(
             )
         try:
             process = subprocess.Popen(
-                [str(interpreter), *step.command],
+                [str(interpreter), *command],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -287,18 +385,19 @@ def run_on(
                 stderr=subprocess.STDOUT,
             )
             RUNNING.append(process)
-            code = process.wait(STEP_TIMEOUT)
+            code, cpu = wait(process, STEP_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
-            code = -1
-            output.write(f"\nnot finished after {STEP_TIMEOUT} s\n")
+            code, cpu = wait(process, STEP_TIMEOUT)
+            output.write(f"\nThe step did not finish within {STEP_TIMEOUT} s.\n")
     text = log.read_text(errors="replace")
     counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|error|skipped)", text[-3000:])}
     result = Result(
         step,
         ok=code == 0,
         seconds=time.monotonic() - began,
-        detail="" if code == 0 else f"exit code {code}; the end of {log.relative_to(ROOT)}:\n{text[-12_000:]}",
+        cpu=cpu,
+        detail="" if code == 0 else f"exit status {code}; the end of {log.relative_to(ROOT)}:\n{text[-12_000:]}",
         passed=counts.get("passed", 0),
         failed=counts.get("failed", 0) + counts.get("error", 0),
         skipped=counts.get("skipped", 0),
@@ -307,24 +406,25 @@ def run_on(
     return result
 
 
-def server_urls(stack: contextlib.ExitStack, engines: set[str]) -> dict[str, str]:
-    """The URL of each engine's server, private unless the environment names one; or why there is none."""
-    urls = {}
-    for engine in sorted(engines):
-        given = os.environ.get(f"TEST_{engine.upper()}_URL")
-        try:
-            if given:
-                urls[engine] = given
-                continue
-            servers.install(engine)
-            urls[engine] = stack.enter_context(servers.running(engine, extra=EXTRA[engine])).url
-        except servers.NotAvailable as error:
-            urls[engine] = f"no {engine}: {error}"
-    return urls
+def wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[int, float]:
+    """Return a process's exit code, and the CPU time in seconds of it and of the processes that it waited for.
+
+    Raises:
+        subprocess.TimeoutExpired: The process is still running after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, usage.ru_utime + usage.ru_stime
+        if time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(process.args, timeout)
+        time.sleep(0.1)
 
 
-# From MariaDB 11.6.2 on it is the default; 10.11 can switch it on.
-# Tests read MySQL's locks, and none of its statistics, for which it would need a tenth more time.
+# Snapshot isolation is the default from MariaDB 11.6.2; 10.11 can switch it on.
+# Tests read MySQL's locks, but not its statistics, which would take 10 % more time.
 EXTRA = {
     "mariadb": ("--innodb-snapshot-isolation=ON",),
     "mysql": ("--performance-schema=ON", "--performance-schema-instrument=%=OFF"),
@@ -334,55 +434,34 @@ EXTRA = {
 def main() -> int:
     servers.end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="TEXT", help="only steps whose name contains TEXT")
-    parser.add_argument("--slow", action="store_true", help="the steps that take too long for every day instead")
+    parser.add_argument("--only", metavar="TEXT", help="run only steps whose name contains TEXT")
+    parser.add_argument("--slow", action="store_true", help="run the slow steps instead")
+    parser.add_argument("--check", action="store_true", help="run the quick steps instead, without a server")
     options = parser.parse_args()
-    known = slow_steps() if options.slow else steps()
+    known = slow_steps() if options.slow else check_steps() if options.check else steps()
     chosen = [step for step in known if not options.only or options.only.lower() in step.name.lower()]
     began = time.monotonic()
-    shutil.rmtree(WORK / "coverage", ignore_errors=True)
-    (WORK / "coverage").mkdir(parents=True)
-    interpreters: dict[Leg, Path | str] = {}
+    for folder in ("coverage", "junit"):
+        shutil.rmtree(WORK / folder, ignore_errors=True)
+        (WORK / folder).mkdir(parents=True)
     with contextlib.ExitStack() as stack:
-        try:
-            servers.apt_install(servers.DRIVER_PACKAGES)
-        except servers.NotAvailable as error:
-            print(f"The driver's headers: {error}", file=sys.stderr)
-        lacks = {}
-        for name, install in (("browser", servers.browser), ("java", servers.java)):
-            try:
-                if any(step.needs == name for step in chosen):
-                    install()
-            except servers.NotAvailable as error:
-                lacks[name] = f"no {name}: {error}"
-        for leg in dict.fromkeys(step.leg for step in chosen):
-            try:
-                interpreters[leg] = prepare(leg)
-            except servers.NotAvailable as error:
-                interpreters[leg] = str(error)
-        shared = {step.engine for step in chosen if not step.alone}
-        urls = server_urls(stack, shared & set(servers.ENGINES))
-        print(f"set-up: {time.monotonic() - began:.0f} s", flush=True)
-        with concurrent.futures.ThreadPoolExecutor(2) as busy, concurrent.futures.ThreadPoolExecutor(1) as waiting:
-            jobs = [
-                (waiting if step.waits else busy).submit(run, step, number, interpreters, urls, lacks)
-                for number, step in enumerate(chosen, 1)
-            ]
+        requirements = Requirements(chosen, stack)
+        # A step waits for its server half of the time: three keep two cores busy.
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            jobs = [pool.submit(run, step, number, requirements) for number, step in enumerate(chosen, 1)]
             try:
                 results = [job.result() for job in jobs]
-            except BaseException:  # SIGTERM, Ctrl-C: the steps end with the runner
-                busy.shutdown(wait=False, cancel_futures=True)
-                waiting.shutdown(wait=False, cancel_futures=True)
+            except BaseException:  # SIGTERM or Ctrl-C: end the steps too
+                pool.shutdown(wait=False, cancel_futures=True)
                 for process in RUNNING:
                     process.terminate()
                 raise
-    coverage = coverage_report(interpreters)
+    coverage = coverage_report(WORK / "venv-3.11" / "bin" / "python")
     return summary(results, coverage, time.monotonic() - began)
 
 
-def coverage_report(interpreters: dict[Leg, Path | str]) -> str:
-    interpreter = interpreters.get(OLD)
-    if not isinstance(interpreter, Path) or not list((WORK / "coverage").glob("data*")):
+def coverage_report(interpreter: Path) -> str:
+    if not list((WORK / "coverage").glob("data*")):
         return ""
     env = os.environ | {"COVERAGE_FILE": str(WORK / "coverage" / "data")}
     subprocess.run([str(interpreter), "-m", "coverage", "combine", "-q"], cwd=ROOT, env=env, check=False)
@@ -391,6 +470,21 @@ def coverage_report(interpreters: dict[Leg, Path | str]) -> str:
     )
     (WORK / "logs" / "coverage.txt").write_text(done.stdout)
     return next((line for line in done.stdout.splitlines() if line.startswith("TOTAL")), "no data")
+
+
+def slowest_files(count: int = 10) -> list[str]:
+    """Return a line for each of the test files that took longest, over all steps."""
+    seconds: dict[str, float] = {}
+    tests: dict[str, int] = {}
+    steps: dict[str, set[Path]] = {}
+    for path in (WORK / "junit").glob("*.xml"):
+        for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314  # pytest wrote it
+            name = re.sub(r"\.[A-Z]\w*$", "", case.get("classname", "")).replace(".", "/") + ".py"
+            seconds[name] = seconds.get(name, 0) + float(case.get("time", 0))
+            tests[name] = tests.get(name, 0) + 1
+            steps.setdefault(name, set()).add(path)
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:count]
+    return [f"{seconds[name]:6.0f} s  {name:54}{tests[name]:5} tests in {len(steps[name])} steps" for name in longest]
 
 
 def summary(results: list[Result], coverage: str, seconds: float) -> int:
@@ -402,12 +496,16 @@ def summary(results: list[Result], coverage: str, seconds: float) -> int:
     for result in results:
         state = "NOT RUN" if result.not_run else "ok" if result.ok else "FAILED"
         tests = f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped" if result.passed else ""
-        print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{result.seconds:5.0f} s  {tests}")
+        times = f"{result.seconds:5.0f} s  CPU {result.cpu:4.0f} s"
+        print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{times}  {tests}")
+    if longest := slowest_files():
+        print("\nSlowest test files")
+        print("\n".join(f"  {line}" for line in longest))
     if coverage:
-        print(f"  coverage (branches included; MariaDB): {coverage}")
+        print(f"\n  coverage (branches included): {coverage}")
     passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
     bad = [one for one in results if not one.ok and (strict or not one.not_run)]
-    print(f"  {seconds:.0f} s in all; details in .test/logs\n")
+    print(f"  Total: {seconds:.0f} s. The logs are in .test/logs.\n")
     if passed or bad:
         print(f"{passed} passed, {max(failed, len(bad))} failed, {sum(one.skipped for one in results)} skipped")
     return 1 if bad else 0

@@ -1,4 +1,4 @@
-"""Settings of the site that tools/screenshots.py takes pictures of: the example's, with every delivery on record."""
+"""Settings for tools/screenshots.py: those of the example project, with all deliveries recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from example_project.settings import MYSQLQUEUE as EXAMPLE
 
 
 def without_paths(text: str, *, topic: str, kind: str) -> str:
-    """What a picture shows of an error: no folder of the machine that it was taken on."""
+    """Remove the checkout's folder from errors, so that screenshots do not show it."""
     return text.replace(f"{ROOT}/", "") if kind == "error" else text
 
 
@@ -16,6 +16,6 @@ MYSQLQUEUE = {
     **EXAMPLE,
     "RECORD_DELIVERIES": "all",
     "REDACT": without_paths,
-    # What is scheduled in the pictures; it has no handler.
+    # The topic of the scheduled messages in the screenshots. It has no handler.
     "TOPICS": {"newsletters": {"GROUPLESS": True}},
 }

@@ -1,16 +1,13 @@
 #!/usr/bin/env python3
-"""Pictures of every page of the dashboard, with the example project at work.
+"""Take screenshots of every page of the dashboard while the example project is running.
 
-Real subscribers handle the example's commits while the pictures are taken. One
-was killed, a group was abandoned, the largest commits are dead letters, some
-messages are scheduled. Only the last hour and day of the charts are made up,
-from what the first minute was like.
+Real subscribers handle the example's commits. One subscriber was killed, one group has no subscribers, the largest
+commits are dead letters, and some messages are scheduled. Only the past hour and day in the charts are generated.
 
     tools/servers.py run mariadb -- .venv/bin/python tools/screenshots.py
 
-Each page comes in light and dark, as on a desktop and as on a phone:
-``overview-dark-390.png``. Without DATABASE_URL it runs on SQLite in a temporary
-folder; a database that has messages in it is refused.
+Each page is taken in light and dark, at the width of a desktop and of a phone: ``overview-dark-390.png``. Without
+DATABASE_URL, it uses SQLite in a temporary folder. The database must not contain messages.
 """
 
 from __future__ import annotations
@@ -41,21 +38,21 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARD = "/admin/django_mysqlqueue/dashboard/"
 WIDTHS = {1280: 1500, 390: 1800}
-"""Of a page in pixels, and how much of its height a picture shows at most."""
+"""Width of a page → maximum height of its screenshot, in pixels."""
 SCHEMES = ("light", "dark")
 FIRST, RATE = 300, 60
-"""Events that are published at once, and how many a second come from then on."""
-STANDS_STILL = 65
-"""Seconds after which an abandoned group is a problem, and a killed subscriber silent, with some to spare."""
+"""Number of events that are published at once, and number per second from then on."""
+STALLED = 65
+"""Seconds after which the dashboard reports an abandoned group and a killed subscriber as problems, with a margin."""
 LIMIT_KB = 200
-"""A picture above that is too large for the documents."""
+"""Maximum size of a screenshot for the documentation, in kilobytes."""
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout: float = 180) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"waited for {timeout:.0f} s in vain: {what}")
+            raise SystemExit(f"Timeout after {timeout:.0f} s while waiting for {what}")
         time.sleep(0.2)
 
 
@@ -64,7 +61,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout: float = 180) -> 
 
 @contextlib.contextmanager
 def queue_at_work(folder: Path) -> Iterator[dict[str, str]]:
-    """Yields the address of each page, by the name of its picture, while subscribers and publishers go on."""
+    """Run subscribers and publishers. Yield the address of each page, by the name of its screenshot."""
     from django_mysqlqueue.service import groups
     from django_mysqlqueue.service.refs import GroupRef
     from example_project.commits.demo.processes import Subscribers
@@ -85,14 +82,14 @@ def queue_at_work(folder: Path) -> Iterator[dict[str, str]]:
         doomed.popen.send_signal(signal.SIGKILL)
         doomed.popen.wait()
         with flow(lambda: store(list(itertools.islice(events, 1)))):
-            print(f"Waiting for {STANDS_STILL} s: what stands still is a problem then.", flush=True)
-            time.sleep(max(0.0, STANDS_STILL - (time.monotonic() - began)))
+            print(f"Waiting {STALLED} s until the dashboard reports the stalled group.", flush=True)
+            time.sleep(max(0.0, STALLED - (time.monotonic() - began)))
             make_history()
             yield addresses()
 
 
 def doomed_holds(pid: int) -> bool:
-    """Whether the subscriber of that process has a lease."""
+    """Return whether the subscriber with this pid has a lease."""
     from django_mysqlqueue.models import PartitionLease, SubscriberHeartbeat
 
     names = {row.subscriber_name for row in SubscriberHeartbeat.objects.all() if row.info.get("pid") == pid}
@@ -100,18 +97,18 @@ def doomed_holds(pid: int) -> bool:
 
 
 def schedule() -> None:
-    """Some messages for later."""
+    """Publish some scheduled messages."""
     from django_mysqlqueue import publish
 
-    letters = (("digest", 35), ("digest", 95), ("reminder", 12), ("reminder", 240), ("report", 1440))
-    for reader, (kind, minutes) in enumerate(letters, 4711):
+    newsletters = (("digest", 35), ("digest", 95), ("reminder", 12), ("reminder", 240), ("report", 1440))
+    for reader, (kind, minutes) in enumerate(newsletters, 4711):
         payload = {"kind": kind, "reader": reader, "language": "en"}
         publish("newsletters", payload, key=f"reader-{reader}", delay=minutes * 60)
 
 
 @contextlib.contextmanager
 def flow(publish_one: Callable[[], None]) -> Iterator[None]:
-    """Publishes steadily on a thread of its own."""
+    """Publish at a steady rate in a thread."""
     from django.db import connections
 
     stop = threading.Event()
@@ -133,7 +130,7 @@ def flow(publish_one: Callable[[], None]) -> Iterator[None]:
 
 
 def make_history() -> None:
-    """Rollups of the hour and the day before: a wave of traffic, latencies as on an idle machine, a bad quarter."""
+    """Create rollups of the past hour and day: varying traffic, latencies of an idle machine, and failures."""
     from django_mysqlqueue.models import Rollup
     from django_mysqlqueue.service.rollups import COUNTS, HOUR, MINUTE, Tally
     from django_mysqlqueue.sql.session import Session
@@ -161,11 +158,11 @@ def make_history() -> None:
 
 
 def addresses() -> dict[str, str]:
-    """The pages, by the names of their pictures."""
+    """Return the addresses of the pages by the names of their screenshots."""
     from django_mysqlqueue.models import QueueMessage
     from example_project.commits.events import TOPIC
 
-    letter = (
+    dead_letter = (
         QueueMessage.objects.filter(topic=f"{TOPIC}_dlq").order_by("-offset").values("offset", "original_offset")[0]
     )
     abandoned = f"group=search-index&topic={TOPIC}"
@@ -176,24 +173,24 @@ def addresses() -> dict[str, str]:
         "abandoned": f"group/?{abandoned}",
         "inflight": "inflight/",
         "deadletters": "deadletters/",
-        "deadletter": f"deadletter/?offset={letter['offset']}",
+        "deadletter": f"deadletter/?offset={dead_letter['offset']}",
         "scheduled": "scheduled/",
         "subscribers": "subscribers/",
         "leases": "leases/",
         "messages": f"messages/?topic={TOPIC}",
-        "message": f"message/?offset={letter['original_offset']}",
+        "message": f"message/?offset={dead_letter['original_offset']}",
         "seek": f"do/seek/?{abandoned}&target=earliest",
         "drop": f"do/drop/?{abandoned}",
-        "redrive": f"do/redrive/?topic={TOPIC}_dlq&upto={letter['offset']}",
+        "redrive": f"do/redrive/?topic={TOPIC}_dlq&upto={dead_letter['offset']}",
     }
 
 
-# -- the pictures -------------------------------------------------------------
+# -- the screenshots ----------------------------------------------------------
 
 
 @contextlib.contextmanager
 def site(folder: Path) -> Iterator[str]:
-    """Serves the example's site; yields where."""
+    """Serve the example's site. Yield its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -220,7 +217,7 @@ def answers(port: int) -> bool:
 
 
 def session_cookie() -> tuple[str, str]:
-    """Somebody who is logged in and may do everything."""
+    """Create a superuser. Return the name and the value of a session cookie for it."""
     from django.conf import settings
     from django.contrib.auth.models import User
     from django.test import Client
@@ -231,30 +228,36 @@ def session_cookie() -> tuple[str, str]:
 
 
 def take(browser: Browser, origin: str, cookie: tuple[str, str], pages: dict[str, str], out: Path) -> None:
-    """Every page in every scheme and width."""
+    """Take a screenshot of every page in every color scheme and width."""
     for width, scheme in itertools.product(WIDTHS, SCHEMES):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
         context.add_cookies([{"name": cookie[0], "value": cookie[1], "url": origin}])
-        # The admin's list of models beside the pages takes room and says nothing.
+        # Hide the admin's sidebar, which only takes space.
         context.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
         page = context.new_page()
         for name, address in pages.items():
             answer = page.goto(f"{origin}{DASHBOARD}{address}")
             if answer is None or not answer.ok:
-                raise SystemExit(f"{name}: {address} answers {answer and answer.status}")
+                raise SystemExit(f"{name}: {address} answered with status {answer and answer.status}")
             path = out / f"{name}-{scheme}-{width}.png"
             height = page.evaluate("document.documentElement.scrollHeight")
             clip = {"x": 0, "y": 0, "width": width, "height": min(height, WIDTHS[width])}
             page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
             size = path.stat().st_size / 1024
-            print(f"{path}: {size:.0f} kB{', too large for the documents' if size > LIMIT_KB else ''}", flush=True)
+            print(f"{path}: {size:.0f} kB{', too large for the documentation' if size > LIMIT_KB else ''}", flush=True)
         context.close()
 
 
 def main() -> int:
     servers.end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / ".test" / "screenshots", metavar="FOLDER")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / ".test" / "screenshots",
+        metavar="FOLDER",
+        help="folder for the images (default: %(default)s)",
+    )
     options = parser.parse_args()
     try:
         chromium = servers.browser()
@@ -282,7 +285,11 @@ def main() -> int:
 
 
 def prepare() -> None:
-    """The tables, in a database that nobody uses."""
+    """Create the tables in an empty database.
+
+    Raises:
+        SystemExit: The database contains messages.
+    """
     import django
     from django.core.management import call_command
 
@@ -291,7 +298,7 @@ def prepare() -> None:
 
     call_command("migrate", verbosity=0)
     if QueueMessage.objects.exists():
-        raise SystemExit("This database has messages in it: name an empty one in DATABASE_URL.")
+        raise SystemExit("This database contains messages. Set DATABASE_URL to an empty database.")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Private MariaDB and MySQL servers for tests and demos.
 
-Standard library only, so that it runs before anything is installed. Each
-server lives in a temporary folder, listens on a Unix socket alone and is ended
-by the process that started it. No server that was not started here is touched.
+Standard library only, so that it runs before any package is installed. Each server has a temporary folder, listens only
+on a Unix socket, and is stopped by the process that started it. Other servers are never touched.
 
-    tools/servers.py install mariadb mysql     # what the machine lacks
-    tools/servers.py install browser           # Chromium, for the tests of the dashboard
-    tools/servers.py run mariadb -- COMMAND    # COMMAND with DATABASE_URL set
+    tools/servers.py install mariadb mysql     # install missing packages of the servers
+    tools/servers.py install browser           # install Chromium for the tests of the dashboard
+    tools/servers.py run mariadb -- COMMAND    # run COMMAND with DATABASE_URL set
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ from pathlib import Path
 
 ENGINES = ("mariadb", "mysql")
 DATABASE = "mysqlqueue"
-# Debian's packages: the servers' own and what mysqlclient compiles against.
+# Debian packages of the servers, and those that mysqlclient needs for its compilation.
 DRIVER_PACKAGES = ("gcc", "libc6-dev", "libmariadb-dev", "pkg-config")
 JAVA_PACKAGES = ("openjdk-17-jre-headless",)
 JAVA_VERSION = 17
 BROWSER_PACKAGES = ("chromium", "fonts-dejavu-core")
 MARIADB_PACKAGES = ("mariadb-server-core", "mariadb-client-core")
 CHROMIUM = "/usr/bin/chromium"
-# The name of glibc's loader differs by architecture: (file name, library folder).
+# Architecture → name of glibc's loader, library folder.
 LOADERS = {
     "x86_64": ("ld-linux-x86-64.so.2", "x86_64-linux-gnu"),
     "aarch64": ("ld-linux-aarch64.so.1", "aarch64-linux-gnu"),
@@ -47,12 +47,12 @@ START_TIMEOUT = 120.0
 
 
 class NotAvailable(Exception):
-    """The engine cannot be had on this machine; the message says why."""
+    """Something cannot be installed or started on this machine. The message gives the reason."""
 
 
 @dataclass
 class Server:
-    """A private server: started, stopped and started again on the same data."""
+    """A private server, which can be stopped and restarted on the same data."""
 
     engine: str
     socket: Path
@@ -63,30 +63,30 @@ class Server:
     @property
     def pid(self) -> int:
         if self.process is None:
-            raise RuntimeError(f"the {self.engine} server does not run")
+            raise RuntimeError(f"the {self.engine} server is not running")
         return self.process.pid
 
     def start(self, *extra: str) -> None:
-        """Starts it, with more options if given, and waits until it answers."""
+        """Start the server, with additional options if given, and wait until it answers."""
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen([*self.command, *extra], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         _wait_until_ready(self, self.process)
 
     def stop(self) -> None:
-        """Ends it cleanly; does nothing if it does not run."""
+        """Shut the server down. Do nothing if it is not running."""
         if self.process is not None:
             _stop(self.process)
             self.process = None
 
     def kill(self) -> None:
-        """SIGKILL, as when the host loses its power."""
+        """End the server with SIGKILL, as if the host had lost power."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
     def execute(self, sql: str) -> str:
-        """Runs statements as root; returns what the client printed."""
+        """Run statements as root. Return the client's output."""
         done = _client(self, sql)
         if done.returncode:
             raise RuntimeError(f"{sql}: {done.stderr}")
@@ -108,30 +108,42 @@ def cache_folder() -> Path:
 # -- installing ---------------------------------------------------------------
 
 
+_APT = threading.Lock()
+"""apt-get cannot run twice at the same time."""
+
+
 def apt_install(packages: tuple[str, ...]) -> None:
-    """Installs what dpkg does not report as installed, with sudo where needed."""
+    """Install packages that are missing, with sudo if needed.
+
+    Raises:
+        NotAvailable: The packages cannot be installed.
+    """
     missing = [name for name in packages if not _installed(name)]
     if not missing:
         return
     if shutil.which("apt-get") is None:
         raise NotAvailable(
-            f"needs {', '.join(missing)} and this system has no apt-get: install them by hand, or name "
-            "servers of your own in TEST_MARIADB_URL and TEST_MYSQL_URL"
+            f"{', '.join(missing)} must be installed, but this system has no apt-get. Install them by hand, or set "
+            "TEST_MARIADB_URL and TEST_MYSQL_URL to servers of your own"
         )
     prefix = [] if os.geteuid() == 0 else ["sudo"]
     if prefix and shutil.which("sudo") is None:
-        raise NotAvailable(f"needs {', '.join(missing)}: not root and no sudo; run apt-get install yourself")
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
-    ):
-        done = subprocess.run(
-            [*prefix, *command], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        raise NotAvailable(
+            f"{', '.join(missing)} must be installed, but you are not root and sudo is missing. Run apt-get install "
+            "yourself"
         )
-        # A third-party source that is out of reach fails "update" without harm to the rest.
-        if done.returncode and command[1] == "install":
-            raise NotAvailable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    with _APT:
+        for command in (
+            ["apt-get", "update", "-qq"],
+            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+        ):
+            done = subprocess.run(
+                [*prefix, *command], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            )
+            # "update" also fails if a third-party source is unreachable, which is harmless.
+            if done.returncode and command[1] == "install":
+                raise NotAvailable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 def _installed(package: str) -> bool:
@@ -151,37 +163,45 @@ def install(engine: str) -> None:
 
 
 def browser() -> str:
-    """Chromium's path: what CHROMIUM in the environment names, or Debian's, installed on first use."""
+    """Return Chromium's path: that in the environment variable CHROMIUM, or Debian's, which is installed if needed.
+
+    Raises:
+        NotAvailable: Chromium is missing.
+    """
     given = os.environ.get("CHROMIUM")
     if given is None:
         apt_install(BROWSER_PACKAGES)
     path = given or CHROMIUM
     if not os.access(path, os.X_OK):
-        raise NotAvailable(f"there is no {path}: name Chromium's path in CHROMIUM")
+        raise NotAvailable(f"{path} does not exist: set CHROMIUM to the path of Chromium")
     return path
 
 
 def java() -> str:
-    """Java's path: JAVA_HOME's, the one on PATH, or Debian's, installed on first use; 17 or later."""
+    """Return the path of Java 17 or later: that in JAVA_HOME, on PATH, or Debian's, which is installed if needed.
+
+    Raises:
+        NotAvailable: Java is missing or too old.
+    """
     home = os.environ.get("JAVA_HOME")
     found = f"{home}/bin/java" if home else shutil.which("java")
     if found is None:
         apt_install(JAVA_PACKAGES)
         found = shutil.which("java")
     if found is None or not os.access(found, os.X_OK):
-        raise NotAvailable("there is no Java: install version 17 or later, or name its folder in JAVA_HOME")
+        raise NotAvailable("Java was not found: install version 17 or later, or set JAVA_HOME to its folder")
     said = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(\d+)', said)
     if version is None or int(version[1]) < JAVA_VERSION:
-        raise NotAvailable(f"{found} is not Java {JAVA_VERSION} or later: {said.splitlines()[:1]}")
+        raise NotAvailable(f"{found} is older than Java {JAVA_VERSION} or not Java: {' '.join(said.splitlines()[:1])}")
     return found
 
 
 def mysql_folder() -> Path:
-    """The folder with MySQL unpacked, fetched on first use from Debian unstable.
+    """Return the folder with the unpacked MySQL server. It is downloaded from Debian unstable at first.
 
-    Debian stable has no MySQL. apt downloads the server and the libraries it
-    needs into folders of our own; nothing of it is installed into the system.
+    Debian stable has no MySQL. apt downloads the server and its libraries into the cache folder. Nothing is installed
+    into the system.
     """
     folder = cache_folder() / "mysql"
     with open(cache_folder() / "mysql.lock", "w") as lock:
@@ -193,7 +213,7 @@ def mysql_folder() -> Path:
 
 def _fetch_mysql(folder: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise NotAvailable("MySQL is taken from Debian unstable with apt-get and dpkg, which are missing here")
+        raise NotAvailable("MySQL is downloaded from Debian unstable with apt-get and dpkg, which this system lacks")
     shutil.rmtree(folder, ignore_errors=True)
     work = folder / "apt"
     for name in ("state/lists/partial", "cache/archives/partial", "etc/sources"):
@@ -230,7 +250,7 @@ def _fetch_mysql(folder: Path) -> None:
 
 
 def _sid_source() -> str:
-    """A sources entry for unstable at the mirror that this machine's apt already uses."""
+    """Return a sources entry for unstable, with the mirror that apt uses on this machine."""
     keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
     places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     for place in places:
@@ -240,7 +260,7 @@ def _sid_source() -> str:
             found = re.match(r"(?:URIs:\s*|deb\s+(?:\[[^\]]*\]\s+)?)(https?://\S+/debian/?)(?:\s|$)", line.strip())
             if found:
                 return f"Types: deb\nURIs: {found[1]}\nSuites: sid\nComponents: main\nSigned-By: {keyring}\n"
-    raise NotAvailable("no Debian mirror is named in this machine's apt sources")
+    raise NotAvailable("the apt sources of this machine contain no Debian mirror")
 
 
 # -- running ------------------------------------------------------------------
@@ -248,7 +268,11 @@ def _sid_source() -> str:
 
 @contextlib.contextmanager
 def running(engine: str, *, extra: tuple[str, ...] = ()) -> Iterator[Server]:
-    """Starts a private server, yields it, and ends it whatever happens."""
+    """Start a private server and yield it. Stop it at the end of the block.
+
+    Raises:
+        NotAvailable: The server cannot be installed or started.
+    """
     folder = Path(tempfile.mkdtemp(prefix=f"mysqlqueue-{engine}-"))
     server: Server | None = None
     try:
@@ -276,8 +300,8 @@ def _common_options(folder: Path) -> list[str]:
         "--secure-file-priv=",
         "--max-connections=300",
         "--innodb-buffer-pool-size=256M",
-        # Tests kill clients, not the server's disk: the log is written at each
-        # commit and flushed once a second. Benchmarks and the soak override it.
+        # The log is written at each commit but flushed to disk only once a second, which is safe as long as the host
+        # survives. Benchmarks and the soak test override it.
         "--innodb-flush-log-at-trx-commit=2",
         *(["--user=root"] if os.geteuid() == 0 else []),
     ]
@@ -287,7 +311,7 @@ def _mariadb(folder: Path) -> tuple[list[str], list[list[str]]]:
     server = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/local/sbin")
     installer = shutil.which("mariadb-install-db")
     if server is None or installer is None:
-        raise NotAvailable("mariadbd is not installed: tools/servers.py install mariadb")
+        raise NotAvailable("mariadbd is not installed. Run tools/servers.py install mariadb")
     options = _common_options(folder)
     create = [
         installer,
@@ -304,11 +328,11 @@ def _mysql(folder: Path) -> tuple[list[str], list[list[str]]]:
     root = mysql_folder() / "root"
     loader_name, library = LOADERS.get(platform.machine(), ("", ""))
     if not loader_name:
-        raise NotAvailable(f"no known loader for the architecture {platform.machine()!r}")
+        raise NotAvailable(f"the architecture {platform.machine()!r} is not supported")
     loader = next((path for path in root.rglob(loader_name) if path.is_file()), None)
     binary = next((path for path in root.rglob("mysqld") if path.is_file()), None)
     if loader is None or binary is None:
-        raise NotAvailable(f"the unpacked MySQL in {root} has no {loader_name} or no mysqld")
+        raise NotAvailable(f"the unpacked MySQL in {root} lacks {loader_name} or mysqld")
     libraries = ":".join(str(root / place / library) for place in ("usr/lib", "lib"))
     start = [str(loader), "--library-path", libraries, str(binary), "--no-defaults"]
     options = [
@@ -327,7 +351,7 @@ def _mysql(folder: Path) -> tuple[list[str], list[list[str]]]:
 def _client(server: Server, sql: str) -> subprocess.CompletedProcess[str]:
     client = shutil.which("mariadb") or shutil.which("mysql")
     if client is None:
-        raise NotAvailable("the mariadb client is not installed: tools/servers.py install mariadb")
+        raise NotAvailable("the mariadb client is not installed. Run tools/servers.py install mariadb")
     return subprocess.run(
         [client, "--no-defaults", "-uroot", f"--socket={server.socket}", "-e", sql],
         capture_output=True,
@@ -338,7 +362,8 @@ def _client(server: Server, sql: str) -> subprocess.CompletedProcess[str]:
 
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_TIMEOUT
-    # Not again at a restart: on MySQL it waits for every transaction of clients that are back already, and they for it.
+    # Create the database only once: after a restart, MySQL would wait for the transactions of clients that have already
+    # reconnected, and they for it.
     is_new = not (server.folder / "data" / DATABASE).exists()
     ask = f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4" if is_new else "SELECT 1"
     while True:
@@ -361,7 +386,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_servers_on_sigterm() -> None:
-    """SIGTERM unwinds like Ctrl-C, so that no private server is left behind."""
+    """Exit cleanly at SIGTERM, so that private servers are stopped."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
@@ -369,11 +394,13 @@ def main() -> int:
     end_servers_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    installing = commands.add_parser("install", help="install what the engines need")
-    installing.add_argument("engines", nargs="+", choices=(*ENGINES, "driver", "browser", "java"))
-    serving = commands.add_parser("run", help="run a command beside a private server")
-    serving.add_argument("engine", choices=ENGINES)
-    serving.add_argument("arguments", nargs="+", metavar="COMMAND")
+    installing = commands.add_parser("install", help="install missing packages")
+    installing.add_argument(
+        "engines", nargs="+", choices=(*ENGINES, "driver", "browser", "java"), help="what the packages are for"
+    )
+    serving = commands.add_parser("run", help="run a command with a private server")
+    serving.add_argument("engine", choices=ENGINES, help="the server")
+    serving.add_argument("arguments", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
     options = parser.parse_args()
     try:
         if options.command == "install":

@@ -1,15 +1,15 @@
-"""What the handlers of the benchmarks write."""
+"""Tables that the handlers of the benchmarks write."""
 
 from django.db import models
 
 
 class Effect(models.Model):
-    """One row for each message of a handler that inserts."""
+    """A row that a handler inserts for each message."""
 
     value = models.BigIntegerField(default=0)
 
 
 class Counter(models.Model):
-    """One row for each thread of a handler that updates."""
+    """A row that a handler updates, one per thread."""
 
     value = models.BigIntegerField(default=0)

@@ -1,8 +1,7 @@
-"""The handlers that the benchmarks run, and the record of when they ran.
+"""The handlers of the benchmarks, and records of their calls.
 
-With BENCH_RECORD (a folder) each process leaves a file there: when its first
-and its last message came (epoch seconds), how many they were, and of the topic
-"latency" each message's number and when its handler began.
+If BENCH_RECORD names a folder, each process writes a file there at its end: when its first and its last message arrived
+(epoch seconds), the number of messages, and for the topic "latency" each message's number and the start of its handler.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def note(messages: int = 1) -> None:
     if not Record.first:
         Record.first = now
     Record.last = now
-    Record.count += messages  # several threads: good enough for a rate, nothing is asserted on it
+    Record.count += messages  # not thread-safe, but good enough for a rate
 
 
 def leave_record() -> None:

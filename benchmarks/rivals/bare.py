@@ -1,10 +1,9 @@
-"""The ceiling of ``atomic=True``: Django transactions with one update and one deleted row.
+"""The ceiling of ``atomic=True``: Django transactions with one updated and one deleted row.
 
 python bare.py FIRST COUNT
 
-Deletes the jobs FIRST to FIRST + COUNT - 1, which must be there. Says that it
-is ready, waits for a line on its input, prints when it began and
-ended, and its CPU seconds between.
+Delete the jobs FIRST to FIRST + COUNT - 1, which must exist. Print "ready", wait for a line on standard input, and
+print the times of the beginning and of the end and the CPU seconds in between.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def main() -> None:
             Account.objects.filter(pk=number).update(balance=F("balance") + 1)
             cursor.execute("DELETE FROM with_mysqlqueue_job WHERE id = %s", [number])
             if cursor.rowcount != 1:
-                raise SystemExit(f"job {number} is not there")
+                raise SystemExit(f"job {number} does not exist")
     print(began, time.time(), time.process_time() - cpu)
 
 

@@ -1,4 +1,4 @@
-"""What every project of the comparison shares: the database, and nothing that slows a worker down."""
+"""Settings that all projects of the comparison share: the database, and none that slow workers down."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = {
     "default": {
         **environ.Env().db_url("DATABASE_URL"),
-        # Workers that close old connections after each job would open a new one for each.
+        # Otherwise workers that close old connections after each job would open a new one for each job.
         "CONN_MAX_AGE": None,
     }
 }
-# django-tasks-db and django.tasks log each job; a production log at WARNING does not.
+# django-tasks-db and django.tasks log each job below the level WARNING.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -1,10 +1,9 @@
-"""Enqueues jobs of the project named by DJANGO_SETTINGS_MODULE; prints the seconds that it took.
+"""Enqueue jobs in the project of DJANGO_SETTINGS_MODULE, and print the seconds that it took.
 
 python enqueue.py single|bulk|preload COUNT [KIND]
 
-``single``: one enqueue in a transaction each. ``bulk``: the library's own bulk
-call with 500 jobs, a transaction each. ``preload``: everything in one
-transaction, so that the waiting workers see all jobs at once.
+``single``: one job per transaction. ``bulk``: the library's own bulk call with 500 jobs per transaction. ``preload``:
+all jobs in one transaction, so that the idle workers see all jobs at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The dashboard and the record of operations.
+"""The dashboard and the audit log in Django's admin.
 
-The admin imports this module; without ``django.contrib.admin`` nobody does.
+Only ``django.contrib.admin`` imports this module, by autodiscovery.
 """
 
 from __future__ import annotations

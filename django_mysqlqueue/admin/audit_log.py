@@ -1,4 +1,4 @@
-"""The record of what operators did."""
+"""The audit log in the admin: what operators did."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 
 
 class ReadOnlyAdmin(_ModelAdmin):
-    """Nothing is added, changed or deleted by hand: that would break what the protocol relies on."""
+    """An admin without adding, changing or deleting: editing rows would break the queue's protocol."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -37,12 +37,12 @@ class ReadOnlyAdmin(_ModelAdmin):
 
 
 class OperationAdmin(ReadOnlyAdmin):
-    """A read-only list: the queue's own record, kept for a year."""
+    """The audit log as a read-only list. Entries are kept for a year."""
 
     list_display = ("started", "action", "consumer_group", "topic", "changed", "actor", "reason", "detail", "ended")
     list_filter = ("action",)
     search_fields = ("=consumer_group", "=topic", "=actor")
-    search_help_text = _("A whole group, topic or user name")
+    search_help_text = _("Exact name of a group, topic or user")
     ordering = ("-id",)
     list_per_page = 50
     show_full_result_count = False
@@ -50,11 +50,11 @@ class OperationAdmin(ReadOnlyAdmin):
     fields = list_display
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # The queue's database, whatever the router says of reads: a replica lags behind.
+        # Read from the queue's database, not from where the router reads: a replica lags behind.
         return super().get_queryset(request).using(queue_alias())
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """The list, rendered within the time limits of the queue's pages; 503 where the database does not answer."""
+        """Render the list within the time limits of the dashboard; 503 if the database refuses or does not answer."""
         using = queue_alias()
         try:
             with bounded(using):
@@ -67,8 +67,10 @@ class OperationAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("started"), ordering="started_at")
     def started(self, row: Operation) -> str:
+        """Return when the operation started."""
         return moment(row.started_at)
 
     @admin.display(description=_("ended"), ordering="ended_at")
     def ended(self, row: Operation) -> str:
-        return moment(row.ended_at) or str(_("runs, or has died"))
+        """Return when the operation ended."""
+        return moment(row.ended_at) or str(_("running or interrupted"))

@@ -1,4 +1,4 @@
-"""Charts as inline SVG, made here: no script, no style attribute, colours by class from the style sheet."""
+"""Charts as inline SVG without scripts or style attributes; the style sheet has the colors, by class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ SPARK_WIDTH, SPARK_HEIGHT = 120, 24
 
 
 def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """A small line without axes; ``label`` is what a screen reader says."""
+    """Return a small line chart without axes.
+
+    Args:
+        values: the values, at equal distances.
+        label: text for screen readers.
+    """
     top = max(values, default=0) or 1
     step = SPARK_WIDTH / max(1, len(values) - 1)
     points = [(place * step, SPARK_HEIGHT - 2 - value / top * (SPARK_HEIGHT - 4)) for place, value in enumerate(values)]
@@ -35,16 +40,23 @@ def sparkline(values: Sequence[float], label: str) -> SafeString:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One quantity over time; a ``None`` is a gap."""
+    """One quantity over time."""
 
     name: str
     css: str
-    """Class of its shapes."""
+    """CSS class of its shapes."""
     values: Sequence[float | None]
+    """One value per time; None is a gap."""
 
 
 def bars(series: Sequence[Series], times: Sequence[str], label: str) -> SafeString:
-    """Stacked bars, one stack for each time; a bar's numbers are its tooltip."""
+    """Return a chart of stacked bars with tooltips.
+
+    Args:
+        series: the quantities, from bottom to top.
+        times: label of each stack.
+        label: text for screen readers.
+    """
     stacks = [sum(one.values[place] or 0 for one in series) for place in range(len(times))]
     top = nice(max(stacks, default=0))
     width = (WIDTH - LEFT) / max(1, len(times))
@@ -79,7 +91,13 @@ def bars(series: Sequence[Series], times: Sequence[str], label: str) -> SafeStri
 
 
 def lines(series: Sequence[Series], times: Sequence[str], label: str) -> SafeString:
-    """Lines over the same times, with a dot for each value so that lonely ones are seen."""
+    """Return a line chart with a dot for each value, so that single values are visible.
+
+    Args:
+        series: the quantities, in milliseconds.
+        times: label of each point.
+        label: text for screen readers.
+    """
     top = nice(max((value for one in series for value in one.values if value is not None), default=0))
     width = (WIDTH - LEFT) / max(1, len(times))
     runs, dots = [], []
@@ -104,7 +122,7 @@ def lines(series: Sequence[Series], times: Sequence[str], label: str) -> SafeStr
 
 
 def nice(highest: float) -> float:
-    """The end of an axis: 1, 2 or 5 times a power of ten, at or above the highest value."""
+    """Return the end of an axis: 1, 2 or 5 times a power of ten, at or above the highest value."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** (len(str(int(highest))) - 1) if highest >= 1 else 0.1
@@ -114,13 +132,13 @@ def nice(highest: float) -> float:
 def _frame(
     inside: SafeString, top: float, times: Sequence[str], label: str, say: Callable[[float], str] | None = None
 ) -> SafeString:
-    """The axis, three lines of the grid, and the first, the middle and the last time."""
-    words = say or _number
+    """Return the chart with its axis, three grid lines, and the first, middle and last time."""
+    shown = say or _number
     grid = format_html_join(
         "",
         '<line class="mq-grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="mq-tick mq-end" x="{}" y="{}">{}</text>',
         [
-            (LEFT, WIDTH, y, y, LEFT - 5, y + 4, words(top * share))
+            (LEFT, WIDTH, y, y, LEFT - 5, y + 4, shown(top * share))
             for share in (0.0, 0.5, 1.0)
             for y in (round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1),)
         ],

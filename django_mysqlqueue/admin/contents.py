@@ -1,4 +1,4 @@
-"""Payloads and metadata of single messages: as they are shown, and as they can be edited."""
+"""Payloads and metadata of single messages, for display and for editing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,27 @@ from django_mysqlqueue.inspection.dead_letters import DeadLetter
 from django_mysqlqueue.service import messages
 
 EDITED_CHARACTERS = 250_000
-"""Below what Django reads of a form, however many bytes a character takes there."""
+"""Maximum number of characters to edit: below Django's limit for a form, even with multibyte characters."""
 
 
 def payload(beginning: bytes, size: int, *, topic: str) -> str:
-    """What is shown of a payload of ``size`` bytes whose first ones are given."""
+    """Return a payload as text, redacted.
+
+    Args:
+        beginning: the payload's first bytes.
+        size: its size in bytes.
+        topic: the message's topic, for ``REDACT``.
+    """
     return redacted(payload_text(beginning, size), topic=topic, kind="payload")
 
 
 def metadata(found: Mapping[str, Any], *, topic: str) -> str:
-    """What is shown of metadata; '' for none."""
+    """Return metadata as text, redacted; ``""`` if there is none.
+
+    Args:
+        found: the metadata.
+        topic: the message's topic, for ``REDACT``.
+    """
     if not found:
         return ""
     return redacted(metadata_text(found), topic=topic, kind="metadata")
@@ -32,19 +43,22 @@ def metadata(found: Mapping[str, Any], *, topic: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Editable:
-    """A dead letter's payload as a person can edit it."""
+    """A dead letter's payload, for editing."""
 
     text: str = ""
     refusal: str = ""
-    """Why it cannot be edited; '': it can."""
+    """The reason why it cannot be edited, or empty."""
     kind: str = ""
-    """What an edited text must be: "json", "text", or "" for JSON if it parses, as plain SQL has it."""
+    """Required type of the edited text: "json", "text", or "" for JSON if it parses (messages of plain SQL)."""
 
     def parse(self, text: str) -> Any:
-        """The payload that an edited text stands for.
+        """Return the payload that an edited text stands for.
+
+        Args:
+            text: the edited text.
 
         Raises:
-            ValueError: it is not JSON, and where.
+            ValueError: the text is not valid JSON; the message says where.
         """
         body = text.replace("\r\n", "\n").encode()
         if self.kind == "text":
@@ -55,37 +69,39 @@ class Editable:
             if not self.kind:
                 return body
             raise ValueError(
-                _("Not JSON: %(what)s, in line %(line)s, column %(column)s.")
+                _("Invalid JSON: %(what)s (line %(line)s, column %(column)s).")
                 % {"what": error.msg, "line": error.lineno, "column": error.colno}
             ) from error
         except RecursionError:
-            raise ValueError(_("Not JSON: nested too deep.")) from None
+            raise ValueError(_("Invalid JSON: nested too deeply.")) from None
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(_("Not JSON: %(name)s.") % {"name": name})
+    raise ValueError(_("Invalid JSON: %(name)s.") % {"name": name})
 
 
-def editable(letter: DeadLetter) -> Editable:
-    """How a dead letter's payload is edited, or why it cannot be."""
-    if not letter.whole:
-        return Editable(refusal=_("The payload is too long to be edited here."))
-    stated = letter.metadata.get(messages.CONTENT_TYPE)
+def editable(dead_letter: DeadLetter) -> Editable:
+    """Return a dead letter's payload for editing, or the reason why it cannot be edited."""
+    if not dead_letter.whole:
+        return Editable(refusal=_("The payload is too long to edit here."))
+    stated = dead_letter.metadata.get(messages.CONTENT_TYPE)
     kind = "" if stated is None else "json" if stated == messages.JSON_TYPE else "text"
     try:
-        value = messages.decode(letter.payload, letter.metadata)
+        value = messages.decode(dead_letter.payload, dead_letter.metadata)
     except InvalidMessage:
-        value = letter.payload  # it says that it is JSON and is not, which may be why it failed
+        value = dead_letter.payload  # declared as JSON but invalid, which may be why the message failed
     try:
         is_text = isinstance(value, bytes)
-        text = letter.payload.decode() if is_text else json_lines(value, most=EDITED_CHARACTERS)
+        text = dead_letter.payload.decode() if is_text else json_lines(value, most=EDITED_CHARACTERS)
     except UnicodeDecodeError:
-        return Editable(refusal=_("The payload is not text: it cannot be edited here."))
+        return Editable(refusal=_("The payload is not text and cannot be edited here."))
     if text is None:
-        return Editable(refusal=_("The payload is too long to be edited here."))
+        return Editable(refusal=_("The payload is too long to edit here."))
     if is_text and ("\r" in text or "\0" in text):
-        return Editable(refusal=_("A browser would change the line ends in the payload: it cannot be edited here."))
-    # A redacted text in the field would be sent in the place of what it hides.
-    if redacted(text, topic=letter.listed.ref.topic, kind="payload") != text:
-        return Editable(refusal=_("Parts of the payload are not shown (REDACT): editing would lose them."))
+        return Editable(refusal=_("The payload cannot be edited here: a browser would change its line endings."))
+    # The form would submit the redacted text in place of the original.
+    if redacted(text, topic=dead_letter.listed.ref.topic, kind="payload") != text:
+        return Editable(
+            refusal=_("The payload cannot be edited here: REDACT hides parts of it, and editing would lose them.")
+        )
     return Editable(text, kind=kind)

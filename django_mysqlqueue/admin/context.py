@@ -1,4 +1,4 @@
-"""What the dashboard's pages and operations need of the admin site that they are on."""
+"""The admin site of the dashboard's pages and operations."""
 
 from __future__ import annotations
 
@@ -23,16 +23,28 @@ class DashboardContext:
     opts: Any
     """The ``_meta`` of ``Dashboard``: the admin's templates take names from it."""
     menu: Sequence[Any]
-    """The pages that the navigation lists."""
+    """The pages in the navigation."""
 
     def url(self, name: str, **parameters: object) -> str:
-        """The address of a page, with a query string."""
+        """Return the URL of a page.
+
+        Args:
+            name: the page's name.
+            parameters: its query string.
+        """
         return url(self.site.name, name, **parameters)
 
     def response(
         self, request: HttpRequest, template: str, context: dict[str, Any], status: int = 200
     ) -> TemplateResponse:
-        """A page that is never cached, not rendered yet."""
+        """Return a page, not rendered yet, that browsers do not cache.
+
+        Args:
+            request: the request to answer.
+            template: file name of the template.
+            context: context of the template.
+            status: HTTP status.
+        """
         request.current_app = self.site.name
         response = TemplateResponse(
             request,

@@ -1,4 +1,4 @@
-"""The dashboard: pages below the app's section of the admin, hung on one registered model."""
+"""The dashboard: pages in the app's section of the admin, registered with one model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OVERVIEW = "changelist"
 
 
 class DashboardAdmin(ReadOnlyAdmin):
-    """Serves the pages of ``admin.pages`` and the operations of ``admin.operations``.
+    """Serve the pages of ``admin.pages`` and the operations of ``admin.operations``.
 
-    Register ``django_mysqlqueue.models.Dashboard`` with it on an admin site of your own.
+    To use the dashboard on your own admin site, register ``django_mysqlqueue.models.Dashboard`` with this class there.
     """
 
     def get_urls(self) -> list[URLPattern]:
@@ -42,7 +42,12 @@ class DashboardAdmin(ReadOnlyAdmin):
         return self.admin_site.admin_view(view)
 
     def operate(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Asks for confirmation of an operation, and does it on a confirmed POST."""
+        """Ask for confirmation of an operation, and run it on a confirmed POST.
+
+        Args:
+            request: the request to answer.
+            name: name of the operation.
+        """
         demand(self.has_view_permission(request) and may_operate(request))
         return operations.respond(self._context(), request, name)
 

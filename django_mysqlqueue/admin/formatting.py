@@ -1,4 +1,4 @@
-"""How pages show times, payloads and errors."""
+"""Format times, payloads and errors for pages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from django_mysqlqueue.redaction import redacted as redacted
 from django_mysqlqueue.service.messages import last_line as last_line
 
 SHOWN_CHARACTERS = 20_000
-"""A page shows no more of a payload or an error than that."""
+"""Maximum number of characters of a payload or error that a page shows."""
 LINES = json.JSONEncoder(indent=2, ensure_ascii=False)
 INDENTED_CHARACTERS = 100_000
-"""In lines JSON is no longer than that: each of 10,000 brackets within each other has a line, indented as deep."""
+"""Maximum length of indented JSON, in characters: with 10,000 nested brackets, indentation would explode."""
 
 
 def payload_text(beginning: bytes, size: int) -> str:
-    """A payload as text: JSON in readable lines, anything else as it is, bytes that are no text escaped.
+    """Return a payload as text: JSON indented, other text unchanged, bytes that are not UTF-8 escaped.
 
     Args:
         beginning: the payload, or as much of it as was read.
-        size: its size in bytes, which is named if not all of it is shown.
+        size: its size in bytes, which the text names if it is cut.
     """
     if size <= SHOWN_CHARACTERS:
         try:
@@ -37,14 +37,18 @@ def payload_text(beginning: bytes, size: int) -> str:
             return lines
     text = beginning[:SHOWN_CHARACTERS].decode(errors="backslashreplace")
     if size > SHOWN_CHARACTERS:
-        text += "\n… " + _("(%(size)s bytes in all)") % {"size": f"{size:,}"}
+        text += "\n… " + _("(%(size)s bytes in total)") % {"size": f"{size:,}"}
     return text
 
 
 def json_lines(value: Any, *, most: int = INDENTED_CHARACTERS) -> str | None:
-    """JSON in readable lines; None: nested too deep for that, or longer than ``most`` characters.
+    """Return a value as indented JSON, or None if it is nested too deeply or the text would be too long.
 
-    Half a surrogate pair, which JSON may name and no page can be sent with, stays the escape that it was.
+    A lone surrogate, which JSON can escape but UTF-8 cannot encode, stays escaped.
+
+    Args:
+        value: decoded JSON.
+        most: maximum length in characters.
     """
     pieces: list[str] = []
     length = 0
@@ -60,16 +64,22 @@ def json_lines(value: Any, *, most: int = INDENTED_CHARACTERS) -> str | None:
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> str:
-    """Metadata as text: JSON in readable lines, or where it is too deep for that in a single one."""
+    """Return metadata as indented JSON, or in a single line if it is nested too deeply."""
     lines = json_lines(metadata)
     return json.dumps(metadata) if lines is None else lines
 
 
 def redacted_line(line: str, *, topic: str, cut: bool) -> str:
-    """What ``REDACT`` leaves of an error's last line; nothing of one of which only the end was read.
+    """Return the last line of an error, redacted.
 
-    That end may be a part of what is to be hidden, which nothing recognises.
+    If ``REDACT`` is set and only the end of the line was read, none of it is shown: ``REDACT`` might not recognize a
+    part of what it hides.
+
+    Args:
+        line: the last line.
+        topic: the message's topic, for ``REDACT``.
+        cut: True if only the end of the line was read.
     """
     if cut and get_settings().redact is not None:
-        return _("(a line that is too long to be redacted here)")
+        return _("(line too long to redact)")
     return redacted(line, topic=topic, kind="error")

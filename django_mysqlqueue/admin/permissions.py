@@ -1,4 +1,4 @@
-"""What a user of the admin may see and do in the dashboard."""
+"""Permissions of the dashboard's users."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ SEE_PAYLOADS = "django_mysqlqueue.see_payloads"
 
 
 def may_operate(request: HttpRequest) -> bool:
-    """Whether the user may change anything."""
+    """Return True if the user may run operations."""
     return request.user.has_perm(OPERATE)
 
 
 def may_see_payloads(request: HttpRequest) -> bool:
-    """Whether the user may read payloads and metadata."""
+    """Return True if the user may view payloads and metadata."""
     return request.user.has_perm(SEE_PAYLOADS)
 
 
 def may_search_errors(request: HttpRequest) -> bool:
-    """Whether the user may search error texts.
+    """Return True if the user may search error texts.
 
-    The search runs on the stored texts. With ``REDACT`` set, what it hides could
-    be guessed, one search after another.
+    The search reads the stored texts. With ``REDACT`` set, repeated searches could reveal what it hides.
     """
     return get_settings().redact is None or may_see_payloads(request)
 
 
 def search_refused() -> str:
-    """The message for users who may not search error texts."""
+    """Return the message for users who may not search error texts."""
     return _(
-        "You cannot filter by error text: it is searched as it is stored, and REDACT hides parts of it. That needs the "
-        "permission to see payloads. Nothing was changed."
+        "Nothing was changed. To filter by error text, you need the permission to view payloads, because the search "
+        "reads the stored text and REDACT hides parts of it."
     )
 
 
@@ -43,7 +42,7 @@ def demand(allowed: bool) -> None:  # noqa: FBT001
     """Respond with 403 unless the user is allowed.
 
     Raises:
-        PermissionDenied: not allowed.
+        PermissionDenied: ``allowed`` is False.
     """
     if not allowed:
         raise PermissionDenied

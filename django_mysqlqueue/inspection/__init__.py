@@ -1,6 +1,6 @@
 """Read the queue's state: backlogs, problems, health, messages, dead letters, the log.
 
-Everything public is here. Nothing changes the queue. Names are loaded on first use.
+This is the public API; nothing here changes the queue. Names are loaded on first use.
 """
 
 from __future__ import annotations

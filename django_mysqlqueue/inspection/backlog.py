@@ -1,4 +1,4 @@
-"""A group's backlog: how many messages it has not settled, and the first of each partition, at a bounded cost."""
+"""A group's backlog: the number of unsettled messages and the first of each partition, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFFSETS = ConsumerOffset._meta.db_table
 
 
 class Patience:
-    """Seconds for some groups together: what one does not use is the next ones'."""
+    """A time limit for several groups: time that one does not use is left for the next ones."""
 
     def __init__(self, seconds: float, groups: int) -> None:
         self._left = seconds
@@ -26,21 +26,22 @@ class Patience:
         self._share = 0.0
 
     def begin(self) -> None:
-        """The next group's share begins."""
+        """Start the next group's share."""
         self._share = self._left / max(1, self._groups)
         self._groups -= 1
         self._began = time.monotonic()
 
     def is_over(self) -> bool:
+        """Return True if the group has used up its share."""
         return time.monotonic() - self._began > self._share
 
     def end(self) -> None:
-        """The group is done with."""
+        """End the group's share."""
         self._left = max(0.0, self._left - (time.monotonic() - self._began))
 
 
 class BacklogReader:
-    """What the counts of several groups share: the ends of their topics, and the time that they may take."""
+    """State that the counts of several groups share: the ends of their topics, and their time limit."""
 
     def __init__(self, session: Session, bounds: Bounds, groups: int) -> None:
         self.session = session
@@ -50,7 +51,13 @@ class BacklogReader:
 
 
 def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
-    """How many deliveries subscribers hold, and how many wait for another attempt."""
+    """Return the number of messages in flight, and of those that wait for another attempt.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        most: limit of the counts.
+    """
     row = session.row(
         "SELECT COUNT(*), SUM(CASE WHEN w.delivered_by <> '' THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN w.delivered_by = '' AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
@@ -63,7 +70,13 @@ def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
 
 
 def claimed(session: Session, ref: GroupRef, most: int) -> tuple[Count, dict[str, int]]:
-    """How many messages are claimed and not settled, and the first of each partition."""
+    """Return the number of messages that are claimed and not settled, and the first of each partition.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        most: limit of the count.
+    """
     rows = session.rows(
         "SELECT w.partition_key, MIN(w.message_offset), COUNT(*) FROM (SELECT partition_key, message_offset "
         f"{log_queries.claimed(session)} LIMIT %s) w GROUP BY w.partition_key",
@@ -74,11 +87,16 @@ def claimed(session: Session, ref: GroupRef, most: int) -> tuple[Count, dict[str
 
 
 def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> tuple[Count, dict[str, int]]:
-    """How many messages the group has not claimed, and the first of each partition that has some.
+    """Return the number of messages that the group has not claimed, and the first of each partition.
 
-    Partitions are looked into, those first whose cursors are furthest behind, until
-    the cap is reached or its share of the time is over: then it says so. The
-    first ones are looked into in any case: nobody with a backlog seems to have none.
+    Partitions are read in the order of the group's position, the furthest behind first, until the limit of the count
+    is reached or the group's share of the time is over; then the count is not exact. The first ones are read in any
+    case, so that no group with a backlog seems to have none.
+
+    Args:
+        reader: shared state of the counts.
+        ref: the group and its topic.
+        start: the group's start offset.
     """
     session, bounds, ends, patience = reader.session, reader.bounds, reader.ends, reader.patience
     most = bounds.count
@@ -115,7 +133,7 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> tuple[Count, 
                 continue
             firsts[key] = int(first)
             if count == bounds.depth and number <= most:
-                # The deep ones one by one: together they are to cost no more than the cap.
+                # Count long ones one by one, so that together they cost no more than the limit.
                 ((_, count, _),) = session.rows(
                     select, (key, ref.topic, key, places[key], ref.group, max(bounds.depth, most + 1 - number))
                 )

@@ -1,4 +1,4 @@
-"""How much an inspection reads, and from when on something that does not move is a problem."""
+"""Limits of what inspections read, and times after which a lack of progress is a problem."""
 
 from __future__ import annotations
 
@@ -7,70 +7,72 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of what is read, however long the log, the backlogs and the history are."""
+    """Limits of what is read, regardless of the length of the log, the backlogs and the history."""
 
     groups: int = 200
     """Maximum number of groups, in order of topic and group."""
     count: int = 10_000
-    """Counts stop here, and say so."""
+    """Counts stop here and are then marked as not exact."""
     partitions: int = 20_000
-    """Maximum number of partitions of a topic. If it has more, those of the newest messages are read as well."""
+    """Maximum number of partitions of a topic to read. If it has more, the partitions of its newest messages are
+    added."""
     seconds: float = 0.1
-    """Seconds for counting the backlogs of all groups together; then counts say that they stopped."""
+    """Seconds for counting the backlogs of all groups together; counts that take longer are not exact."""
     heads: int = 50
-    """Maximum number of partitions of a group whose first message is read, those that wait longest."""
+    """Maximum number of partitions of a group whose first message is read, the longest waiting first."""
     piece: int = 100
-    """Partitions that one statement counts."""
+    """Number of partitions that one statement counts."""
     depth: int = 100
-    """Messages that it counts of each; longer backlogs are counted one by one."""
+    """Number of messages per partition that such a statement counts. Partitions with more are counted one at a time."""
     partition_count: int = 1000
     """Counts of messages in one partition stop here."""
     in_flight: int = 10_000
-    """Unsettled deliveries of a group from which those in flight are listed."""
+    """Maximum number of unsettled deliveries of a group that are searched for those in flight."""
     merged_partitions: int = 50
-    """Topics with at most so many partitions are listed from all of them at once; others by walking the log."""
+    """Maximum number of partitions to list messages from at once; topics with more are listed by walking the log."""
     walked: int = 3000
-    """Messages that a walk along the log reads."""
+    """Number of messages that a walk along the log reads."""
     searched_partitions: int = 20_000
-    """Partitions in which an id is searched for."""
+    """Maximum number of partitions in which an id is searched for."""
     groupless_partitions: int = 1000
-    """The oldest message of a topic without groups is searched for if it has at most so many partitions."""
+    """Maximum number of partitions in which the oldest message of a topic without groups is searched for."""
     scheduled: int = 2500
-    """Scheduled messages that are read to find those of one topic."""
+    """Number of scheduled messages that are read to find those of one topic."""
     dead_letters: int = 10_000
-    """Dead letters of a topic that are read, the first ones by partition key."""
+    """Maximum number of dead letters of a topic that are read, in the order of their partition keys."""
     errors: int = 2000
-    """Errors whose text is searched, or told apart: the newest that match otherwise."""
+    """Maximum number of dead letters whose error is searched or grouped: the newest that meet the other conditions."""
     recorded: int = 200
-    """Recorded deliveries of a message that are read, the newest."""
+    """Maximum number of recorded deliveries of a message to read, newest first."""
     message_groups: int = 50
-    """Groups of its topic that a message's state is read for."""
+    """Maximum number of groups for which a message's state is read."""
     redriven: int = 500
-    """Records of a group's dead letters in which a redriven one is searched for, the newest."""
+    """Maximum number of a group's recorded dead letters, newest first, that are searched for a redriven message's
+    original."""
 
 
 PAGES = Bounds()
-"""For the dashboard, which is read every few seconds."""
+"""Limits for the dashboard, which reads every few seconds."""
 SCRAPES = Bounds(groups=1000, partitions=100_000, seconds=1.0)
-"""For metrics."""
+"""Limits for metrics."""
 CHECKS = Bounds(groups=10_000, partitions=1_000_000, seconds=10.0)
-"""For health checks: they run now and then, and a count that stopped is an alarm."""
+"""Limits for health checks: they run rarely, and fail if they cannot finish counting."""
 EXACT = Bounds(groups=2**31, count=2**62, partitions=2**31, seconds=float("inf"))
-"""For ``queuestatus``: everything is counted, however long that takes."""
+"""No limits, for ``queuestatus``: all counts are exact, however long that takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StallTimes:
-    """Seconds after which something that does not move is a problem."""
+    """Seconds after which a lack of progress is a problem."""
 
     stuck: float = 60.0
-    """For a message that has failed, for a partition that no subset covers, and for a group without subscribers."""
+    """For a message that has failed, a partition that no subset covers, and a group without live subscribers."""
     outbox: float = 15.0
-    """For a message that is due in the outbox: subscribers poll it every second at the latest."""
+    """For a message that is due in the outbox, which subscribers poll every ``MAX_POLL_INTERVAL`` or more often."""
     still: float = 600.0
-    """For a group with a backlog and live subscribers of which no delivery ends."""
+    """For a group with a backlog and live subscribers, if no delivery ends."""
     transaction: float = 300.0
-    """For an open transaction, which holds back the server's purge."""
+    """For an open transaction, which delays the server's purge."""
 
 
 STALL_TIMES = StallTimes()

@@ -1,6 +1,6 @@
-"""Dead letters for people: which a topic has, what they failed of, where one came from and went to.
+"""Dead letters of a topic: lists, errors, and single dead letters.
 
-No more than ``Bounds.dead_letters`` of a topic are read, however many it has.
+At most ``Bounds.dead_letters`` dead letters of a topic are read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from django_mysqlqueue.sql.session import Session
 LOG = QueueMessage._meta.db_table
 
 LINE = 300
-"""So many characters of an error's end are read for a list."""
+"""Number of characters at the end of an error that a list reads."""
 READ_BYTES = 250_000
-"""A single dead letter is read with no more of its payload than that."""
+"""Maximum number of bytes of a dead letter's payload that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,56 +35,57 @@ class ErrorKind:
     """Dead letters that failed in one group and whose errors end in the same line."""
 
     ref: GroupRef
-    """Who failed, and its topic."""
+    """The group and its topic."""
     line: str
-    """Its last ``LINE`` characters."""
+    """The last line of the error, at most its last ``LINE`` characters."""
     count: int
     cut: bool = False
-    """The line begins before them."""
+    """True if the line is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterMatches:
-    """Which dead letters of a topic match."""
+    """The dead letters of a topic that match a filter."""
 
     topic: str
     offsets: tuple[int, ...]
     """Newest first."""
     refs: dict[GroupRef, int]
-    """How many of them each group failed, with the topic they were published to."""
+    """Number of matches by group and original topic."""
     whole_topic: bool
-    """All of the topic was looked through, or all that were named."""
+    """True if all dead letters of the topic were read, or all that were named."""
     all_errors: bool = True
-    """The error text was searched for in all of those."""
+    """True if the errors of all of those were searched."""
 
     @property
     def whole(self) -> bool:
-        """There are no others that match."""
+        """True if there are no further matches."""
         return self.whole_topic and self.all_errors
 
     @property
     def count(self) -> Count:
+        """Number of matches; not exact if there may be more."""
         return Count(len(self.offsets), self.whole)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSummary:
-    """A dead letter in a list; times in epoch milliseconds."""
+    """A dead letter in a list. Times are in epoch milliseconds."""
 
     offset: int
     """Its offset in the DLQ topic."""
     key: str
     """The partition key."""
     ref: GroupRef
-    """The group that it failed in, and the topic that the message was published to."""
+    """The group that dead-lettered the message, and the topic that it was published to."""
     original_id: str
     """The id of the message."""
     original_offset: int
     """The offset of the message."""
     failed_at: int
-    """When it failed for the last time."""
+    """When the last attempt failed."""
     attempts: int
-    """How many attempts failed."""
+    """Number of failed attempts."""
     size: int
     """Size of its payload in bytes."""
     error: str
@@ -93,7 +94,7 @@ class DeadLetterSummary:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter with what it says."""
+    """A dead letter with its payload and error."""
 
     topic: str
     """The DLQ topic."""
@@ -101,25 +102,25 @@ class DeadLetter:
     listed: DeadLetterSummary
     error: str
     payload: bytes
-    """No more than its first ``READ_BYTES``."""
+    """At most its first ``READ_BYTES`` bytes."""
     metadata: dict[str, Any]
     published_at: int
-    """When it took its place in the DLQ topic."""
+    """When it entered the DLQ topic, in epoch milliseconds."""
 
     @property
     def whole(self) -> bool:
-        """``payload`` is all of it."""
+        """True if ``payload`` is complete."""
         return self.listed.size <= READ_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterListing:
-    """Dead letters that match, and how many there are."""
+    """A page of dead letters, with the number of all that match."""
 
     dead_letters: tuple[DeadLetterSummary, ...]
     """Newest first."""
     count: Count
-    """Of all that match; not exact where more dead letters were not read."""
+    """Number of all that match; not exact if not all dead letters were read."""
 
 
 def list_dead_letters(
@@ -136,21 +137,21 @@ def list_dead_letters(
 ) -> DeadLetterListing:
     """List the dead letters of a topic, newest first, without their payloads.
 
-    No more than ``bounds.dead_letters`` of the topic are read, the first ones by partition key.
+    At most ``bounds.dead_letters`` dead letters of the topic are read, in the order of their partition keys.
 
     Args:
         topic: the topic that the messages were published to, or its DLQ topic.
-        group: only those that failed in this consumer group.
-        error: only those whose error contains this text, of the newest ``bounds.errors``.
-        since: only those that failed at or after this time, in epoch milliseconds.
-        until: only those that failed at or before this time, in epoch milliseconds.
+        group: only dead letters of this consumer group.
+        error: only dead letters whose error contains this text, among the newest ``bounds.errors``.
+        since: only dead letters that failed at or after this time, in epoch milliseconds.
+        until: only dead letters that failed at or before this time, in epoch milliseconds.
         before: only offsets (in the DLQ topic) below this one.
         limit: maximum number of dead letters.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read.
+        bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))
@@ -161,7 +162,12 @@ def list_dead_letters(
 
 
 def dlq_topics(session: Session, *, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
-    """The DLQ topics that hold messages, by name; each count stops at ``bounds.dead_letters``."""
+    """Return the DLQ topics that have messages, by name, each with its number of messages.
+
+    Args:
+        session: session on the queue's database.
+        bounds: counts stop at ``bounds.dead_letters``.
+    """
     return [(topic, _number(session, topic, bounds)) for topic in all_topics(session) if naming.is_dlq(topic)]
 
 
@@ -176,36 +182,39 @@ def _number(session: Session, topic: str, bounds: Bounds) -> Count:
 
 
 def look(
-    session: Session, letters: DeadLetterFilter, *, newest: int | None = None, bounds: Bounds = PAGES
+    session: Session, wanted: DeadLetterFilter, *, newest: int | None = None, bounds: Bounds = PAGES
 ) -> DeadLetterMatches:
-    """Goes through the named dead letters, or the first ``bounds.dead_letters`` of the topic, for those that match.
+    """Return the dead letters that match a filter, among the first ``bounds.dead_letters`` of the topic.
 
     Args:
-        newest: leaves out those of a higher offset, which have come since it was seen.
+        session: session on the queue's database.
+        wanted: the filter. Dead letters that it names are all read.
+        newest: only offsets up to this one, without dead letters that were added since.
+        bounds: limits of what is read.
     """
-    found, whole = _matching(session, dataclasses.replace(letters, error=None), bounds)
+    found, whole = _matching(session, dataclasses.replace(wanted, error=None), bounds)
     found = sorted((row for row in found if newest is None or row[0] <= newest), reverse=True)
     all_errors = True
-    if letters.error is not None:
+    if wanted.error is not None:
         all_errors = len(found) <= bounds.errors
-        saying = _saying(session, letters, [int(row[0]) for row in found[: bounds.errors]])
+        saying = _saying(session, wanted, [int(row[0]) for row in found[: bounds.errors]])
         found = [row for row in found if row[0] in saying]
     refs = Counter(GroupRef(group, topic) for _, group, topic in found)
     offsets = tuple(int(row[0]) for row in found)
-    return DeadLetterMatches(letters.topic, offsets, dict(refs.most_common()), whole, all_errors)
+    return DeadLetterMatches(wanted.topic, offsets, dict(refs.most_common()), whole, all_errors)
 
 
-def _matching(session: Session, letters: DeadLetterFilter, bounds: Bounds) -> tuple[list[tuple[Any, ...]], bool]:
-    """(offset, group, first topic) of dead letters, and whether there was no bound to them."""
-    condition, parameters = letters.condition()
+def _matching(session: Session, wanted: DeadLetterFilter, bounds: Bounds) -> tuple[list[tuple[Any, ...]], bool]:
+    """Return (offset, group, original topic) of matching dead letters, and whether all were read."""
+    condition, parameters = wanted.condition()
     select = "SELECT m.`offset`, m.failed_group, m.original_topic"
-    if letters.offsets is not None:
+    if wanted.offsets is not None:
         found: list[tuple[Any, ...]] = []
-        for chunk in session.chunks(sorted(set(letters.offsets))):
+        for chunk in session.chunks(sorted(set(wanted.offsets))):
             found += session.rows(
                 f"{select} FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
                 f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
-                (*chunk, letters.topic, *parameters),
+                (*chunk, wanted.topic, *parameters),
             )
         return found, True
     hint = session.dialect.force_index("queue_messages_partition")
@@ -213,14 +222,14 @@ def _matching(session: Session, letters: DeadLetterFilter, bounds: Bounds) -> tu
         f"{select} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
         f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join_to(LOG, 'm')} "
         f"ON m.`offset` = w.place WHERE {condition}",
-        (letters.topic, bounds.dead_letters, *parameters),
+        (wanted.topic, bounds.dead_letters, *parameters),
     )
-    return found, _number(session, letters.topic, bounds).exact
+    return found, _number(session, wanted.topic, bounds).exact
 
 
-def _saying(session: Session, letters: DeadLetterFilter, offsets: Sequence[int]) -> set[int]:
-    """Those whose error has the text in it."""
-    condition, parameters = DeadLetterFilter(letters.topic, error=letters.error).condition()
+def _saying(session: Session, wanted: DeadLetterFilter, offsets: Sequence[int]) -> set[int]:
+    """Return the offsets whose error contains the text."""
+    condition, parameters = DeadLetterFilter(wanted.topic, error=wanted.error).condition()
     found: set[int] = set()
     for chunk in session.chunks(sorted(offsets)):
         found.update(
@@ -236,7 +245,13 @@ def _saying(session: Session, letters: DeadLetterFilter, offsets: Sequence[int])
 
 
 def kinds(session: Session, found: DeadLetterMatches, *, bounds: Bounds = PAGES) -> list[ErrorKind]:
-    """What the newest ``bounds.errors`` of those found failed of, the most frequent first."""
+    """Group matches by the last line of their error, the most frequent first.
+
+    Args:
+        session: session on the queue's database.
+        found: the matches.
+        bounds: only the newest ``bounds.errors`` matches are read.
+    """
     number: Counter[tuple[GroupRef, str, bool]] = Counter()
     for chunk in session.chunks(found.offsets[: bounds.errors]):
         for group, topic, end in session.rows(
@@ -249,12 +264,12 @@ def kinds(session: Session, found: DeadLetterMatches, *, bounds: Bounds = PAGES)
 
 
 def is_cut(end: str) -> bool:
-    """Whether the last line of an error begins before its last ``LINE`` characters, which are given."""
+    """Return True if the last line of an error is longer than its last ``LINE`` characters, which are given."""
     return len(end) >= LINE and messages.last_line(end) == end.strip()
 
 
 def at(session: Session, offsets: Sequence[int]) -> list[DeadLetterSummary]:
-    """Dead letters by their offsets, newest first; those that are gone are left out."""
+    """Return the dead letters at some offsets, newest first, without those that no longer exist."""
     end = session.dialect.ending("m.last_error", LINE)
     found: list[DeadLetterSummary] = []
     for chunk in session.chunks(sorted(offsets)):
@@ -268,11 +283,11 @@ def at(session: Session, offsets: Sequence[int]) -> list[DeadLetterSummary]:
                 chunk,
             )
         ]
-    return sorted(found, key=lambda letter: -letter.offset)
+    return sorted(found, key=lambda one: -one.offset)
 
 
 def one(session: Session, offset: int) -> DeadLetter | None:
-    """A dead letter with its payload, or None: there is none at this offset (any more)."""
+    """Return the dead letter at an offset with its payload, or None."""
     row = session.row(
         "SELECT m.`offset`, m.partition_key, m.failed_group, m.original_topic, m.original_id, m.original_offset, "
         "m.failed_at, m.failure_count, m.size, m.last_error, m.topic, m.id, SUBSTR(m.payload, 1, %s), m.metadata, "
@@ -309,7 +324,7 @@ def _listed(row: Sequence[Any]) -> DeadLetterSummary:
 
 
 class DeadLetterCount(NamedTuple):
-    """How many dead letters a group has."""
+    """Number of dead letters of a group."""
 
     all: Count
     recent: Count
@@ -321,10 +336,13 @@ NO_DEAD_LETTERS = DeadLetterCount(Count(0), Count(0))
 def count_by_group(
     session: Session, since: int, topics: Sequence[str], *, bounds: Bounds = PAGES
 ) -> dict[tuple[str, GroupRef], DeadLetterCount]:
-    """Dead letters by DLQ topic and the group that failed them; each topic's count stops at ``bounds.count``.
+    """Count dead letters by DLQ topic and group.
 
     Args:
-        since: those that failed from then on are recent (epoch milliseconds).
+        session: session on the queue's database.
+        since: dead letters that failed at or after this time are recent, in epoch milliseconds.
+        topics: the DLQ topics.
+        bounds: the count of each topic stops at ``bounds.count``.
     """
     hint, most = session.dialect.force_index("queue_messages_partition"), bounds.count
     found: dict[tuple[str, GroupRef], DeadLetterCount] = {}

@@ -1,4 +1,4 @@
-"""Topics that have messages and no consumer group: nobody handles what is in them."""
+"""Topics that have messages but no consumer group, so that nothing handles them."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ LOG = QueueMessage._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class GrouplessTopic:
-    """A topic that has messages and no consumer group, and is not meant to be like that."""
+    """A topic that has messages but no consumer group, and is not ``GROUPLESS``."""
 
     topic: str
     messages: Count
-    """In the log and in the outbox."""
+    """Number of messages in the log and in the outbox."""
     oldest_at: int | None
-    """When the oldest in the log took its place there, epoch milliseconds; None: the log has none, or the topic
-    has too many partitions to look into."""
+    """When the oldest message entered the log, in epoch milliseconds; None if the log has none, or the topic has too
+    many partitions to search."""
 
 
 def find(session: Session, in_log: Iterable[str], *, bounds: Bounds = PAGES) -> list[GrouplessTopic]:
-    """Which topics have messages, no group, are not ``GROUPLESS`` and are no DLQ topics; by name.
+    """Return the topics that have messages but no group, and are neither ``GROUPLESS`` nor DLQ topics, by name.
 
     Args:
-        in_log: the topics that have messages in the log. Those of the next messages of the outbox are found here:
-            where no subscriber runs, nobody moves them into the log.
+        session: session on the queue's database.
+        in_log: the topics that have messages in the log. Topics of the next messages in the outbox are added, since
+            without subscribers nothing moves these into the log.
+        bounds: limits of what is read.
     """
     waiting = dict(scheduled.topics(session, scheduled_only=False, bounds=bounds))
     settings = get_settings()
     topics = [topic for topic in sorted({*in_log, *waiting}) if not settings.may_lack_groups(topic)]
-    # Groups after topics: one that was registered before its topic's first message must not be missed.
+    # Read groups after topics: a group that was registered before its topic's first message must not be missed.
     read = {ref.topic for ref in groups.registered_refs(session.using)} if topics else set()
     return [_look(session, topic, waiting.get(topic, Count(0)), bounds) for topic in topics if topic not in read]
 
@@ -49,7 +51,7 @@ def _look(session: Session, topic: str, waiting: Count, bounds: Bounds) -> Group
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, bounds.count + 1)
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
-    # The whole prefix of the index is grouped by: then both servers jump from partition to partition.
+    # Grouped by the whole prefix of the index, so that both servers jump from partition to partition.
     oldest = session.row(
         "SELECT w.partitions, m.published_at FROM (SELECT COUNT(*) AS partitions, MIN(f.place) AS place FROM "
         f"(SELECT MIN(`offset`) AS place FROM {LOG}{hint} WHERE topic >= %s AND topic <= %s "

@@ -1,4 +1,4 @@
-"""The first unsettled messages of partitions: what a group waits for, and how often that has failed."""
+"""The first unsettled messages of partitions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ class HeadMessage:
     """The partition key."""
     offset: int
     published_at: int
-    """When it took its place in the log, in epoch milliseconds."""
+    """When it entered the log, in epoch milliseconds."""
     started: bool
-    """It was claimed at least once."""
+    """True if it has been claimed at least once, even if no handler was called."""
     attempts: int
-    """Attempts that failed, or whose subscriber was lost."""
+    """Number of attempts that have been counted."""
     delivered_by: str
     """The subscriber that holds it now; empty if none does."""
     invisible_until: int
-    """When it is due again, in epoch milliseconds; 0: it is due."""
+    """When it comes due, in epoch milliseconds; 0 if it is already due."""
     last_error: str
-    """The last error's traceback, or empty."""
+    """The last traceback, or empty."""
 
 
 def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> list[HeadMessage]:
-    """What is known of some first messages, oldest first; those settled at this moment are left out."""
+    """Read the first messages of partitions, oldest first, without those that were settled in the meantime.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        first: offset and partition key of each.
+    """
     found: list[HeadMessage] = []
     for chunk in session.chunks(sorted(first)):
         found += [

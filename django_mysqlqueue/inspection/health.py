@@ -1,4 +1,4 @@
-"""Whether the queue is healthy: limits that an operator sets, and problems that need no limit."""
+"""Check the queue's health: limits that an operator sets, and problems that need no limit."""
 
 from __future__ import annotations
 
@@ -20,40 +20,41 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 
 URGENT = 0
-"""The severity of problems that make the queue unhealthy whatever the limits are."""
+"""Severity of problems that make the queue unhealthy, regardless of limits."""
 LOSES_MESSAGES = ("groupless",)
-"""Kinds of problems that do so too, whatever their severity."""
+"""Kinds of problems that make the queue unhealthy, regardless of their severity."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """What each group may have at most, or must have at least; None: no limit.
+    """Limits for each group. None means no limit, or for the last four the value of the setting ``HEALTH``.
 
     Raises:
-        OperationRefused: names the value and the rule.
+        OperationRefused: a value is invalid; the text names the value and the rule.
     """
 
     lag: int | None = None
-    """Messages of the log that it has not settled."""
+    """Maximum number of messages in the log that the group has not settled."""
     age: float | None = None
-    """Seconds that the oldest message may wait for the group, or in the outbox."""
+    """Maximum number of seconds that a message waits for the group, or in the outbox."""
     dead_letters: int | None = None
+    """Maximum number of dead letters."""
     subscribers: int | None = None
-    """Live subscribers, at least."""
+    """Minimum number of live subscribers."""
     recent_dead_letters: int | None = None
-    """Dead letters within the window; None, as for the next three: what the setting ``HEALTH`` has."""
+    """Maximum number of dead letters within the window."""
     failure_ratio: float | None = None
-    """Failed attempts within the window, as a share of all that ended (0 to 1)."""
+    """Maximum share of attempts within the window that fail, 0 to 1."""
     min_attempts: int | None = None
-    """With fewer attempts within the window the ratio is not judged."""
+    """Minimum number of attempts within the window for the ratio to be checked."""
     window: float | None = None
-    """Seconds that count as recent."""
+    """Length, in seconds, of the window that ends now."""
 
     def thresholds(self) -> HealthSettings:
-        """The setting ``HEALTH`` with what these limits have in its place.
+        """Return the setting ``HEALTH``, overridden by these limits.
 
         Raises:
-            ImproperlyConfigured: the setting is bad.
+            ImproperlyConfigured: the setting is invalid.
         """
         return dataclasses.replace(get_settings().health, **self._of_settings())
 
@@ -86,41 +87,41 @@ class HealthLimits:
             if not value >= 0:
                 raise OperationRefused(f"{name} {value!r}: must be at least 0")
             if most is not None and value > most:
-                raise OperationRefused(f"{name} {value!r}: counts stop at {CHECKS.count:,}, so it must be below that")
+                raise OperationRefused(f"{name} {value!r}: must be below {CHECKS.count:,}: counting stops there")
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """Something that the check has found."""
+    """A problem that a health check found."""
 
     kind: str
-    """That of a ``Problem``, or the limit that is exceeded: ``lag``, ``age``, ``dead_letters``, ``subscribers``."""
+    """The kind of a ``Problem``, or the exceeded limit: ``lag``, ``age``, ``dead_letters`` or ``subscribers``."""
     text: str
-    """A sentence about it, in the active language."""
+    """A description in the active language."""
     ref: GroupRef | None = None
-    """The group that it is about, and its topic."""
+    """The group that has the problem, and its topic."""
     key: str | None = None
-    """The partition that it is about; the text names it then."""
+    """Key of the partition that has the problem; the text then contains it."""
     topic: str | None = None
-    """The topic that it is about, where that has no group."""
+    """The topic that has the problem, if it has no group."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """Whether the queue is healthy, and why not."""
+    """The result of a health check."""
 
     groups: tuple[GroupOverview, ...]
     """The groups that were checked."""
     state: QueueOverview
     """The whole queue."""
     findings: tuple[HealthFinding, ...]
-    """Why the queue is unhealthy."""
+    """The problems that make the queue unhealthy."""
     notes: tuple[HealthFinding, ...]
-    """Problems that do not make it unhealthy."""
+    """Problems that do not make the queue unhealthy."""
 
     @property
     def healthy(self) -> bool:
-        """Whether there are no findings."""
+        """True if there are no findings."""
         return not self.findings
 
 
@@ -133,21 +134,20 @@ def check_health(
     bounds: Bounds = CHECKS,
     stall_times: StallTimes = STALL_TIMES,
 ) -> HealthReport:
-    """Judge whether the queue is healthy, as ``manage.py queuehealth`` does.
+    """Check whether the queue is healthy, as ``manage.py queuehealth`` does.
 
     Args:
-        limits: what each group may have (default: no limits but those of the setting ``HEALTH``).
+        limits: limits for each group (default: only those of the setting ``HEALTH``).
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read. A count that stops below its limit is a problem, too.
-        stall_times: from when on something that does not move is a problem.
+        bounds: limits of what is read. A count that stops below its limit is a problem, too.
+        stall_times: times after which a lack of progress is a problem.
 
     Raises:
-        OperationRefused: there is no such group, or no group of such a topic: a typing error must not look like
-            health.
-        InvalidMessage: there is no database ``using``.
-        ImproperlyConfigured: the setting ``HEALTH`` is bad.
+        OperationRefused: one of the ``groups`` is not registered, or one of the ``topics`` has no registered group.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """
     limits = limits or HealthLimits()
@@ -163,7 +163,7 @@ def check_health(
     )
     if not chosen and (groups or topics):
         raise OperationRefused(
-            f"group {', '.join(sorted(groups))}: none of them is registered for the topic {', '.join(sorted(topics))}"
+            f"No group {' or '.join(sorted(groups))} is registered on topic {' or '.join(sorted(topics))}."
         )
     wanted = {group.ref for group in chosen}
     is_whole = not groups and not topics
@@ -185,13 +185,15 @@ def _finding(problem: Problem) -> HealthFinding:
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            raise OperationRefused(f"{what} {name!r}: none is registered; there are: {', '.join(sorted(known)) or '-'}")
+            raise OperationRefused(
+                f"No {what} {name!r} is registered. Registered: {', '.join(sorted(known)) or 'none'}."
+            )
 
 
 def _beyond(limits: HealthLimits, groups: Collection[GroupOverview], state: QueueOverview) -> Iterator[HealthFinding]:
     outbox = _age(state, state.outbox.waiting_since)
     if limits.age is not None and outbox > limits.age:
-        text = _("The oldest message in the outbox waits for %(age)s; the limit is %(limit)s.")
+        text = _("The oldest message in the outbox has waited for %(age)s; the limit is %(limit)s.")
         yield HealthFinding("age", text % {"age": duration(outbox), "limit": duration(limits.age)})
     for group in groups:
         yield from _group_beyond(limits, group, _age(state, group.oldest_at))
@@ -200,20 +202,24 @@ def _beyond(limits: HealthLimits, groups: Collection[GroupOverview], state: Queu
 def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> Iterator[HealthFinding]:
     ref: GroupRef = group.ref
     if limits.lag is not None and _may_pass(group.lag, limits.lag):
-        text = _("%(ref)s has a lag of %(lag)s; the limit is %(limit)s.")
+        text = _("The backlog of %(ref)s is %(lag)s; the limit is %(limit)s.")
         yield HealthFinding("lag", text % {"ref": ref, "lag": str(group.lag), "limit": f"{limits.lag:,}"}, ref)
     if limits.age is not None and waits > limits.age:
-        text = _("The oldest message of %(ref)s waits for %(age)s; the limit is %(limit)s.")
+        text = _("The oldest message of %(ref)s has waited for %(age)s; the limit is %(limit)s.")
         values = {"ref": ref, "age": duration(waits), "limit": duration(limits.age)}
         yield HealthFinding("age", text % values, ref)
     if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
-        text = _("%(ref)s has %(number)s dead letters; the limit is %(limit)s.")
+        text = ngettext(
+            "%(ref)s has %(number)s dead letter; the limit is %(limit)s.",
+            "%(ref)s has %(number)s dead letters; the limit is %(limit)s.",
+            group.dead_letters.value,
+        )
         values = {"ref": ref, "number": str(group.dead_letters), "limit": f"{limits.dead_letters:,}"}
         yield HealthFinding("dead_letters", text % values, ref)
     if limits.subscribers is not None and len(group.live) < limits.subscribers:
         text = ngettext(
-            "%(ref)s has %(number)s live subscriber; there should be %(limit)s.",
-            "%(ref)s has %(number)s live subscribers; there should be %(limit)s.",
+            "%(ref)s has %(number)s live subscriber; the minimum is %(limit)s.",
+            "%(ref)s has %(number)s live subscribers; the minimum is %(limit)s.",
             len(group.live),
         )
         values = {"ref": ref, "number": str(len(group.live)), "limit": str(limits.subscribers)}
@@ -221,9 +227,9 @@ def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> I
 
 
 def _may_pass(count: Count, limit: int) -> bool:
-    """Whether a count is above its limit, for all that is known.
+    """Return True if a count is above its limit, or may be.
 
-    One that stopped below it may stand for any number, and silence would be the wrong mistake.
+    A count that stopped below its limit can stand for any number: a false alarm is better than a missed one.
     """
     return count.value > limit or not count.exact
 

@@ -1,7 +1,7 @@
-"""The log as people read it: newest first; all of it, a topic, a partition; from a time; by a message's id.
+"""Lists of messages in the log, newest first: of all topics, a topic or a partition; from a time; by message id.
 
-A page reads a bounded number of rows. Where no index knows the answer it walks
-so many rows along the primary key, and says which.
+A page reads a bounded number of rows. If no index answers the question, it walks along the primary key for a bounded
+number of rows and returns which ones.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from django_mysqlqueue.sql.session import Session, flat
 LOG = QueueMessage._meta.db_table
 
 CLOCK_MS = 2000
-"""A publisher's clock may be ahead of the database's by so much, and its id's time still leads to its message."""
+"""Milliseconds that a publisher's clock may be ahead of the database's for the time in its id to be useful."""
 LAST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """A message of the log, without its payload. Times in epoch milliseconds."""
+    """A message in the log, without its payload. Times are in epoch milliseconds."""
 
     offset: int
-    """Its place in the log."""
+    """Its offset in the log."""
     topic: str
     key: str
     """The partition key."""
@@ -41,38 +41,38 @@ class LogMessage:
     created_at: int
     """When it was published."""
     published_at: int
-    """When it took its place in the log."""
+    """When it entered the log."""
     target_group: str
-    """The only group that it is for; empty: it is for all."""
+    """The only group that receives it; empty if all groups do."""
     failed_group: str
-    """Of a dead letter, the group that it failed in; otherwise empty."""
+    """The group that dead-lettered the message; empty if it is not a dead letter."""
     original_id: str
-    """Of a dead letter and of a redriven message, the id of the first message; otherwise empty."""
+    """The id of the original, if this is a dead letter or a redriven message; otherwise empty."""
     original_topic: str
-    """The topic that this was published to."""
+    """The topic of the original."""
     original_offset: int
-    """The offset that it had there."""
+    """The offset of the original."""
 
 
 COLUMNS = (
     "m.`offset`, m.topic, m.partition_key, m.id, m.size, m.created_at, m.published_at, m.target_group, "
     "m.failed_group, m.original_id, m.original_topic, m.original_offset"
 )
-"""Of the log as ``m``, in the order of ``LogMessage``."""
+"""Columns of the log as ``m``, in the order of ``LogMessage``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageListing:
-    """A page of the log."""
+    """A page of messages in the log."""
 
     entries: list[LogMessage]
     """Newest first."""
     newer: int | None
-    """``after`` of the next newer page; None: this is the newest."""
+    """The argument ``after`` for the next newer page; None if this is the newest."""
     older: int | None
-    """``before`` of the next older page; None: there is none."""
+    """The argument ``before`` for the next older page; None if there is none."""
     looked: tuple[int, int] | None = None
-    """The lowest and the highest offset that were read, if the log was walked and has more."""
+    """The lowest and highest offset that were read, if only a part of the log was searched."""
 
 
 def list_messages(
@@ -85,22 +85,22 @@ def list_messages(
     using: str | None = None,
     bounds: Bounds = PAGES,
 ) -> MessageListing:
-    """List messages of the log, newest first, without their payloads.
+    """List messages in the log, newest first, without their payloads.
 
     A topic with more than ``bounds.merged_partitions`` partitions is read by walking ``bounds.walked`` messages of the
-    log: then a page may have fewer messages than the limit though there are more.
+    log, so a page may have fewer messages than the limit although there are more.
 
     Args:
         topic: only messages of this topic.
-        key: only messages of this partition of the topic; ``""`` is one.
+        key: only messages of the partition with this key, which may be ``""``.
         before: only offsets below this one.
-        after: the next messages above this offset, in place of the newest ones.
+        after: the next messages above this offset, instead of the newest ones.
         limit: maximum number of messages.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read.
+        bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))
@@ -120,7 +120,7 @@ def list_messages(
 
 
 def entries(session: Session, offsets: Sequence[int]) -> list[LogMessage]:
-    """The messages at some offsets that are in the log, newest first."""
+    """Return the messages at some offsets, newest first, without those that are not in the log."""
     found: list[LogMessage] = []
     for chunk in session.chunks(sorted(offsets)):
         rows = session.rows(
@@ -135,9 +135,9 @@ def entries(session: Session, offsets: Sequence[int]) -> list[LogMessage]:
 def _places(
     session: Session, bounds: Bounds, topic: str | None, key: str | None, start: int, limit: int, *, newer: bool
 ) -> tuple[list[int], tuple[int, int] | None]:
-    """Offsets from a place on, nearest first, one more than ``limit`` if there are more.
+    """Return offsets from a start, nearest first, one more than ``limit`` if there are more.
 
-    Beside them, where a walk has ended before the log has: the first and the last offset that it looked at.
+    If a walk ended before the log did, the second value is the first and the last offset that it read.
     """
     comparison, direction = (">", "") if newer else ("<", " DESC")
     order = f"`offset` {comparison} %s ORDER BY `offset`{direction} LIMIT %s"
@@ -163,7 +163,7 @@ def _places(
 def _walk(
     session: Session, topic: str, start: int, length: int, *, newer: bool
 ) -> tuple[list[int], tuple[int, int] | None]:
-    """A topic's offsets among the next ones of the log."""
+    """Return a topic's offsets among the next ones of the log, and the range that was read."""
     comparison, direction = (">", "") if newer else ("<", " DESC")
     walked = (
         f"(SELECT `offset` AS place, topic FROM {LOG}{session.dialect.force_index('PRIMARY')} "
@@ -184,24 +184,29 @@ def _walk(
 
 @dataclass(frozen=True, slots=True)
 class IdSearch:
-    """What a search for an id has found, and where it has looked."""
+    """The result of a search for an id."""
 
     entries: list[LogMessage]
     complete: bool
-    """It has looked in every partition, or in the one that was named."""
+    """True if all partitions were searched, or the one that was named."""
     looked: tuple[int, int] | None = None
-    """And at all between these offsets, around the time in the id."""
+    """The lowest and highest offset that were searched around the time in the id; None if there is no such time."""
 
 
 def by_id(
     session: Session, message_id: str, *, topic: str | None = None, key: str | None = None, bounds: Bounds = PAGES
 ) -> IdSearch:
-    """Messages of an id: it is unique within a topic and partition.
+    """Search messages by id, which is unique within a topic and partition.
 
-    Without a partition it is looked for where a message without a key would
-    be; if the id carries its time, among what came into the log just then;
-    and where that finds nothing, or the id is a publisher's own, in each
-    partition.
+    Without a partition, the search covers the partition of a message without a key, and, if the id contains a time, the
+    messages that entered the log then. If that finds nothing, or the id contains no time, it covers each partition.
+
+    Args:
+        session: session on the queue's database.
+        message_id: the id.
+        topic: only messages of this topic.
+        key: only messages with this partition key.
+        bounds: limits of what is read.
     """
     if topic is not None and key is not None:
         return IdSearch(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
@@ -228,7 +233,7 @@ def by_id(
 
 
 def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
-    """(topic, partition key, id) → offset, of those that are in the log."""
+    """Return a dict from (topic, partition key, id) to offset, for the messages that are in the log."""
     found: dict[tuple[str, str, str], int] = {}
     for chunk in session.chunks(sorted(set(ids))):
         rows = session.rows(
@@ -243,14 +248,14 @@ def at_ids(session: Session, ids: Sequence[tuple[str, str, str]]) -> dict[tuple[
 
 
 def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> tuple[set[int], int]:
-    """Looks for an id in the first ``left`` partitions of a topic.
+    """Search an id in the first ``left`` partitions of a topic.
 
     Returns:
-        Offsets, and how many partitions there are, at most one more than ``left``.
+        Offsets, and the number of partitions, at most one more than ``left``.
     """
     if left < 0:
         return set(), 0
-    # As in topics.Ends: from key to key.
+    # As in service.log.Ends: from key to key.
     keys = (
         f"(SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic >= %s AND topic <= %s GROUP BY topic, partition_key LIMIT %s) w"
@@ -268,7 +273,7 @@ def _in_partitions(session: Session, message_id: str, topic: str, left: int) -> 
 
 
 def _around(session: Session, message_id: str, start: int, length: int) -> tuple[set[int], tuple[int, int] | None]:
-    """Looks for an id among the messages from an offset on."""
+    """Search an id among the messages from an offset on."""
     walked = (
         f"(SELECT `offset` AS place, id FROM {LOG}{session.dialect.force_index('PRIMARY')} "
         "WHERE `offset` >= %s ORDER BY `offset` LIMIT %s) w"
@@ -281,7 +286,7 @@ def _around(session: Session, message_id: str, start: int, length: int) -> tuple
 
 
 def _time_of(message_id: str) -> int | None:
-    """When an id was made, epoch milliseconds, if it is a UUID of version 7, as those that are given out."""
+    """Return when an id was created, in epoch milliseconds, if it is a UUID of version 7, as the queue's ids are."""
     try:
         value = uuid.UUID(message_id)
     except ValueError:

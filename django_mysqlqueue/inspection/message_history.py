@@ -1,6 +1,6 @@
-"""A message's whole life: what it says, where it stands for each group, what is recorded of it, where it went on.
+"""A message's history: its content, its state for each group, its recorded deliveries, and the messages made of it.
 
-All by primary key or along an index, for one message at a time.
+All reads are by primary key or along an index, for one message at a time.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ GROUPS = ConsumerGroup._meta.db_table
 EVENTS = DeliveryEvent._meta.db_table
 
 WHOLE = 2**31 - 1
-"""Bytes: more than a payload has."""
+"""Number of bytes that no payload exceeds."""
 
 Standing = Literal["elsewhere", "skipped", "settled", "in_flight", "waits", "unclaimed", "passed"]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageContent:
-    """A message of the log with its payload."""
+    """A message in the log with its payload."""
 
     entry: LogMessage
-    """Its place in the log."""
+    """The message without its payload."""
     payload: bytes
     metadata: dict[str, Any]
     failed_at: int
-    """Of a dead letter, when it failed for the last time, in epoch milliseconds; otherwise 0."""
+    """When the last attempt failed, in epoch milliseconds; 0 if it is not a dead letter."""
     failure_count: int
-    """Of a dead letter, how many attempts failed."""
+    """Number of failed attempts of a dead letter."""
     last_error: str
-    """Of a dead letter, the last traceback or the reason; otherwise empty."""
+    """The last traceback, or the reason; empty if it is not a dead letter."""
 
     @property
     def replaces(self) -> str:
-        """The id of the message that an operator replaced with it, or empty."""
+        """The id of the message that an operator replaced with this one, or empty."""
         value = self.metadata.get(REPLACES)
         return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDelivery:
-    """A recorded delivery, or an operation on a dead letter. Times in epoch milliseconds."""
+    """A recorded delivery, or an operation on a dead letter. Times are in epoch milliseconds."""
 
     event_id: int
     ref: GroupRef
@@ -72,15 +72,15 @@ class RecordedDelivery:
     delivered_at: int
     """When a subscriber claimed it; 0 for an operation."""
     settled_at: int
-    """When it ended."""
+    """When the delivery ended."""
     handled_ms: int
-    """How long the handler took, in milliseconds."""
+    """Duration of the handler's call, in milliseconds."""
     by: str
     """The subscriber or operator."""
     error: str
     """The traceback or the reason, or empty."""
     related_id: str
-    """The id of the message that it became: a dead letter, or a redriven message."""
+    """The id of the resulting dead letter or redriven message, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,42 +90,44 @@ class GroupState:
     ref: GroupRef
     """The group and its topic."""
     standing: Standing
-    """``settled``, ``in_flight``, ``unclaimed``; ``waits``: for another attempt, or for a snooze to end; ``elsewhere``:
-    it is for another group; ``skipped``: it is before the group's start offset; ``passed``: the group is past it
-    without a delivery."""
+    """``settled``, ``in_flight`` or ``unclaimed``; ``waits``: it waits for another attempt, or for a snooze to end;
+    ``elsewhere``: only another group receives it; ``skipped``: its offset is not above the group's start offset;
+    ``passed``: the group's position is past it, but it was not delivered."""
     mode: str
     """``"ordered"`` or ``"shared"``."""
     paused: bool
     unfinished: Literal["", "seek", "drop"]
-    """The operation on the group that has not finished."""
+    """The unfinished operation on the group, or empty."""
     start_offset: int
     """The group's start offset."""
     failed: int = 0
-    """Failed attempts."""
+    """Number of failed attempts."""
     held_by: str = ""
-    """In flight: the subscriber that has claimed it."""
+    """The subscriber that has claimed it, if it is in flight."""
     since: int = 0
-    """In flight: since when, in epoch milliseconds."""
+    """When it was claimed, in epoch milliseconds, if it is in flight."""
     until: int = 0
-    """In flight in shared mode: when another subscriber may claim it; waiting: when it is due. Epoch milliseconds."""
+    """When another subscriber may claim it (``in_flight`` in shared mode) or when it comes due (``waits``), in epoch
+    milliseconds."""
     last_error: str = ""
     """The last traceback, or empty."""
     before: Count | None = None
-    """Unclaimed: how many unsettled messages of its partition are before it."""
+    """Number of unsettled messages before it in its partition, if it is unclaimed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHistory:
-    """A message of the log, its state for each group, and its recorded deliveries."""
+    """A message, its state for each group, and its recorded deliveries."""
 
     content: MessageContent | None
-    """None: it is no longer in the log, but deliveries of it are recorded."""
+    """None if it is no longer in the log, but deliveries of it are recorded (``get_message`` finds only messages in the
+    log)."""
     groups: tuple[GroupState, ...]
-    """For each consumer group of its topic; empty if it is no longer in the log."""
+    """Its state for each consumer group on its topic; empty if it is no longer in the log."""
     deliveries: tuple[RecordedDelivery, ...]
     """Oldest first. Which are recorded depends on the setting ``RECORD_DELIVERIES``."""
     more_deliveries: bool
-    """There are older ones that were not read."""
+    """True if there are older records that were not read."""
 
 
 def get_message(
@@ -136,20 +138,20 @@ def get_message(
     using: str | None = None,
     bounds: Bounds = PAGES,
 ) -> MessageHistory | None:
-    """Read a message of the log by its id, with its state for each consumer group; None if it is not in the log.
+    """Read a message in the log by its id, with its state for each consumer group; None if it is not in the log.
 
-    It is not in the log before the sequencer has moved it there, or once it is garbage-collected. In a topic with more
-    than ``bounds.searched_partitions`` partitions, name the partition to be sure that it is found.
+    A message is not in the log before the sequencer has moved it there, nor after it was garbage-collected. In a topic
+    with more than ``bounds.searched_partitions`` partitions, pass the partition key to be sure to find the message.
 
     Args:
         topic: the topic that it was published to.
-        message_id: its id, as ``publish`` has returned it.
-        key: its partition key. Ids are unique in a partition; without a key, the newest message of the id is read.
+        message_id: its id, as returned by ``publish``.
+        key: its partition key. Ids are unique in a partition; without a key, the newest message with the id is read.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read.
+        bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))
@@ -158,10 +160,13 @@ def get_message(
 
 
 def read_history(session: Session, offset: int, *, most: int = WHOLE, bounds: Bounds = PAGES) -> MessageHistory | None:
-    """The message at an offset and what became of it; None: it is not in the log, and nothing is recorded of it.
+    """Read the message at an offset with its history; None if it is not in the log and has no records.
 
     Args:
-        most: no more bytes of its payload than that.
+        session: session on the queue's database.
+        offset: the message's offset.
+        most: maximum number of bytes of its payload.
+        bounds: limits of what is read.
     """
     found = content(session, offset, most=most)
     deliveries, more = recorded(session, offset, bounds=bounds)
@@ -172,7 +177,7 @@ def read_history(session: Session, offset: int, *, most: int = WHOLE, bounds: Bo
 
 
 def content(session: Session, offset: int, *, most: int) -> MessageContent | None:
-    """The message at an offset with the first ``most`` bytes of its payload; None: it is not in the log."""
+    """Read the message at an offset with the first ``most`` bytes of its payload; None if it is not in the log."""
     row = session.row(
         f"SELECT {log_entries.COLUMNS}, SUBSTR(m.payload, 1, %s), m.metadata, m.failed_at, m.failure_count, "
         f"m.last_error FROM {LOG} m WHERE m.`offset` = %s",
@@ -192,7 +197,13 @@ def content(session: Session, offset: int, *, most: int) -> MessageContent | Non
 
 
 def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[list[RecordedDelivery], bool]:
-    """What is recorded of a message, oldest first, and whether there is more before that."""
+    """Read the recorded deliveries of a message, oldest first, and whether there are older ones.
+
+    Args:
+        session: session on the queue's database.
+        offset: the message's offset.
+        bounds: limits of what is read.
+    """
     most = bounds.recorded
     rows = session.rows(
         "SELECT e.id, e.consumer_group, e.topic, e.partition_key, e.message_offset, e.attempt, e.outcome, "
@@ -205,11 +216,17 @@ def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[
     return found[::-1], len(rows) > most
 
 
-# -- where it stands ----------------------------------------------------------
+# -- its state for each group -------------------------------------------------
 
 
 def states(session: Session, entry: LogMessage, *, bounds: Bounds = PAGES) -> list[GroupState]:
-    """Where a message stands for each group of its topic, in order of their names."""
+    """Read a message's state for each group on its topic, by name.
+
+    Args:
+        session: session on the queue's database.
+        entry: the message.
+        bounds: limits of what is read.
+    """
     rows = session.rows(
         "SELECT g.consumer_group, g.mode, g.paused, g.after_seek, g.start_offset, o.offset_acked, o.offset_claimed, "
         "s.acked, s.retry_count, s.delivered_by, s.delivered_at, s.invisible_until, s.last_error "
@@ -263,7 +280,7 @@ def _state(
 
 
 def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, most: int) -> Count:
-    """Unsettled messages before one in its partition, those for other groups among them."""
+    """Count the unsettled messages before one in its partition, including those for other groups."""
     ranges = {entry.key: (cursor, entry.offset - 1)}
     unclaimed = log.count_between(session, ref.topic, ranges, most + 1)[entry.key]
     row = session.row(
@@ -277,12 +294,12 @@ def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, mos
     return Count(min(number, most), number <= most and row[0] <= most)
 
 
-# -- where it went on ---------------------------------------------------------
+# -- messages made of it ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A message that an operator has made of a dead letter of another one."""
+    """A message that an operator published from a dead letter."""
 
     offset: int
     outcome: str
@@ -294,13 +311,17 @@ class Successor:
 def successors(
     session: Session, ref: GroupRef, key: str, offset: int, found: MessageContent | None, *, bounds: Bounds = PAGES
 ) -> list[Successor]:
-    """What became of a message's dead letters of one group, where they were redriven or edited, oldest first.
+    """Return the messages that a group's dead letters of a message were redriven or edited to, oldest first.
 
-    It is looked for among the ``bounds.redriven`` newest records of the group's dead letters.
+    Only the ``bounds.redriven`` newest records of the group's dead letters are searched.
 
     Args:
-        ref: the group, of the message's own topic.
+        session: session on the queue's database.
+        ref: the group and the message's topic.
+        key: the message's partition key.
+        offset: the message's offset.
         found: the message, if it is still in the log.
+        bounds: limits of what is read.
     """
     rows = session.rows(
         "SELECT w.outcome, w.settled_at, w.settled_by, m.`offset`, m.original_offset, m.metadata FROM ("
@@ -330,9 +351,9 @@ def successors(
 
 
 def made_of(session: Session, events: Iterable[RecordedDelivery]) -> dict[int, int]:
-    """Where the messages are that recorded deliveries name: event id → offset, of those that are in the log.
+    """Return a dict from event id to the offset of the resulting message, for those that are in the log.
 
-    A dead letter is in the DLQ topic; what an operator made of one is in the topic that it came from.
+    A dead letter is in the DLQ topic; a redriven message is in the original topic.
     """
     wanted = {
         event.event_id: (_topic_of_related(event), event.key, event.related_id) for event in events if event.related_id

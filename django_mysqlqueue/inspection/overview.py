@@ -1,8 +1,7 @@
-"""The queue's state at a glance, for the dashboard, the metrics and the health check.
+"""An overview of the queue's state, for the dashboard, the metrics and the health check.
 
-Nothing here reads more rows than ``Bounds`` says, whatever the log, the backlog
-and the history hold: counts stop and say so. What grows is one look-up in an
-index for each partition of a topic, 4 µs each.
+Nothing here reads more rows than ``Bounds`` allows, regardless of the length of the log, the backlogs and the history:
+counts stop and are then not exact. Only one index lookup per partition of a topic grows, 4 µs each.
 """
 
 from __future__ import annotations
@@ -55,20 +54,20 @@ class GroupOverview:
     """``"ordered"`` or ``"shared"``."""
     paused: bool
     after_seek: str
-    """Not empty while a seek or drop has not finished."""
+    """What happens to the group when its unfinished seek or drop ends; empty if there is none. See Tables."""
     start_offset: int
-    """It gets the messages above this offset, in partitions that it has not read yet."""
+    """In partitions that it has not read yet, the group receives messages above this offset."""
     registered_at: int
     sought_at: int
-    """When its last seek began or ended; 0: never."""
+    """When its last seek began or ended; 0 if there was none."""
     lag: Count
-    """Messages of the log that it has not settled."""
+    """Messages in the log that it has not settled."""
     waiting: DueMessages | None
-    """Messages of the topic that are due in the outbox; None if there are none."""
+    """Messages for the group that are due in the outbox; None if there are none."""
     in_flight: Count
-    """Messages that subscribers have claimed."""
+    """Messages in flight."""
     retrying: Count
-    """Messages that failed and wait for another attempt."""
+    """Messages that failed at least once and wait for another attempt."""
     dead_letters: Count
     """Messages in the DLQ topic that failed in this group."""
     recent_dead_letters: Count
@@ -76,7 +75,7 @@ class GroupOverview:
     heads: tuple[HeadMessage, ...]
     """The first unsettled messages of partitions, oldest first; at most ``Bounds.heads``."""
     subscribers: tuple[SubscriberStatus, ...]
-    """Live and lost ones, without those that have deregistered."""
+    """Live and lost subscribers, without those that have stopped."""
 
     @property
     def live(self) -> tuple[SubscriberStatus, ...]:
@@ -85,7 +84,7 @@ class GroupOverview:
 
     @property
     def oldest_at(self) -> int | None:
-        """Since when the oldest unprocessed message waits, in the log or due in the outbox; None if none waits."""
+        """When the oldest unsettled message started to wait, in the log or due in the outbox; None if there is none."""
         times = [self.waiting_since(head.published_at) for head in self.heads]
         if self.waiting is not None:
             times.append(self.waiting_since(self.waiting.since))
@@ -93,14 +92,14 @@ class GroupOverview:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to do, in the log or in the outbox."""
+        """True if messages wait for the group, in the log or due in the outbox."""
         return bool(self.lag) or self.waiting is not None
 
     def waiting_since(self, at: int) -> int:
-        """Return since when a message waits for the group: not from before its registration or last seek.
+        """Return when a message started to wait for the group: not before the group was registered or last sought.
 
         Args:
-            at: when the message took its place in the log, in epoch milliseconds.
+            at: when the message entered the log, in epoch milliseconds.
         """
         return waiting_since(at, self.registered_at, self.sought_at)
 
@@ -116,33 +115,37 @@ class QueueOverview:
     last_offset: int
     """The newest offset of the log."""
     sequenced_at: int
-    """When messages were last moved from the outbox into the log; 0: never."""
+    """When the sequencer last moved messages into the log, or found all due ones locked by transactions; 0: never."""
     outbox: OutboxOverview
     groups: tuple[GroupOverview, ...]
     """In order of topic and group."""
     dead_letters: Count
-    """In all DLQ topics that were read, even if the group that failed them is gone."""
+    """Messages in all DLQ topics that were read, including those of dropped groups."""
     more_groups: bool
-    """There are more groups than were read."""
+    """True if there are more groups than were read."""
     window: float
-    """Seconds that count as recent."""
+    """Length, in seconds, of the window that ends now."""
     topics: tuple[str, ...] | None
-    """Topics with messages in the log; None: not read, since the overview is of some groups only."""
+    """Topics with messages in the log; None if the overview is of some groups only."""
 
     @property
     def lag(self) -> Count:
+        """Messages in the log that groups have not settled."""
         return total(group.lag for group in self.groups)
 
     @property
     def in_flight(self) -> Count:
+        """Messages in flight."""
         return total(group.in_flight for group in self.groups)
 
     @property
     def retrying(self) -> Count:
+        """Messages that failed at least once and wait for another attempt."""
         return total(group.retrying for group in self.groups)
 
     @property
     def oldest_at(self) -> int | None:
+        """When the oldest unsettled message started to wait for a group; None if there is none."""
         return min((group.oldest_at for group in self.groups if group.oldest_at is not None), default=None)
 
     @property
@@ -164,15 +167,15 @@ def get_overview(
 
     Args:
         group: only this consumer group, on each of its topics.
-        topic: only the consumer groups of this topic.
+        topic: only the consumer groups on this topic.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read; counts that stop there say so.
-        window: seconds that count as recent (default: ``HEALTH["WINDOW"]``).
+        bounds: limits of what is read; a count that reaches its limit is not exact.
+        window: length, in seconds, of the window that ends now (default: ``HEALTH["WINDOW"]``).
         lease_duration: seconds without a heartbeat after which a subscriber is lost (default: ``LEASE_DURATION``).
 
     Raises:
-        InvalidMessage: there is no database ``using``.
-        ImproperlyConfigured: the setting ``HEALTH`` is bad.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))
@@ -188,7 +191,7 @@ def get_overview(
     if group is None and topic is None:
         topics = tuple(all_topics(session))
         dlqs = [name for name in topics if naming.is_dlq(name)]
-    letters = count_by_group(session, now - int(window * 1000), dlqs, bounds=bounds)
+    dead_letters = count_by_group(session, now - int(window * 1000), dlqs, bounds=bounds)
     ref = None if group is None or topic is None else GroupRef(group, topic)
     subscribers = read_subscribers(session, lease_ms=lease_ms, ref=ref)
     outbox = read_outbox(session, now, bounds=bounds)
@@ -196,7 +199,7 @@ def get_overview(
     found = []
     for row in rows[: bounds.groups]:
         ref = GroupRef(*row[:2])
-        found.append(_group(reader, ref, row[2:], outbox, letters, subscribers.get(ref, [])))
+        found.append(_group(reader, ref, row[2:], outbox, dead_letters, subscribers.get(ref, [])))
     return QueueOverview(
         session.using,
         now,
@@ -204,7 +207,7 @@ def get_overview(
         int(sequenced_at),
         outbox,
         tuple(found),
-        total(one.all for one in letters.values()),
+        total(one.all for one in dead_letters.values()),
         more_groups=len(rows) > bounds.groups,
         window=window,
         topics=topics,
@@ -217,12 +220,12 @@ def list_groups(
     """Read the state of each consumer group, in order of topic and group.
 
     Args:
-        topic: only the consumer groups of this topic.
+        topic: only the consumer groups on this topic.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read: at most ``bounds.groups`` groups; counts that stop say so.
+        bounds: limits of what is read: at most ``bounds.groups`` groups; a count that reaches its limit is not exact.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     return get_overview(topic=topic, using=using, bounds=bounds).groups
@@ -235,17 +238,17 @@ def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bound
         group: the consumer group.
         topic: the topic that it reads.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read; counts that stop there say so.
+        bounds: limits of what is read; a count that reaches its limit is not exact.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     return next(iter(get_overview(group=group, topic=topic, using=using, bounds=bounds).groups), None)
 
 
 def _registered(session: Session, group: str | None, topic: str | None, limit: int) -> list[tuple[Any, ...]]:
-    """The rows of the groups of these names, in order of topic and group."""
+    """Return the rows of groups, in order of topic and group."""
     wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
     where = f"WHERE {' AND '.join(f'{name} = %s' for name in wanted)} " if wanted else ""
     return session.rows(
@@ -263,11 +266,11 @@ def _group(
     ref: GroupRef,
     row: Sequence[Any],
     outbox: OutboxOverview,
-    letters: dict[tuple[str, GroupRef], DeadLetterCount],
+    dead_letters: dict[tuple[str, GroupRef], DeadLetterCount],
     subscribers: Sequence[SubscriberStatus],
 ) -> GroupOverview:
     mode, paused, after_seek, start_offset, registered_at, sought_at = row
-    dead = letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
+    dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
     in_flight, retrying = backlog.held(session, ref, most)
     claimed, first = backlog.claimed(session, ref, most)
@@ -284,7 +287,7 @@ def _group(
         registered_at=int(registered_at),
         sought_at=int(sought_at),
         lag=(claimed + unclaimed).capped(most),
-        waiting=outbox.topics.get(ref.topic),
+        waiting=outbox.of(ref),
         in_flight=in_flight,
         retrying=retrying,
         dead_letters=dead.all,

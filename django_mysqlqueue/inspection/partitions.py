@@ -1,4 +1,4 @@
-"""Lists for people: partitions of a group, what is in flight, leases; each page is read along an index."""
+"""Lists of a group's partitions, in-flight messages and leases. Each page is read along an index."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LEASES = PartitionLease._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A group's place in a partition."""
+    """A group's state in a partition."""
 
     key: str
     watermark: int
     cursor: int
     updated_at: int
     owner: str | None
-    """Who holds the lease; '': it waits for an owner; None: there is none, as where nothing is to do."""
+    """The owner of the lease; empty if the partition has no owner; None without a lease, if there is no work."""
     lag: Count
     head: HeadMessage | None
-    """The first message that is not settled."""
+    """The first unsettled message."""
 
 
 def partitions(
@@ -44,11 +44,16 @@ def partitions(
     limit: int = 50,
     bounds: Bounds = PAGES,
 ) -> list[Partition]:
-    """A group's partitions in order of key, from behind ``after`` on.
+    """List a group's partitions in order of key.
 
     Args:
-        prefix: only keys that begin so.
-        start: the group's start offset: then those of the log are among them that it has no place in yet.
+        session: session on the queue's database.
+        ref: the group and its topic.
+        after: only keys above this one.
+        prefix: only keys with this prefix.
+        start: the group's start offset: then partitions of the log that the group has not read yet are included.
+        limit: maximum number of partitions.
+        bounds: limits of what is read.
     """
     last = after if after is not None and after >= prefix else None
     condition, parameters = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
@@ -67,10 +72,15 @@ def partitions(
 def at(
     session: Session, ref: GroupRef, keys: Sequence[str], *, start: int | None = None, bounds: Bounds = PAGES
 ) -> list[Partition]:
-    """A group's place in some partitions, in the order given.
+    """Read a group's state in some partitions, in the given order.
 
     Args:
-        start: the group's start offset, where it is in those that it has never worked on; None: they are left out.
+        session: session on the queue's database.
+        ref: the group and its topic.
+        keys: the partition keys.
+        start: the group's start offset, which is its position in partitions that it has not read yet; if None,
+            these are left out.
+        bounds: limits of what is read.
     """
     most = bounds.partition_count
     places: dict[str, tuple[int, int, int]] = {} if start is None else dict.fromkeys(keys, (start, start, 0))
@@ -112,7 +122,7 @@ def at(
 
 
 def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ...]], most: int) -> dict[str, Count]:
-    """What ``select`` counts for each key: it gives the key, how many rows it looked at, and how many of them count."""
+    """Count per key. ``select`` returns the key, the number of rows read, and the number of those that count."""
     found: dict[str, Count] = {}
     for start in range(0, len(parameters), UNION_TERMS):
         piece = parameters[start : start + UNION_TERMS]
@@ -122,7 +132,7 @@ def _counts(session: Session, select: str, parameters: Sequence[tuple[object, ..
 
 
 def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict[str, HeadMessage]:
-    """The first unsettled message of each partition that has one."""
+    """Return the first unsettled message of each partition that has one."""
     select = (
         f"SELECT m.`offset`, m.partition_key FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
         "WHERE m.topic = %s AND m.partition_key = %s AND m.`offset` > %s AND m.target_group IN ('', %s) "
@@ -142,7 +152,7 @@ def _firsts(session: Session, ref: GroupRef, watermarks: dict[str, int]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A delivery in a subscriber's hands."""
+    """A message in flight."""
 
     ref: GroupRef
     key: str
@@ -151,15 +161,23 @@ class InFlight:
     """The number of this attempt, from 1."""
     subscriber: str
     since: int
-    """When it was claimed, epoch milliseconds."""
+    """When it was claimed, in epoch milliseconds."""
     visible_until: int
-    """Shared mode: when another subscriber may have it; 0: while the lease is good."""
+    """When another subscriber may claim it, in epoch milliseconds (shared mode); 0 in ordered mode."""
 
 
 def in_flight(
     session: Session, ref: GroupRef, *, subscriber: str | None = None, limit: int = 50, bounds: Bounds = PAGES
 ) -> list[InFlight]:
-    """What a group's subscribers hold, longest first, out of the first ``bounds.in_flight`` that are not settled."""
+    """List a group's messages in flight, the longest held first, among the first ``bounds.in_flight`` unsettled ones.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        subscriber: only messages that this subscriber holds.
+        limit: maximum number of messages.
+        bounds: limits of what is read.
+    """
     of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
     rows = session.rows(
         "SELECT w.partition_key, w.message_offset, w.retry_count, w.delivered_by, w.delivered_at, w.invisible_until "
@@ -177,14 +195,14 @@ def in_flight(
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """Who is responsible for a partition."""
+    """A lease."""
 
     ref: GroupRef
     key: str
     owner: str
-    """'': it waits for one."""
+    """The owner, or empty if the partition has none."""
     leased_at: int
-    """Epoch milliseconds."""
+    """When it was leased, in epoch milliseconds."""
 
 
 def leases(
@@ -195,12 +213,14 @@ def leases(
     after: tuple[str, str, str] | None = None,
     limit: int = 50,
 ) -> list[LeaseRow]:
-    """Leases in order of group, topic and key, along the primary key.
+    """List leases in order of group, topic and key.
 
     Args:
-        ref: of one group only.
-        owner: of one subscriber only, along the index of owners ('' for those that wait).
-        after: (group, topic, key) of the last one of the page before.
+        session: session on the queue's database.
+        ref: only leases of this group.
+        owner: only leases of this subscriber; ``""`` for partitions without an owner.
+        after: (group, topic, key) of the last lease on the previous page.
+        limit: maximum number of leases.
     """
     parts: list[str] = []
     parameters: list[object] = []
@@ -228,7 +248,7 @@ def leases(
 
 
 def shares(session: Session) -> dict[tuple[str, GroupRef], int]:
-    """How many partitions each subscriber holds of each group ('' for those that wait for an owner)."""
+    """Count the partitions of each subscriber and group (``""`` for partitions without an owner)."""
     return {
         (owner, GroupRef(group, topic)): int(number)
         for owner, group, topic, number in session.rows(

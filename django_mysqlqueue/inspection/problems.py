@@ -1,7 +1,6 @@
-"""What is wrong with the queue, in words: what the dashboard lists and the health check reports.
+"""Problems of the queue, as the dashboard and the health check report them.
 
-Everything is told from an overview, the charts' rollups and a few short
-queries; nothing here walks the log.
+They are found in an overview, in the rollups and with a few short queries; nothing here walks the log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from django_mysqlqueue.sql.session import Session
 
 LEASES = PartitionLease._meta.db_table
 NAMES = 100
-"""So many vanished subscribers of idle groups are asked for their leases."""
+"""Maximum number of lost subscribers of idle groups whose leases are read."""
 
 Kind = Literal[
     "no_subscriber",
@@ -53,42 +52,60 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong, or will be."""
+    """A problem of the queue, or the sign of one."""
 
     severity: int
-    """0: messages are stalled, or handlers fail; 1: something will lead to that; 2: worth knowing."""
+    """0: messages are stalled or handlers fail; 1: this will happen if nothing changes; 2: for information."""
     kind: Kind
-    """Which problem it is; ``howto/dashboard.md`` describes each."""
+    """The kind of problem. The how-to guide *Troubleshoot* says what to do about each.
+
+    - ``no_subscriber``: a group has a backlog and no live subscribers.
+    - ``stuck``: the first unsettled message of a partition has failed.
+    - ``silent``: a subscriber is lost.
+    - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
+    - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
+    - ``failing``: too many attempts of a group fail.
+    - ``recent_dead_letters``: a group has too many dead letters within the window.
+    - ``paused``: a group is paused.
+    - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
+    - ``unserved``: no live subscriber takes a partition.
+    - ``still``: a group with live subscribers is stalled.
+    - ``dead_letters``: a group has dead letters.
+    - ``long_transaction``: a transaction has been open for long.
+    - ``groupless``: a topic has messages and no consumer group.
+    """
     text: str
-    """A sentence about it, in the active language."""
+    """A description in the active language."""
     ref: GroupRef | None = None
-    """The group that it is about, and its topic."""
+    """The group that has the problem, and its topic."""
     key: str | None = None
-    """The partition that it is about."""
+    """Key of the partition that has the problem."""
     offset: int | None = None
-    """The message that it is about."""
+    """Offset of the message that has the problem."""
     subscriber: str | None = None
-    """The subscriber that it is about."""
+    """Name of the subscriber that has the problem."""
     topic: str | None = None
-    """The topic that it is about, where that has no group."""
+    """The topic that has the problem, if it has no group."""
 
 
 @dataclass(slots=True)
 class Ended:
-    """Deliveries of a group that ended within some time, as subscribers have counted them: up to 10 s late."""
+    """Deliveries of a group that ended within some time, as subscribers count them, up to 10 seconds late."""
 
     acked: int = 0
     failed: int = 0
     dead_lettered: int = 0
 
     def add(self, bucket: Bucket) -> None:
+        """Add the numbers of a bucket of the rollups."""
         self.acked += bucket.acked
-        # The last attempt of a dead letter is a failure, too; of what killed its process every time there is none.
+        # The last attempt at a dead letter is a failure, too. A poison message has no failures, only the dead letter.
         self.failed += max(bucket.failed, bucket.dead_lettered)
         self.dead_lettered += bucket.dead_lettered
 
     @property
     def attempts(self) -> int:
+        """Number of attempts that ended."""
         return self.acked + self.failed
 
 
@@ -100,20 +117,20 @@ def find_problems(
     stall_times: StallTimes = STALL_TIMES,
     bounds: Bounds = PAGES,
 ) -> list[Problem]:
-    """Find what is wrong with the queue, worst first.
+    """Find the problems of the queue, worst first.
 
     Args:
-        overview: the state to judge, read with the window of the thresholds; if None, it is read. Of an overview of
+        overview: the state to check, read with the window of the thresholds; if None, it is read. With an overview of
             some groups, only their problems and those of the whole queue are found.
         using: alias of the queue's database, if there is no overview (default: ``MYSQLQUEUE["DATABASE"]``, else the
             router's choice).
-        thresholds: from when on failures are a problem (default: the setting ``HEALTH``).
-        stall_times: from when on something that does not move is one.
-        bounds: how much to read.
+        thresholds: limits above which failures are a problem (default: the setting ``HEALTH``).
+        stall_times: times after which a lack of progress is a problem.
+        bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
-        ImproperlyConfigured: the setting ``HEALTH`` is bad.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """
     thresholds = thresholds or get_settings().health
@@ -156,7 +173,7 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
             "Start a subscriber, or drop the group if it is no longer needed."
         )
         values = {"ref": ref, "lag": _waiting(_backlog(group)), "age": duration(waits)}
-        # They may be being restarted.
+        # The subscribers may be restarting.
         yield Problem(0 if waits >= times.stuck else 2, "no_subscriber", text % values, ref)
     elif group.live:
         found = [*_stuck(group, now, times), *_unserved(group, now, times)]
@@ -166,10 +183,10 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
 
 
 def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, window: float) -> Iterator[Problem]:
-    """Handlers that fail: by the share of attempts, and by what has become dead letters."""
+    """Yield problems of failing handlers: their share of failed attempts, and their dead letters."""
     ref, share, most = group.ref, thresholds.max_failure_ratio, thresholds.max_recent_dead_letters
     if ended.failed and group.live:
-        # One message that fails again and again is no defect of the handler, so a few attempts are only worth knowing.
+        # A few failed attempts may all be of one message, so they are only for information.
         judged = share is not None and ended.attempts >= thresholds.min_attempts
         values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
         if not ended.acked:
@@ -181,11 +198,11 @@ def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, win
             yield Problem(0 if judged and share != 1 else 1, "failing", text % values, ref)
         elif judged and share is not None and ended.failed / ended.attempts > share:
             text = _(
-                "Of %(attempts)s attempts of %(ref)s in the last %(window)s %(number)s failed; the limit is %(share)s."
+                "%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(window)s; the limit is %(share)s."
             )
             values |= {"attempts": f"{ended.attempts:,}", "share": f"{share:.0%}"}
             yield Problem(0, "failing", text % values, ref)
-    # The log's count is exact and at once, unless the DLQ topic is too long: then what subscribers have counted.
+    # The log's count is exact and current, unless the DLQ topic is too long: then use the subscribers' counts.
     recent = group.recent_dead_letters
     if not recent.exact:
         recent = Count(max(recent.value, ended.dead_lettered), exact=False)
@@ -200,20 +217,20 @@ def _failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, win
 
 
 def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
-    """Messages that fail again and again. In a shared group no other message waits for them."""
+    """Yield messages that fail repeatedly. In a shared group, no other message waits for them."""
     ordered = group.mode == "ordered"
     for head in group.heads:
         waits = _age(now, group.waiting_since(head.published_at))
         if head.attempts and waits >= times.stuck:
             if ordered:
                 text = _(
-                    "The partition %(key)s of %(ref)s waits behind message %(offset)s, which has failed %(times)s "
-                    "and is %(age)s old."
+                    "In partition %(key)s of %(ref)s, message %(offset)s has failed %(times)s and has waited for "
+                    "%(age)s."
                 )
             else:
-                text = _("Message %(offset)s of %(ref)s has failed %(times)s and is %(age)s old.")
+                text = _("Message %(offset)s of %(ref)s has failed %(times)s and has waited for %(age)s.")
             if naming.is_dlq(group.ref.topic):
-                text += " " + _("A DLQ topic has no DLQ: it is retried until it succeeds or is discarded.")
+                text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
             failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
             values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": failures}
             severity = 1 if ordered else 2
@@ -223,13 +240,17 @@ def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
 
 
 def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:
-    """A group with living subscribers of which nothing ends: handlers that hang, or subscribers that do not get on."""
+    """Yield a group with live subscribers if no delivery ends: its handlers or subscribers hang."""
     for head in group.heads:
         waits = _age(now, group.waiting_since(head.published_at))
-        # What waits for its time, after a backoff or a snooze, may do so.
+        # Messages in backoff or snoozed are not stalled.
         if waits >= times.still and (head.delivered_by or head.invisible_until <= now):
-            text = _("Nothing of %(ref)s has ended in ten minutes, with subscribers alive; %(lag)s, one for %(age)s.")
+            text = _(
+                "%(ref)s is stalled: it has live subscribers, but no delivery has ended in the last %(window)s; "
+                "%(lag)s, one of them for %(age)s."
+            )
             values = {"ref": group.ref, "lag": _waiting(group.lag), "age": duration(waits)}
+            values["window"] = duration(times.still)
             yield Problem(1, "still", text % values, group.ref, head.key, head.offset)
             return
 
@@ -243,27 +264,27 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
             not any(head.key in subset for subset in subsets)
             and _age(now, group.waiting_since(head.published_at)) >= times.stuck
         ):
-            text = _("No live subscriber of %(ref)s takes the partition %(key)s: all work on other subsets.")
+            text = _("No live subscriber of %(ref)s claims partition %(key)s: it is in none of their subsets.")
             yield Problem(0, "unserved", text % {"ref": group.ref, "key": repr(head.key)}, group.ref, head.key)
             return
 
 
 def _silent(session: Session, overview: QueueOverview) -> Iterator[Problem]:
-    """Subscribers that have neither left nor sent a heartbeat, for each group to which that matters."""
+    """Yield lost subscribers, for each group with a backlog or with leases of theirs."""
     lost = {(row.name, group.ref): row for group in overview.groups for row in group.subscribers if not row.live}
-    # What it still has claimed is unsettled, and so part of the lag.
+    # Messages that it has claimed are unsettled, and so part of the backlog.
     behind = {group.ref for group in overview.groups if group.lag or not group.lag.exact}
     idle = sorted({name for name, ref in lost if ref not in behind})[:NAMES]
     owners = _with_leases(session, idle)
     for (name, ref), row in sorted(lost.items()):
         if ref in behind or (name, ref) in owners:
-            text = _("The subscriber %(name)s vanished from %(ref)s: no heartbeat for %(age)s.")
+            text = _("Subscriber %(name)s of %(ref)s is lost: no heartbeat for %(age)s.")
             values = {"name": name, "ref": ref, "age": duration(_age(overview.now, row.heartbeat_at))}
             yield Problem(2, "silent", text % values, ref, subscriber=name)
 
 
 def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, GroupRef]]:
-    """Those of some subscribers that own partitions, and the groups that these are of."""
+    """Return the subscribers that own partitions, with the groups of these partitions."""
     if not names:
         return set()
     places = ", ".join(["%s"] * len(names))
@@ -276,33 +297,40 @@ def _with_leases(session: Session, names: Sequence[str]) -> set[tuple[str, Group
 
 
 def _outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
-    """Messages that are due and wait to be moved into the log: no group's lag counts them."""
+    """Yield problems of due messages that are not in the log yet. They are not part of any backlog."""
     waiting = overview.outbox.waiting
     waits = _age(overview.now, overview.outbox.waiting_since)
     if not waiting:
         return
     if waits < times.outbox:
-        # A group with work and no live subscribers is a problem of its own.
+        # A group with work and no live subscribers is another problem.
         if not overview.live and not any(group.has_work for group in overview.groups):
-            text = _("%(lag)s to be moved into the log, and no subscriber is running.")
+            text = _("%(lag)s to be moved into the log, but no subscriber is running.")
             yield Problem(2, "outbox", text % {"lag": _waiting(waiting)})
         return
     values = {"lag": _waiting(waiting), "age": duration(waits)}
     if _age(overview.now, overview.sequenced_at) < times.outbox:
-        # Much was committed at once, or by a transaction that had lasted: no reason to call anybody.
-        text = _("The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. It is being moved.")
+        # Many messages were committed at once, or by a long transaction: no alarm.
+        text = _(
+            "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. They are being moved."
+        )
         yield Problem(1, "outbox_behind", text % values)
     else:
-        text = _("The outbox grows: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber does it.")
+        text = _(
+            "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "
+            "them."
+        )
         yield Problem(0, "outbox", text % values)
 
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
-    """Topics that nobody reads, a mistyped one perhaps: what is in them is deleted without having been handled.
+    """Yield topics without a consumer group, such as mistyped ones, whose messages GC deletes unhandled.
 
     Args:
+        session: session on the queue's database.
         in_log: the topics that have messages in the log.
-        now: the database's clock, epoch milliseconds.
+        now: the database's clock, in epoch milliseconds.
+        bounds: limits of what is read.
     """
     for one in groupless.find(session, in_log, bounds=bounds):
         text = ngettext(
@@ -314,9 +342,9 @@ def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bound
         if retention is None:
             fate = _("GC never deletes them.")
         elif one.oldest_at is None:
-            fate = _("GC deletes each %(retention)s after it entered the log.")
+            fate = _("GC deletes each message %(retention)s after it entered the log.")
         else:
-            fate = _("GC deletes each %(retention)s after it entered the log, the first in %(left)s.")
+            fate = _("GC deletes each message %(retention)s after it entered the log, the first in %(left)s.")
         values = {
             "topic": repr(one.topic),
             "number": one.messages,
@@ -330,14 +358,14 @@ def _long_transactions(session: Session, times: StallTimes) -> Iterator[Problem]
     found = _oldest_transaction(session)
     if found is not None and found[0] >= times.transaction:
         text = _(
-            "A transaction has been open for %(age)s (connection %(id)s): until it ends, nothing deleted since is "
-            "cleaned up by the server, and the queue's looks become slower."
+            "A transaction has been open for %(age)s (connection %(id)s). Until it ends, the server cannot purge rows "
+            "that were deleted since, and the queue's queries become slower."
         )
         yield Problem(1, "long_transaction", text % {"age": duration(found[0]), "id": found[1]})
 
 
 def _oldest_transaction(session: Session) -> tuple[int, int] | None:
-    """Its age in seconds and its connection's id; None: there is none, or the server shows it in neither way."""
+    """Return the age in seconds and the connection id of the oldest transaction; None if none is visible."""
     for sql in session.dialect.oldest_transaction:
         try:
             row = session.row(sql)
@@ -350,12 +378,12 @@ def _oldest_transaction(session: Session) -> tuple[int, int] | None:
 
 
 def _backlog(group: GroupOverview) -> Count:
-    """What the group has to do, in the log and in the outbox."""
+    """Return the number of messages that wait for the group, in the log and in the outbox."""
     return group.lag + (group.waiting.count if group.waiting is not None else Count(0))
 
 
 def _waiting(count: Count) -> str:
-    return ngettext("%(count)s message waits", "%(count)s messages wait", count.value) % {"count": count}
+    return ngettext("%(count)s message is waiting", "%(count)s messages are waiting", count.value) % {"count": count}
 
 
 def _age(now: int, since: int | None) -> float:

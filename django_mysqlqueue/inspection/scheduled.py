@@ -1,4 +1,4 @@
-"""Scheduled messages for people: along the index of their times, and no further than a bounded look."""
+"""Lists of scheduled messages, along the index of their times, with a bounded number of rows read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from django_mysqlqueue.sql.session import Session
 OUTBOX = OutboxMessage._meta.db_table
 
 EARLIEST = -(2**62)
-"""Below every ``deliver_at``, those before 1970 that plain SQL may give included."""
+"""Below every ``deliver_at``, including times before 1970, which plain SQL can set."""
 READ_BYTES = 20_001
-"""A list reads no more of a payload than that."""
+"""Maximum number of bytes of a payload that a list reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,19 @@ class ScheduledListing:
     """A page of scheduled messages."""
 
     rows: tuple[ScheduledMessage, ...]
-    """In order of their time."""
+    """Messages in order of their time."""
     after: tuple[int, int] | None
-    """``after`` of the next page; None: this is the last."""
+    """The argument ``after`` for the next page; None if this is the last."""
     whole: bool
-    """The page is full, or all scheduled messages after its beginning were read."""
+    """True if the page is full, or all scheduled messages after its start were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledContent:
-    """What a scheduled message says."""
+    """The content of a scheduled message."""
 
     payload: bytes
-    """No more than its first ``READ_BYTES``."""
+    """At most its first ``READ_BYTES`` bytes."""
     metadata: dict[str, Any]
 
 
@@ -52,18 +52,18 @@ def list_scheduled(
 ) -> ScheduledListing:
     """List scheduled messages in order of their time, without their payloads.
 
-    For one topic, the next ``bounds.scheduled`` messages of all topics are read: then a page may have fewer messages
-    than the limit though there are more.
+    If ``topic`` is given, its messages are searched for among the next ``bounds.scheduled`` messages of all topics, so
+    a page may have fewer messages than the limit although there are more.
 
     Args:
         topic: only messages of this topic.
-        after: where to continue: ``after`` of the page before.
+        after: the attribute ``after`` of the previous page.
         limit: maximum number of messages.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        bounds: how much to read.
+        bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: there is no database ``using``.
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))
@@ -96,7 +96,7 @@ def _place(row: ScheduledMessage) -> tuple[int, int]:
 
 
 def _behind(session: Session, start: tuple[int, int]) -> tuple[str, tuple[int, ...]]:
-    """FROM and WHERE of what is scheduled behind a place."""
+    """Return FROM and WHERE for scheduled messages after a position, and their parameters."""
     at, last = start
     hint = session.dialect.force_index("queue_outbox_due")
     return (
@@ -121,10 +121,12 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
 
 
 def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:
-    """Topics of the next ``bounds.scheduled`` scheduled messages, by name, with how many of those are theirs.
+    """Return the topics of the next ``bounds.scheduled`` scheduled messages, by name, with their numbers.
 
     Args:
-        scheduled_only: False: of the next messages of the outbox, those published at once among them.
+        session: session on the queue's database.
+        scheduled_only: if False, include messages without a delay.
+        bounds: limits of what is read.
     """
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
@@ -137,7 +139,7 @@ def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PA
 
 
 def contents(session: Session, ids: Sequence[int]) -> dict[int, ScheduledContent]:
-    """What some scheduled messages say; those that are gone are left out."""
+    """Return the content of scheduled messages by row id, without those that no longer exist."""
     found: dict[int, ScheduledContent] = {}
     for chunk in session.chunks(sorted(set(ids))):
         for row_id, payload, metadata in session.rows(
@@ -171,10 +173,13 @@ class ScheduledMessage:
 def next_scheduled(
     using: str, *, topic: str | None = None, after: tuple[int, int] | None = None, limit: int = 50
 ) -> list[ScheduledMessage]:
-    """The next scheduled messages in order of their time, read along the index.
+    """Return the next scheduled messages in order of their time.
 
     Args:
-        after: (deliver_at, outbox_id) of the last one of the page before.
+        using: alias of the queue's database.
+        topic: only messages of this topic.
+        after: (deliver_at, outbox_id) of the last message on the previous page.
+        limit: maximum number of messages.
     """
     session = Session(using)
     at, last = after or (0, 0)

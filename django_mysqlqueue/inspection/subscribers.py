@@ -1,4 +1,4 @@
-"""Subscribers, by their heartbeats."""
+"""Subscribers, according to their heartbeats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEARTBEATS = SubscriberHeartbeat._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStatus:
-    """A subscriber of a group, by its last heartbeat."""
+    """A subscriber of a group, according to its last heartbeat."""
 
     ref: GroupRef
     """The group and its topic."""
@@ -25,22 +25,28 @@ class SubscriberStatus:
     heartbeat_at: int
     """When its last heartbeat was, in epoch milliseconds."""
     deregistered_at: int
-    """0: it has not left."""
+    """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
-    """What it tells of its process: host, process id, versions."""
+    """Facts about its process: host, process id, versions."""
     live: bool
-    """Whether that heartbeat is younger than ``LEASE_DURATION``."""
+    """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
     @property
     def subset(self) -> Subset:
-        """The partitions that it works on."""
+        """The partitions that it claims."""
         return Subset.read(self.info.get("subset"))
 
 
 def read_subscribers(
     session: Session, *, lease_ms: int, ref: GroupRef | None = None
 ) -> dict[GroupRef, list[SubscriberStatus]]:
-    """Every subscriber that has not left, by group and in order of name."""
+    """Read all subscribers that have not stopped, by group and in order of name.
+
+    Args:
+        session: session on the queue's database.
+        lease_ms: milliseconds without a heartbeat after which a subscriber is lost.
+        ref: only subscribers of this group.
+    """
     where, parameters = ("", ()) if ref is None else ("AND h.consumer_group = %s AND h.topic = %s ", tuple(ref))
     found: dict[GroupRef, list[SubscriberStatus]] = {}
     for group, topic, name, at, left, info, live in session.rows(

@@ -1,4 +1,4 @@
-"""Topics: what the log and the outbox hold of each."""
+"""Topics, with the number of their messages in the log and in the outbox."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ OUTBOX = OutboxMessage._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class TopicOverview:
-    """A topic. Counts are of messages, and exact."""
+    """A topic. Counts are of messages and exact."""
 
     topic: str
     in_log: int
     partitions: int
     waiting: int
-    """In the outbox and due: the sequencer has not moved them yet."""
+    """Due messages in the outbox, which the sequencer has not moved yet."""
     waiting_since: int | None
-    """When the oldest of those was published or came due, epoch milliseconds."""
+    """When the oldest of those was published or came due, in epoch milliseconds."""
     scheduled: int
-    """In the outbox for later."""
+    """Messages in the outbox that are scheduled for later."""
     is_dlq: bool
 
 
 def read_topics(session: Session, now: int) -> list[TopicOverview]:
-    """Every topic with messages, by name. It walks the log's index and the outbox, however long they are.
+    """Read all topics with messages, by name. This walks the whole index of the log and the whole outbox.
 
     Args:
-        now: the database's clock, epoch milliseconds.
+        session: session on the queue's database.
+        now: the database's clock, in epoch milliseconds.
     """
     log = {
         topic: (int(count), int(partitions))

@@ -1,4 +1,4 @@
-"""What ``runsubscriber`` prints when it starts."""
+"""The text that ``runsubscriber`` prints when it starts."""
 
 from __future__ import annotations
 
@@ -34,50 +34,65 @@ def show_banner(
     reload: bool = False,
     metrics: MetricsPorts | None = None,
 ) -> None:
-    """Database, numbers, groups, warnings, and how to end it."""
+    """Print the database, numbers of threads and processes, groups, warnings, and how to stop the command.
+
+    Args:
+        out: where to print.
+        style: style of headings and warnings.
+        title: the first line.
+        using: alias of the queue's database.
+        handlers: the handlers that will run, by group and topic.
+        settings: the queue's settings.
+        threads: number of handler threads per process.
+        batch_size: maximum number of messages per claim.
+        subset: the partitions that are claimed.
+        processes: number of processes under a supervisor; None without one.
+        reload: True if the command restarts when code changes.
+        metrics: ports of the processes' metrics; None if they serve none.
+    """
     vendor = dialect_of(connections[using]).name
     out.write(style.MIGRATE_HEADING(title))
     out.write(f"  database  {using} ({vendor}: {connections[using].settings_dict['NAME']})")
-    working = f"{threads} handler thread{'s' if threads > 1 else ''}"
+    runs = f"{threads} handler thread{'s' if threads > 1 else ''}"
     if processes is not None:
-        working = f"{processes} process{'es' if processes > 1 else ''} with {working}{' each' if processes > 1 else ''}"
-    out.write(f"  working   {working}, batches of {batch_size}")
+        runs = f"{processes} process{'es' if processes > 1 else ''} with {runs}{' each' if processes > 1 else ''}"
+    out.write(f"  runs      {runs}, batch size {batch_size}")
     if subset != EVERYTHING:
         out.write(f"  subset    {subset}")
     if metrics is not None:
         out.write(f"  metrics   {metrics}")
     if reload:
-        out.write("  reload    when the code changes")
+        out.write("  reload    on code changes")
     else:
-        show_groups(out, handlers)  # a process that reloads shows them itself, each time
+        show_groups(out, handlers)  # with --reload, each new process shows its own
     warnings = [
         *_one_partition(using, handlers, settings, threads * (processes or 1)),
         *_mistyped(using, handlers),
-        *(["EAGER is on: publishers run the handlers themselves."] if settings.eager else []),
+        *(["EAGER is True: publishers run the handlers themselves."] if settings.eager else []),
     ]
     for warning in warnings:
         out.write(style.WARNING(f"  warning   {warning}"))
-    out.write("Ctrl-C stops it; a second one at once.")
+    out.write("Press Ctrl-C to stop, twice to stop at once.")
     out.flush()
 
 
 def show_groups(out: OutputWrapper, handlers: Mapping[GroupRef, Handler]) -> None:
-    """A line for each handler."""
+    """Print one line for each handler, sorted by group and topic."""
     for ref, handler in sorted(handlers.items()):
         batch = [f"batches of {handler.batch_size}"] if handler.batch else []
         detail = ", ".join([handler.mode, *(["atomic"] if handler.atomic else []), *batch])
-        out.write(f"  group     {ref.group} of {ref.topic} ({detail}): {handler.where}")
+        out.write(f"  group     {ref.group} on {ref.topic} ({detail}): {handler.where}")
     out.flush()
 
 
 def _mistyped(using: str, handlers: Mapping[GroupRef, Handler]) -> Iterator[str]:
-    """Topics of handlers that are empty, while others that nobody here handles are not."""
+    """Yield a warning for each handled topic that never had messages, if topics without a handler here have some."""
     wanted = {ref.topic for ref in handlers if not naming.is_dlq(ref.topic)}
     used = log.used(Session(using))
     others = [topic for topic in used if topic not in wanted and not naming.is_dlq(topic)]
     for topic in sorted(wanted - set(used)):
         if others:
-            yield f"nothing is in the topic {topic!r}; topics without a handler here: {', '.join(others)}."
+            yield f"topic {topic!r} has no messages; topics with messages but no handler here: {', '.join(others)}."
 
 
 def _one_partition(using: str, handlers: Mapping[GroupRef, Handler], settings: Settings, threads: int) -> Iterator[str]:
@@ -92,6 +107,6 @@ def _one_partition(using: str, handlers: Mapping[GroupRef, Handler], settings: S
             or len(partitions.in_log(session, ref.topic, after=None, limit=2)) == 1
         ):
             yield (
-                f"{ref.topic} has one partition and {ref.group} keeps its order: one of the {threads} threads "
-                "will work. Raise PARTITIONS or publish with keys."
+                f"topic {ref.topic!r} has one partition and group {ref.group!r} is ordered: it uses only one of the "
+                f"{threads} threads. Increase PARTITIONS or publish with keys."
             )

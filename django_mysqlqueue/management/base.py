@@ -1,4 +1,4 @@
-"""What the queue's commands share."""
+"""Base classes and checks of the queue's commands."""
 
 from __future__ import annotations
 
@@ -22,24 +22,38 @@ APP = ConsumerGroup._meta.app_label
 
 
 def database_of(alias: str | None) -> str:
-    """The queue's database, or the one that ``--database`` names.
+    """Return the alias of the queue's database.
+
+    Args:
+        alias: value of ``--database``; if None, ``MYSQLQUEUE["DATABASE"]`` or the router decides.
 
     Raises:
-        CommandError: there is none of that name.
+        CommandError: ``DATABASES`` has no such alias.
     """
     if alias is not None and alias not in connections:
-        raise CommandError(f"There is no database {alias!r} in DATABASES.")
+        raise CommandError(f"DATABASES has no alias {alias!r}.")
     return queue_alias(alias)
 
 
-def require_tables(using: str) -> None:
-    """Says what to do instead of failing at the first statement.
+def add_database(parser: CommandParser) -> None:
+    """Add the option ``--database``."""
+    parser.add_argument(
+        "--database",
+        metavar="ALIAS",
+        help="alias of the queue's database (default: MYSQLQUEUE['DATABASE'], else the router's choice)",
+    )
 
-    Older code runs on a newer schema, so that subscribers can be replaced one
-    by one; newer code on an older schema does not.
+
+def require_tables(using: str) -> None:
+    """Require that the queue's tables exist and have all migrations of this version.
+
+    Newer migrations than this version's are accepted, so that subscribers can be upgraded one by one.
+
+    Args:
+        using: alias of the queue's database.
 
     Raises:
-        CommandError: the queue's tables are not there, or lack migrations.
+        CommandError: the tables do not exist, or migrations are missing; the text names the command to run.
         django.db.Error: the database refuses or does not answer.
     """
     migrate = failures.migrate_command(using)
@@ -47,27 +61,27 @@ def require_tables(using: str) -> None:
         hint = (
             ""
             if router.allow_migrate_model(using, ConsumerGroup)
-            else " (The database routers keep them out of it: see allow_migrate.)"
+            else " The database routers do not allow these tables there: see allow_migrate."
         )
-        raise CommandError(f"The queue's tables are not in the database {using!r}: run {migrate}.{hint}")
+        raise CommandError(f"Database {using!r} does not have the queue's tables. Run {migrate}.{hint}")
     missing = unapplied_migrations(using)
     if missing:
         raise CommandError(
-            f"The queue's tables in the database {using!r} are older than this code; "
-            f"migrations that are missing: {', '.join(missing)}. Run {migrate}."
+            f"The queue's tables in database {using!r} are older than this code. "
+            f"Missing migrations: {', '.join(missing)}. Run {migrate}."
         )
 
 
 def unapplied_migrations(using: str) -> list[str]:
-    """The names of the queue's migrations that have not been applied to a database, in order."""
+    """Return the names of the queue's migrations that are not applied to a database, in order."""
     executor = MigrationExecutor(connections[using])
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes(APP))
     return [migration.name for migration, _ in plan if migration.app_label == APP]
 
 
 @contextlib.contextmanager
-def errors_in_words(using: str) -> Iterator[None]:
-    """Turns errors of the database into one line and exit status 1; ``--traceback`` shows all of it."""
+def database_errors(using: str) -> Iterator[None]:
+    """Turn database errors into a one-line ``CommandError``; ``--traceback`` shows the original error."""
     try:
         yield
     except Error as error:
@@ -77,18 +91,23 @@ def errors_in_words(using: str) -> Iterator[None]:
 
 
 class LimitedCommand(BaseCommand):
-    """A command that gives up on a database server that does not answer."""
+    """A command with a time limit for each answer of the database server."""
 
     read_timeout: ClassVar[float] = LOCK_SECONDS
-    """Seconds to wait for each answer, unless ``OPTIONS`` says otherwise; no statement of the command takes longer."""
+    """Seconds to wait for each answer, unless ``OPTIONS`` of the database has its own ``read_timeout``.
+
+    It must be longer than any statement of the command takes.
+    """
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        # Before the system checks, some of which ask databases.
+        """Run the command with the time limit."""
+        # This includes the system checks, some of which query databases.
         with self._limited(options.get("database")):
             return super().execute(*args, **options)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        # From Django 6.1 on, checks of models ask each database what it can do.
+        """Run the system checks; a database error becomes a ``CommandError``."""
+        # Since Django 6.1, model checks query each database for its features.
         try:
             super().check(*args, **kwargs)
         except Error as error:
@@ -102,9 +121,9 @@ class LimitedCommand(BaseCommand):
         try:
             connection = connections[database_of(alias)]
         except (CommandError, ImproperlyConfigured):
-            yield  # the checks or the command itself say so
+            yield  # the checks or the command itself report it
             return
-        # One that is open (``call_command`` in a program) keeps the limits that it has.
+        # An open connection (``call_command`` in a program) keeps its limits.
         before, was_open = connection.settings_dict, connection.connection is not None
         connection.settings_dict = limited_settings(connection, read=self.read_timeout)
         try:
@@ -116,23 +135,27 @@ class LimitedCommand(BaseCommand):
 
 
 class QueueCommand(LimitedCommand):
-    """A command on the queue's database; ``run_on`` gets its alias."""
+    """A command on the queue's database."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="alias of the queue's database (default: MYSQLQUEUE['DATABASE'], else the router's choice)",
-        )
+        """Add ``--database``."""
+        add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        """Check the queue's tables and call ``run_on``."""
         using = database_of(options["database"])
-        with errors_in_words(using), sessions.sound(using):
+        with database_errors(using), sessions.sound(using):
             require_tables(using)
-            # A project with autocommit off would never commit what the queue's operations write.
+            # In a project with autocommit off, the writes of operations would never be committed.
             if not connections[using].get_autocommit() and not connections[using].in_atomic_block:
                 connections[using].set_autocommit(True)
             self.run_on(using, options)
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
+        """Run the command.
+
+        Args:
+            using: alias of the queue's database.
+            options: the command's options.
+        """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What the operators' commands share: preview, confirmation, progress, result."""
+"""The base class of the operators' commands: preview, confirmation, progress, result."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ COMMON = frozenset(field.name for field in dataclasses.fields(Result))
 
 
 class OperationCommand(QueueCommand):
-    """Shows what would change, asks, and does it: a thin caller of ``django_mysqlqueue.operations``."""
+    """Preview an operation of ``django_mysqlqueue.operations``, ask for confirmation, and run it."""
 
     reports_progress: ClassVar[bool] = False
-    """The operation takes ``progress``."""
-    question: ClassVar[str] = "Go ahead? [y/N] "
+    """True if the operation accepts ``progress``."""
+    question: ClassVar[str] = "Continue? [y/N] "
 
     def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options of every operation."""
         super().add_arguments(parser)
         parser.add_argument("--dry-run", action="store_true", help="show what would change, then exit")
-        parser.add_argument("--format", choices=("text", "json"), default="text")
+        parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive", help="do not ask for confirmation"
         )
-        parser.add_argument("--reason", default="", metavar="TEXT", help="reason, for the audit log")
+        parser.add_argument("--reason", default="", metavar="TEXT", help="reason to record in the audit log")
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
-        """Calls the operation.
+        """Call the operation and return its result.
 
         Args:
+            options: the command's options.
             how: ``using``, ``actor``, ``reason``, ``dry_run`` and, with ``reports_progress``, ``progress``.
         """
         raise NotImplementedError
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
+        """Preview the operation, ask for confirmation, run it, and print the result."""
         how = {"using": using, "actor": who(), "reason": options["reason"]}
         try:
             preview = self.operate(options, dry_run=True, **how)
@@ -66,7 +69,7 @@ class OperationCommand(QueueCommand):
                 result = self.operate(options, dry_run=False, **how)
         except (OperationRefused, InvalidMessage) as error:
             raise CommandError(str(error)) from error
-        # Only the preview counts: what it has found stands beside what was changed.
+        # Only the preview counts the messages to change; show that number beside the number changed.
         fields = {name: value for name, value in dataclasses.asdict(result).items() if value is not None}
         self._finish(using, options, dataclasses.replace(preview, **{**fields, "planned": preview.planned}))
 
@@ -91,10 +94,10 @@ class OperationCommand(QueueCommand):
             self.stdout.write(self.style.WARNING(line))
 
     def _confirm(self, options: dict[str, Any]) -> None:
-        """Returns if the person agrees.
+        """Ask for confirmation.
 
         Raises:
-            CommandError: no, or nobody is there.
+            CommandError: the answer is not a yes, or there is no terminal.
         """
         if options["format"] == "json":
             raise CommandError("--format json cannot ask for confirmation: pass --noinput or --dry-run.")
@@ -106,36 +109,45 @@ class OperationCommand(QueueCommand):
             raise CommandError("Nothing was changed.")
 
     def agrees(self, answer: str, options: dict[str, Any]) -> bool:
-        """Whether an answer to the question is a yes."""
+        """Return True if the answer to the question is a yes.
+
+        Args:
+            answer: the typed answer.
+            options: the command's options.
+        """
         return answer.strip().lower() in ("y", "yes")
 
 
 def _bar(preview: Result, *, quiet: bool) -> tqdm[Any]:
-    """A bar on a terminal; nothing where the output is read by a program."""
+    """Return a progress bar, hidden unless stderr is a terminal."""
     hidden = quiet or not sys.stderr.isatty()
     return tqdm(desc=preview.operation, total=preview.planned, unit=" ", disable=hidden, leave=False)
 
 
 def who() -> str:
-    """Who runs the command, for the audit log: ``user@host``."""
+    """Return the user who runs the command, for the audit log: ``user@host``."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # in a container, the user may not have a name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
 
 
 def add_group(parser: CommandParser) -> None:
-    """The first two arguments of every command on a group."""
+    """Add the first two arguments of every command on a group: ``group`` and ``topic``."""
     parser.add_argument("group", help="consumer group")
     parser.add_argument("topic", help="topic that the group reads")
 
 
 def check_topics(using: str, topics: Collection[str]) -> None:
-    """Topics that arguments name.
+    """Require that topics exist.
+
+    Args:
+        using: alias of the queue's database.
+        topics: names from the command line.
 
     Raises:
-        CommandError: there is no such topic; the text names those that there are.
+        CommandError: a topic does not exist; the text lists topics that do.
     """
     try:
         for topic in topics:
@@ -145,10 +157,16 @@ def check_topics(using: str, topics: Collection[str]) -> None:
 
 
 def moment(text: str | None) -> datetime.datetime | None:
-    """A date and time in ISO 8601; without a UTC offset it is in the project's time zone. None stays None.
+    """Parse a date and time in ISO 8601; without a UTC offset it is in the project's time zone.
+
+    Args:
+        text: value of an option; None if it was not given.
+
+    Returns:
+        An aware datetime, or None if the option was not given.
 
     Raises:
-        CommandError: it is not one.
+        CommandError: the text is not a valid date and time.
     """
     if text is None:
         return None
@@ -157,7 +175,5 @@ def moment(text: str | None) -> datetime.datetime | None:
     except ValueError:
         value = None
     if value is None:
-        raise CommandError(
-            f"{text!r} is not a valid date and time: write 2026-11-21T03:00 or 2026-11-21T03:00:00+01:00."
-        )
+        raise CommandError(f"{text!r} is not a valid date and time: use 2026-11-21T03:00 or 2026-11-21T03:00:00+01:00.")
     return make_aware(value) if is_naive(value) else value

@@ -1,7 +1,8 @@
-"""``runsubscriber --metrics-port``: where its processes serve their metrics."""
+"""``runsubscriber --metrics-port``: the ports on which processes serve their metrics."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +16,19 @@ HIGHEST = 65535
 
 
 def port(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= HIGHEST:
-        raise ValueError(f"{value} is not from 1 to {HIGHEST}")
-    return value
+    """Parse a port number.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not an integer from 1 to 65535.
+    """
+    if not text.isdecimal() or not 1 <= int(text) <= HIGHEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer from 1 to {HIGHEST}")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsPorts:
-    """A port for each process, one after another: a process that is replaced hands its own on."""
+    """One port per process, consecutive. A replacement uses the port of the process that it replaces."""
 
     address: str
     first: int
@@ -31,37 +36,51 @@ class MetricsPorts:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> MetricsPorts | None:
-        """What the command's options say; None: no metrics.
+        """Return the ports that the command's options select, or None without ``--metrics-port``.
+
+        Args:
+            options: the command's options.
 
         Raises:
-            CommandError: there are not so many ports, or the extra is not installed.
+            CommandError: the last port would be above 65535, or the extra ``metrics`` is not installed.
         """
         first = options["metrics_port"]
         if first is None:
             return None
         self = cls(options["metrics_address"], first, options["processes"] or 1)
         if self.first + self.count - 1 > HIGHEST:
-            raise CommandError(f"--metrics-port {first} with --processes {self.count}: ports end at {HIGHEST}.")
+            raise CommandError(f"--metrics-port {first} with --processes {self.count}: the highest port is {HIGHEST}.")
         if importlib.util.find_spec("prometheus_client") is None:
-            raise CommandError("--metrics-port needs prometheus-client: pip install 'django-mysqlqueue[metrics]'.")
+            raise CommandError("--metrics-port needs prometheus-client: run pip install 'django-mysqlqueue[metrics]'.")
         return self
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
         last = self.first + self.count - 1
-        return f"http://{host}:{self.first}/metrics{f' and so on to port {last}' if self.count > 1 else ''}"
+        return f"http://{host}:{self.first}/metrics{f' to port {last}' if self.count > 1 else ''}"
 
     def require(self) -> None:
-        """Raises SubscriberError if one of the ports cannot be had."""
+        """Require that all ports are free.
+
+        Raises:
+            SubscriberError: a port is in use or not permitted.
+        """
         from django_mysqlqueue.metrics.process import require_ports
 
         require_ports(self.address, range(self.first, self.first + self.count))
 
     def serve(self, subscriber: Subscriber, number: int) -> Callable[[], None]:
-        """Serves the metrics of the process of that number (1 is the first); returns what ends it.
+        """Serve the metrics of a process.
+
+        Args:
+            subscriber: the process's subscriber.
+            number: the process's number, from 1.
+
+        Returns:
+            A function that stops serving.
 
         Raises:
-            SubscriberError: the port cannot be had.
+            SubscriberError: the port is in use or not permitted.
         """
         from django_mysqlqueue.metrics.process import serve
 

@@ -1,4 +1,4 @@
-"""What the pipeline's commands share: the project's connection and settings for what needs no Django."""
+"""The base class of the pipeline's commands: passes the project's connection and settings to code without Django."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ class SparkCommand(QueueCommand):
     """A command of ``python -m django_mysqlqueue.pipeline`` on the project's queue."""
 
     name: str
-    """As it is called there."""
+    """Name of the command there."""
 
     def add_arguments(self, parser: CommandParser) -> None:
+        """Add the arguments of the pipeline's command."""
         super().add_arguments(parser)
         _cli().command(self.name).add_arguments(parser)
 
     def of_project(self, using: str) -> dict[str, Any]:
-        """What of the project's settings the work takes besides."""
+        """Return further options that the command takes from the project's settings."""
         return {}
 
     def check_names(self, using: str, options: dict[str, Any]) -> None:
-        """Refuses names that are not there, before Spark takes its seconds to start.
+        """Refuse unknown names before Spark starts, which takes seconds.
+
+        Args:
+            using: alias of the queue's database.
+            options: the command's options.
 
         Raises:
-            CommandError: there is no such thing.
+            CommandError: a name is unknown.
         """
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
+        """Run the pipeline's command with the project's connection and settings."""
         from django_mysqlqueue.pipeline import project
         from django_mysqlqueue.pipeline.errors import PipelineError
 
@@ -47,5 +53,7 @@ def _cli() -> Any:
     try:
         from django_mysqlqueue.pipeline import cli
     except ImportError as error:
-        raise CommandError(f"The pipeline needs pip install django-mysqlqueue[spark]: {error}") from error
+        raise CommandError(
+            f"The pipeline needs the extra 'spark': run pip install 'django-mysqlqueue[spark]' ({error})."
+        ) from error
     return cli

@@ -1,6 +1,6 @@
-"""Prometheus metrics: of the queue, from its tables, and of a subscriber's process (``process``).
+"""Prometheus metrics of the queue, read from its tables, and of a subscriber process (``process``).
 
-Needs the extra ``metrics``. No metric has a label by key or message.
+They require the extra ``metrics``. No metric has a label for keys or messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a subscriber's process counts of its own work, and the port where it says so."""
+"""The metrics of a subscriber process, and the port at which it serves them."""
 
 from __future__ import annotations
 
@@ -19,31 +19,37 @@ from django_mysqlqueue.service.refs import GroupRef
 
 LABELS = ("topic", "group")
 OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.DELETED)
-"""What may become of a message that is there: deleted ones have a counter of their own."""
+"""The outcomes that are counted. Deleted messages have a counter of their own."""
 BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
-"""Seconds; those of the latencies that the queue keeps itself."""
+"""The bounds of the histograms' buckets in seconds, the same as those of the rollups."""
 
 
 class ProcessMetrics:
-    """Counters and histograms of one process. ``settled`` is called for what has been committed."""
+    """Counters and histograms of one process.
+
+    Args:
+        refs: the groups of the process.
+        inbox: the inbox whose deliveries are counted.
+        registry: the registry to add the metrics to.
+    """
 
     def __init__(self, refs: Iterable[GroupRef], inbox: Inbox, registry: CollectorRegistry = REGISTRY) -> None:
         self._deliveries = Counter(
             "mysqlqueue_deliveries",
-            "Deliveries of this process that ended, by what became of them.",
+            "Deliveries of this process, by outcome.",
             (*LABELS, "outcome"),
             registry=registry,
         )
         self._processing = Histogram(
             "mysqlqueue_processing_seconds",
-            "Time in the handler for each message; the call of a batch is shared out evenly.",
+            "Seconds in the handler per message. The time of a batch is divided evenly among its messages.",
             LABELS,
             buckets=BOUNDS,
             registry=registry,
         )
         self._end_to_end = Histogram(
             "mysqlqueue_end_to_end_seconds",
-            "Time from a message's place in the log to its ack, retries included.",
+            "Seconds from a message's entering the log to its ack, including retries.",
             LABELS,
             buckets=BOUNDS,
             registry=registry,
@@ -52,18 +58,19 @@ class ProcessMetrics:
         self._collectors = (self._deliveries, self._processing, self._end_to_end, _InboxCollector(inbox))
         registry.register(self._collectors[-1])
         for ref in refs:
-            # From 0: a rate needs two samples, and the first failure should show in it.
+            # Start at 0: a rate needs two samples, and it should include the first failure.
             for outcome in OUTCOMES:
                 self._deliveries.labels(ref.topic, ref.group, outcome)
             self._processing.labels(ref.topic, ref.group)
             self._end_to_end.labels(ref.topic, ref.group)
 
     def unregister(self) -> None:
-        """Takes all of it out of the registry."""
+        """Remove all metrics from the registry."""
         for collector in self._collectors:
             self._registry.unregister(collector)
 
     def settled(self, ends: Sequence[Settled]) -> None:
+        """Count settled deliveries whose outcomes are committed."""
         for end in ends:
             labels = (end.delivery.topic, end.delivery.group)
             self._deliveries.labels(*labels, end.outcome).inc()
@@ -78,9 +85,11 @@ class _InboxCollector(Collector):
         self._inbox = inbox
 
     def collect(self) -> Iterator[Metric]:
-        running = GaugeMetricFamily("mysqlqueue_process_running", "Messages in this process's handlers.", labels=LABELS)
+        running = GaugeMetricFamily(
+            "mysqlqueue_process_running", "Messages that this process is handling.", labels=LABELS
+        )
         waiting = GaugeMetricFamily(
-            "mysqlqueue_process_waiting", "Messages that this process has claimed and not started.", labels=LABELS
+            "mysqlqueue_process_waiting", "Messages that this process has claimed but not started.", labels=LABELS
         )
         for ref, (waits, runs) in self._inbox.counts().items():
             running.add_metric((ref.topic, ref.group), runs)
@@ -98,10 +107,19 @@ class _InboxCollector(Collector):
 def serve(
     subscriber: Subscriber, address: str, port: int, registry: CollectorRegistry = REGISTRY
 ) -> Callable[[], None]:
-    """Counts what a subscriber does, and serves that with all else in the registry; returns what ends the serving.
+    """Count a subscriber's deliveries, and serve all metrics of the registry.
+
+    Args:
+        subscriber: the subscriber.
+        address: the address to bind to.
+        port: the port.
+        registry: the registry to serve.
+
+    Returns:
+        A function that stops counting and serving.
 
     Raises:
-        SubscriberError: the port cannot be had.
+        SubscriberError: the address or port cannot be used.
     """
     metrics = ProcessMetrics(subscriber.handlers, subscriber.inbox, registry)
     try:
@@ -122,10 +140,14 @@ def serve(
 
 
 def require_ports(address: str, ports: Iterable[int]) -> None:
-    """What a supervisor looks at before it starts processes that would all fail.
+    """Check that ports are free before a supervisor starts processes that would all fail.
+
+    Args:
+        address: the address to bind to.
+        ports: the ports.
 
     Raises:
-        SubscriberError: a port cannot be had.
+        SubscriberError: the address or a port cannot be used.
     """
     for port in ports:
         try:

@@ -1,4 +1,4 @@
-"""The queue's state as metrics, read when they are collected, at a bounded cost."""
+"""The queue's state as metrics, which are read at each scrape at a bounded cost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ UP_TO = f"counted up to {SCRAPES.count:,}, see mysqlqueue_count_exact"
 LABELS = ("topic", "group")
 COUNTS = {
     "lag": f"Messages in the log that the group has not settled ({UP_TO}).",
-    "in_flight": f"Messages that are handed out to subscribers ({UP_TO}).",
+    "in_flight": f"Messages that subscribers have claimed and not settled ({UP_TO}).",
     "retrying": f"Messages that failed and wait for another attempt ({UP_TO}).",
-    "dead_letters": f"Messages in the DLQ that the group gave up ({UP_TO}).",
+    "dead_letters": f"Messages in the DLQ that the group has dead-lettered ({UP_TO}).",
 }
 
 
@@ -61,21 +61,23 @@ class _Families:
         self.counts = {name: gauge(name, text, LABELS) for name, text in COUNTS.items()}
         self.exact = gauge(
             "count_exact",
-            "0 where the count of that name stopped and the true number may be larger.",
+            "0 if the count that the label names stopped at its limit: the true number may be larger.",
             (*LABELS, "count"),
         )
         self.oldest = gauge(
             "oldest_unacked_age_seconds",
-            "Since when the oldest message in the log that the group has not settled waits; 0: there is none.",
+            "Age of the oldest message in the log that the group has not settled; 0 if there is none.",
             LABELS,
         )
         self.subscribers = gauge("subscribers", "Live subscribers.", LABELS)
         self.paused = gauge("paused", "1 while the group is paused.", LABELS)
-        self.outbox = gauge("outbox_waiting", f"Published and due, and not in the log yet (up to {SCRAPES.count:,}).")
-        self.outbox_age = gauge("outbox_oldest_age_seconds", "Since when the oldest of those waits; 0: there is none.")
-        self.scheduled = gauge("outbox_scheduled", f"Published for later (up to {SCRAPES.count:,}).")
-        self.last_offset = gauge("last_offset", "The last place in the log; it grows with every message.")
-        self.more = gauge("more_groups", f"1 where there are more than the {SCRAPES.groups:,} groups that are shown.")
+        self.outbox = gauge("outbox_waiting", f"Due messages in the outbox (counted up to {SCRAPES.count:,}).")
+        self.outbox_age = gauge(
+            "outbox_oldest_age_seconds", "Age of the oldest due message in the outbox; 0 if there is none."
+        )
+        self.scheduled = gauge("outbox_scheduled", f"Scheduled messages (counted up to {SCRAPES.count:,}).")
+        self.last_offset = gauge("last_offset", "The highest offset of the log. It grows with every message.")
+        self.more = gauge("more_groups", f"1 if there are more groups than the {SCRAPES.groups:,} that are included.")
 
     def all(self) -> list[GaugeMetricFamily]:
         return [

@@ -1,4 +1,4 @@
-"""The page that Prometheus scrapes, for those who may see it."""
+"""The view that Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 
 PERMISSION = "django_mysqlqueue.view_dashboard"
-"""That of the pages that show the same to people."""
+"""The permission of the dashboard's pages, which show the same numbers."""
 
 
-@login_not_required  # it asks for itself
+@login_not_required  # The view checks the token or the login itself.
 @never_cache
 @require_safe
 def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
@@ -30,7 +30,7 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
     Requests need the header ``Authorization: Bearer`` with the setting ``METRICS_TOKEN``, or the
     login of a staff user with the permission to view the dashboard. Others get 401 if they send
-    no token or a wrong one (the text names the setting if no token is configured), 403 if they are
+    no token or a wrong one (if no token is configured, the response names the setting), 403 if they are
     logged in without the permission, and 500 if the setting has a bad value. The answer is 503 if
     the database refuses or does not answer.
 
@@ -56,7 +56,7 @@ def view(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    user = getattr(request, "user", None)  # there may be no AuthenticationMiddleware
+    user = getattr(request, "user", None)  # Without AuthenticationMiddleware, requests have no user.
     bears = scheme.lower() == "bearer"
     if not bears and user is not None and user.is_authenticated:
         if user.is_active and user.is_staff and user.has_perm(PERMISSION):
@@ -65,7 +65,7 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
     try:
         token = get_settings().metrics_token
     except ImproperlyConfigured as error:
-        return _text(str(error), 500)  # it names the rule, never the value
+        return _text(str(error), 500)  # The error names the rule, never the value.
     if bears and token is not None and constant_time_compare(given.strip(), token):
         return None
     if token is None:

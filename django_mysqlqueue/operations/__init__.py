@@ -1,7 +1,7 @@
-"""What operators do to the queue, as a Python API: what the management commands and the admin call.
+"""Operations on the queue, as a Python API: the management commands and the admin call it.
 
-Each function has ``dry_run``, which only says what would be done; puts ``actor`` and ``reason`` into the audit log;
-commits by itself, apart from a transaction that the caller has open; and returns a ``Result``.
+Each function returns a ``Result``; with ``dry_run``, it changes nothing and the result says what would be changed. It
+records ``actor`` and ``reason`` in the audit log, and commits independently of a transaction that the caller has open.
 """
 
 from __future__ import annotations

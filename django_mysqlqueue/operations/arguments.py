@@ -1,4 +1,4 @@
-"""The rules for what callers pass to operations: each error names the argument, its value and the rule."""
+"""Rules for the arguments of operations. Each error names the argument, its value and the rule."""
 
 from __future__ import annotations
 
@@ -22,131 +22,155 @@ HIGHEST_OFFSET = 2**63 - 1
 HIGHEST_RATE = 1_000_000.0
 LOWEST_RATE = 0.001
 SHOWN = 60
-"""An error shows so many characters of a value."""
+"""Maximum number of characters of a value that an error shows."""
 
 
 @contextmanager
 def alias_for(using: str | None, actor: str, reason: str, **names: str) -> Iterator[str]:
-    """The queue's database alias, on a connection of its own if the caller has a transaction open there.
+    """Yield the alias of the queue's database, on another connection if the caller has a transaction open there.
 
     Args:
-        using: as the caller passed it.
-        actor: who does it.
-        reason: why.
-        names: further arguments that must be texts: ``group``, ``topic``, ``subscriber``.
+        using: the caller's argument.
+        actor: the caller's argument.
+        reason: the caller's argument.
+        names: further arguments that must be strings: ``group``, ``topic``, ``subscriber``.
 
     Raises:
-        OperationRefused: one of them breaks a rule.
+        OperationRefused: an argument is invalid.
     """
     if not text("actor", actor, most=KEY_LENGTH).strip():
-        raise OperationRefused(f"actor {actor!r}: must name who does this, for the audit log")
+        raise OperationRefused(f"actor {actor!r}: must not be empty, for the audit log")
     text("reason", reason, most=REASON_LENGTH)
     for name, value in names.items():
         text(name, value, most=KEY_LENGTH)
     if using is not None and using not in connections:
-        raise OperationRefused(f"using {using!r}: there is no such alias in DATABASES")
+        raise OperationRefused(f"using {using!r}: DATABASES has no such alias")
     alias = queue_alias(using)
     with apart(alias):
         yield alias
 
 
 def text(name: str, value: Any, *, most: int) -> str:
-    """A text that every database can store.
+    """Return a string if every database can store it.
+
+    Args:
+        name: name of the argument, for the error.
+        value: the string.
+        most: maximum number of characters.
 
     Raises:
-        OperationRefused: it is not a str, longer than ``most`` characters, or holds a lone surrogate.
+        OperationRefused: it is not a str, too long, or contains a lone surrogate.
     """
     if not isinstance(value, str):
         raise OperationRefused(f"{name} {_shown(value)}: must be a str")
     if len(value) > most:
-        raise OperationRefused(f"{name} {_shown(value)}: {len(value):,} characters, at most {most:,} are allowed")
+        raise OperationRefused(f"{name} {_shown(value)}: {len(value):,} characters, but at most {most:,} are allowed")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise OperationRefused(f"{name} {_shown(value)}: holds a lone surrogate, which UTF-8 cannot encode") from None
+        raise OperationRefused(
+            f"{name} {_shown(value)}: contains a lone surrogate, which UTF-8 cannot encode"
+        ) from None
     return value
 
 
 def texts(name: str, values: Any) -> list[str]:
-    """A list of ids or keys, without repetitions.
+    """Return ids or keys as a list without duplicates.
+
+    Args:
+        name: name of the argument, for the error.
+        values: the ids or keys.
 
     Raises:
-        OperationRefused: it is not a list (a single str, for example), it is empty, or one of them breaks a rule.
+        OperationRefused: it is not a list (for example a single str), it is empty, or one of them is invalid.
     """
     return list(dict.fromkeys(text(name, one, most=KEY_LENGTH) for one in _items(name, values)))
 
 
 def offsets_of(values: Any, name: str = "offsets") -> list[int]:
-    """A list of offsets, without repetitions.
+    """Return offsets as a list without duplicates.
+
+    Args:
+        values: the offsets.
+        name: name of the argument, for the error.
 
     Raises:
-        OperationRefused: it is not a list, it is empty, or one of them is not a whole number from 1 to 2**63 - 1.
+        OperationRefused: it is not a list, it is empty, or one of them is not an integer from 1 to 2**63 - 1.
     """
     found = list(dict.fromkeys(_items(name, values)))
     for one in found:
         if type(one) is not int or not 0 < one <= HIGHEST_OFFSET:
-            raise OperationRefused(f"{name} {_shown(one)}: must be a whole number from 1 to 2**63 - 1")
+            raise OperationRefused(f"{name} {_shown(one)}: must be an integer from 1 to 2**63 - 1")
     return found
 
 
 def milliseconds(name: str, moment: Any, *, latest: int | None = None) -> int:
-    """Epoch milliseconds of a datetime; a naive one is in the project's time zone.
+    """Return a datetime as epoch milliseconds; a naive datetime is in the project's time zone.
 
     Args:
-        latest: the latest that is allowed, epoch milliseconds.
+        name: name of the argument, for the error.
+        moment: the datetime.
+        latest: the latest valid time, in epoch milliseconds.
 
     Raises:
-        OperationRefused: it is not a datetime, or later than that.
+        OperationRefused: it is not a datetime, or later than ``latest``.
     """
     if not isinstance(moment, datetime.datetime):
         raise OperationRefused(f"{name} {_shown(moment)}: must be a datetime")
     try:
         found = int((make_aware(moment) if is_naive(moment) else moment).timestamp() * 1000)
     except (OverflowError, ValueError) as error:
-        raise OperationRefused(f"{name} {_shown(moment)}: is not a time in the project's time zone ({error})") from None
+        raise OperationRefused(
+            f"{name} {_shown(moment)}: is not a valid time in the project's time zone ({error})"
+        ) from None
     if latest is not None and found > latest:
         raise OperationRefused(f"{name} {_shown(moment)}: must be before the year 10000 in UTC")
     return found
 
 
 def delivery_time(moment: Any) -> int:
-    """Epoch milliseconds of a time of delivery, at most the latest that ``publish`` takes.
+    """Return a time of delivery as epoch milliseconds.
+
+    Args:
+        moment: the time, at most the latest that ``publish`` accepts.
 
     Raises:
-        OperationRefused: as ``milliseconds``.
+        OperationRefused: as for ``milliseconds``.
     """
     return milliseconds("deliver_at", moment, latest=LATEST_DELIVERY)
 
 
 def check_rate(rate: Any) -> None:
-    """Messages per second.
+    """Require a valid number of messages per second, or None.
 
     Raises:
-        OperationRefused: it is not a number in range.
+        OperationRefused: it is not a number in the range.
     """
     if rate is None:
         return
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not math.isfinite(rate) or rate <= 0:
-        raise OperationRefused(f"rate {_shown(rate)}: must be above 0 messages a second")
+        raise OperationRefused(f"rate {_shown(rate)}: must be more than 0 messages per second")
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise OperationRefused(f"rate {_shown(rate)}: must be from {LOWEST_RATE:g} to {HIGHEST_RATE:,.0f}")
+        raise OperationRefused(
+            f"rate {_shown(rate)}: must be from {LOWEST_RATE:g} to {HIGHEST_RATE:,.0f} messages per second"
+        )
 
 
 def check_limit(limit: Any) -> None:
-    """How many, at most.
+    """Require a valid maximum number of messages, or None.
 
     Raises:
-        OperationRefused: it is not a whole number from 1.
+        OperationRefused: it is not an integer of at least 1.
     """
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise OperationRefused(f"limit {_shown(limit)}: must be at least 1")
+        raise OperationRefused(f"limit {_shown(limit)}: must be an integer of at least 1")
 
 
 def _items(name: str, values: Any) -> Sequence[Any]:
     if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, set, frozenset)):
         raise OperationRefused(f"{name} {_shown(values)}: must be a list")
     if not values:
-        raise OperationRefused(f"{name} []: must name at least one")
+        raise OperationRefused(f"{name} []: must not be empty")
     return list(values)
 
 

@@ -25,17 +25,17 @@ from django_mysqlqueue.sql.session import Session
 def pause(
     group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
 ) -> Result:
-    """Pause a consumer group: its subscribers finish what they have claimed and claim nothing more.
+    """Pause a consumer group: its subscribers finish the messages that they have claimed and claim no more.
 
-    They keep their leases. Messages stay in the log, and GC keeps them for the group, until it is resumed.
+    They keep their leases. Until you resume the group, messages stay in the log, and GC keeps them for it.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        actor: who does it, for the audit log.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
@@ -53,7 +53,7 @@ def pause(
                 "claim no more. Messages stay in the log, and GC keeps them for the group."
             ),
             done=_("The group %(ref)s is paused."),
-            nothing=_("The group %(ref)s is paused already."),
+            nothing=_("The group %(ref)s is already paused."),
         )
         return result_of(Result, "pause", number, text % {"ref": found.ref}, dry_run=dry_run)
 
@@ -61,15 +61,15 @@ def pause(
 def resume(
     group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
 ) -> Result:
-    """Resume a paused consumer group; its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
+    """Resume a paused consumer group. Its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        actor: who does it, for the audit log.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
@@ -82,7 +82,7 @@ def resume(
         text = sentence(
             number,
             dry_run=dry_run,
-            planned=_("The group %(ref)s will be resumed; its subscribers notice within %(seconds)s s."),
+            planned=_("The group %(ref)s will be resumed. Its subscribers notice within %(seconds)s seconds."),
             done=_("The group %(ref)s is resumed."),
             nothing=_("The group %(ref)s is not paused."),
         )
@@ -104,31 +104,31 @@ def seek(
 ) -> SeekResult:
     """Move a consumer group's position: back to replay messages, forward to skip them.
 
-    Its subscribers may keep running. Deliveries in flight are revoked: an ack that commits later changes
-    nothing, and atomic handlers roll back. If it is interrupted, the group stays paused: run it again.
+    Its subscribers can keep running. Deliveries in flight are revoked: an ack that commits later changes nothing, and
+    atomic handlers roll back. If the seek is interrupted, the group stays paused: run it again.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
         position: ``"earliest"``, ``"latest"`` (after the newest message), or the offset to continue from.
-        time: instead of a position: continue from the first message that entered the log then or later; a naive
-            datetime is in the project's time zone.
-        actor: who does it, for the audit log.
+        time: instead of a position: continue from the first message that entered the log at or after this time; a
+            naive datetime is in the project's time zone.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and count what would be replayed and skipped.
-        progress: called after each transaction with the number of partitions and deliveries that it has reset.
+        dry_run: change nothing; count the messages that would be replayed and skipped.
+        progress: called after each transaction with the number of partitions and deliveries that it reset.
 
     Raises:
-        OperationRefused: there is no such group; the position is neither in the log nor just behind it; another
-            seek or drop of the group has started meanwhile; or its deliveries stay locked by other transactions.
+        OperationRefused: there is no such group; the position is neither in the log nor just after it; another seek or
+            drop of the group has started in the meantime; or other transactions keep its deliveries locked.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         found = group_of(alias, group, topic, unfinished=["seek"])
         ref = found.ref
         stays = found.paused and found.after_seek in ("", ConsumerGroup.AfterSeek.STAY)
         if (position is None) == (time is None):
-            raise OperationRefused("position or time: exactly one of them must say where to continue")
+            raise OperationRefused("position or time: pass exactly one of them")
         if time is not None:
             target = seeking.position_of(alias, time_ms=milliseconds("time", time))
             named = f"time {time.isoformat()}"
@@ -138,7 +138,7 @@ def seek(
         if not dry_run:
             seeking.seek(alias, ref, target, actor=actor, reason=reason, detail=named, progress=progress)
             values = {"ref": ref, "offset": target.offset + 1}
-            text = _("The next message of the group %(ref)s is the first from offset %(offset)s on.")
+            text = _("The group %(ref)s continues with the first message at or after offset %(offset)s.")
             warnings = (_stays_paused(),) if stays else ()
             offset = target.offset + 1
             return result_of(SeekResult, "seek", 1, text % values, dry_run=False, warnings=warnings, offset=offset)
@@ -146,12 +146,13 @@ def seek(
 
 
 def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview, *, stays: bool = False) -> SeekResult:
-    """What is said of a seek that has been previewed.
+    """Return the result of a previewed seek.
 
     Args:
-        position: as the caller named it.
-        found: what the preview has counted.
-        stays: the group is paused, and stays so.
+        ref: the group and its topic.
+        position: the position as the caller named it.
+        found: the preview.
+        stays: True if the group is paused and stays paused.
     """
     values = {"ref": ref, "offset": found.position.offset + 1, "position": position}
     return result_of(
@@ -159,9 +160,12 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview, *, stay
         "seek",
         1,
         _("The group %(ref)s will continue from offset %(offset)s (%(position)s).") % values,
-        _("Settled messages that will be redelivered: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
+        _("Settled messages that will be replayed: %(number)s.") % {"number": up_to(COUNTED, found.replayed)},
         _("Unsettled messages that will be skipped: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
-        _("Deliveries in flight are revoked. A message that is dead-lettered before that stays in the DLQ."),
+        _(
+            "Deliveries in flight are revoked. A message that is dead-lettered before its delivery is revoked stays in "
+            "the DLQ."
+        ),
         dry_run=True,
         warnings=_warnings(found, stays=stays),
         offset=found.position.offset + 1,
@@ -172,7 +176,7 @@ def previewed_seek(ref: GroupRef, position: str, found: seeking.Preview, *, stay
 
 
 def _stays_paused() -> str:
-    return _("The group is paused, and stays paused until it is resumed.")
+    return _("The group is paused and stays paused until you resume it.")
 
 
 def _warnings(found: seeking.Preview, *, stays: bool) -> tuple[str, ...]:
@@ -185,35 +189,35 @@ def _warnings(found: seeking.Preview, *, stays: bool) -> tuple[str, ...]:
 
 
 def _stopped() -> str:
-    text = _("Counting stopped after %(number)s messages of the log: there may be more.")
+    text = _("Counting stopped after %(number)s messages of the log: the numbers may be higher.")
     return text % {"number": f"{LIMITS.read:,}"}
 
 
 def drop_group(
     group: str, topic: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
 ) -> DropResult:
-    """Delete a consumer group and all its state; GC no longer keeps messages for it.
+    """Delete a consumer group with all its state. GC no longer keeps messages for it.
 
-    A subscriber of the group that starts later registers it again. If it is interrupted, the group stays
-    paused: run it again.
+    A subscriber of the group that starts later registers it again. If the drop is interrupted, the group stays paused:
+    run it again.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        actor: who does it, for the audit log.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: there is no such group; another drop of it has started meanwhile; or its deliveries stay
-            locked by other transactions.
+        OperationRefused: there is no such group; another drop of it has started in the meantime; or other transactions
+            keep its deliveries locked.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic, unfinished=["seek", "drop"]).ref
         if not dry_run:
             changed = int(dropping.drop(alias, ref, actor=actor, reason=reason))
-            text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s is gone already.")
+            text = _("The group %(ref)s is dropped.") if changed else _("The group %(ref)s no longer exists.")
             return result_of(DropResult, "drop", changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)
         found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
@@ -223,24 +227,26 @@ def drop_group(
 
 
 def previewed_drop(ref: GroupRef, found: seeking.Preview, kept: int, live: tuple[str, ...]) -> DropResult:
-    """What is said of a drop that has been previewed.
+    """Return the result of a previewed drop.
 
     Args:
-        found: the preview of a seek to the end: what that would skip is not settled.
-        kept: messages that GC keeps for the group alone.
-        live: its live subscribers.
+        ref: the group and its topic.
+        found: the preview of a seek to the end: messages that it would skip are unsettled.
+        kept: number of messages that GC keeps only for the group.
+        live: names of the group's live subscribers.
     """
     warnings = [] if found.exact else [_stopped()]
     if live:
-        text = _("Live subscribers: %(names)s. They stop claiming; a restart registers the group again.")
+        text = _("Live subscribers: %(names)s. They stop claiming. A restart registers the group again.")
         warnings.append(text % {"names": ", ".join(live)})
     return result_of(
         DropResult,
         "drop",
         1,
         _("The group %(ref)s and its position in every partition will be deleted.") % {"ref": ref},
-        _("Messages that it has not settled: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
-        _("Messages that GC keeps for it alone, and may then delete: %(number)s.") % {"number": up_to(COUNTED, kept)},
+        _("Messages that the group has not settled: %(number)s.") % {"number": up_to(COUNTED, found.skipped)},
+        _("Messages that GC keeps only for this group, and may delete afterwards: %(number)s.")
+        % {"number": up_to(COUNTED, kept)},
         dry_run=True,
         warnings=tuple(warnings),
         group=ref.group,
@@ -261,16 +267,16 @@ def set_group_mode(
     using: str | None = None,
     dry_run: bool = False,
 ) -> Result:
-    """Change the mode of a consumer group whose subscribers are stopped.
+    """Change the delivery mode of a consumer group. Its subscribers must be stopped.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        mode: the mode that its handler will declare.
-        actor: who does it, for the audit log.
+        mode: the mode that the group's handler will declare.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
         OperationRefused: there is no such group or mode; the group has live subscribers; or a seek or drop of it has
@@ -289,8 +295,8 @@ def set_group_mode(
         text = sentence(
             number,
             dry_run=dry_run,
-            planned=_("The group %(ref)s will be %(mode)s."),
-            done=_("The group %(ref)s is now %(mode)s."),
-            nothing=_("The group %(ref)s is %(mode)s already."),
+            planned=_("The mode of the group %(ref)s will change to %(mode)s."),
+            done=_("The mode of the group %(ref)s is now %(mode)s."),
+            nothing=_("The mode of the group %(ref)s is already %(mode)s."),
         )
         return result_of(Result, "mode", number, text % {"ref": found.ref, "mode": mode}, dry_run=dry_run)

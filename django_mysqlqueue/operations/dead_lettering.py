@@ -1,9 +1,8 @@
-"""Dead-letter now: an operator gives up on messages that a group is retrying.
+"""Dead-letter now: an operator rejects messages that a group is retrying.
 
-It is a reject in the operator's name. It is written as a subscriber's is
-(``settling.apply``), so state, watermark and dead letter change together, or not
-at all. The group's revision rises: owners of ordered partitions keep backoffs in
-memory, and under ``on_failure="block"`` wait for the message.
+The reject is written like a subscriber's (``settling.apply``), so state, watermark and dead letter change together or
+not at all. The group's revision increases, because owners of ordered partitions keep backoffs in memory, and with
+``on_failure="block"`` wait for the message.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
 MOST = 500
-"""Messages that one transaction takes."""
+"""Maximum number of messages per call, which is one transaction."""
 REASONS = 5
-"""Of so many messages a refusal says why."""
+"""Maximum number of messages for which a refusal says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,23 @@ class RetriedMessage:
     key: str
     offset: int
     failed: int
-    """Attempts that count."""
+    """Number of failed attempts."""
     token: int
     held_by: str
-    """The subscriber that was lost with it, or ''."""
+    """The lost subscriber that held it, or empty."""
     last_error: str
 
 
 def find(using: str, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMessage]:
-    """The messages that ``dead_letter_now`` would dead-letter; it changes nothing.
+    """Return the messages that ``dead_letter_now`` would dead-letter, without changing anything.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        offsets: offsets of the messages in the log.
 
     Raises:
-        OperationRefused: as ``dead_letter_now``.
+        OperationRefused: as for ``dead_letter_now``.
     """
     session = Session(using)
     if groups.find(using, ref) is None:
@@ -58,39 +62,38 @@ def find(using: str, ref: GroupRef, offsets: Collection[int]) -> list[RetriedMes
 
 
 def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, actor: str, reason: str = "") -> int:
-    """Dead-letters messages that a group is retrying: all of them, or none.
+    """Dead-letter messages that a group is retrying: all of them or none.
 
-    A message qualifies while it waits for another attempt, or when the subscriber
-    that held it has been lost. One that a live subscriber holds may take effect at
-    any moment, so it is refused. Other groups are not concerned.
+    A message qualifies while it waits for another attempt, or if the subscriber that held it was lost. A message that a
+    live subscriber holds is refused, since its handler may succeed at any moment. Other groups are not affected.
 
     Args:
-        using: the queue's database alias.
+        using: alias of the queue's database.
         ref: the group and its topic.
-        offsets: of the messages in the log; at most ``MOST``.
-        actor: who does it, for the audit log and the dead letter.
-        reason: why; it ends the dead letter's ``last_error``, behind the last attempt's error.
+        offsets: offsets of the messages in the log; at most ``MOST``.
+        actor: who runs the operation, for the audit log and the dead letters.
+        reason: why; it is added to the last attempt's error in the dead letter's ``last_error``.
 
     Returns:
-        How many messages were dead-lettered.
+        The number of dead-lettered messages.
 
     Raises:
         OperationRefused: there is no such group, a seek or drop of it has not finished, its topic
             is a DLQ topic, or one of the messages does not qualify; the text says which and why.
-        CommitOutcomeUnknown: the connection broke during COMMIT. Run it again: messages that
+        CommitOutcomeUnknown: the connection was lost during COMMIT. Run it again: messages that
             were dead-lettered are then refused as settled.
     """
 
-    def give_up(session: Session) -> int:
+    def reject(session: Session) -> int:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
         found = _find(session, ref, offsets)
         rejects = [Settlement(_claimed(ref, one, actor), Action.REJECT, 0, _error(one, actor, reason)) for one in found]
-        # Not waited for: whoever holds a partition's offsets row will move its watermark.
+        # Skip locked rows: the transaction that holds a partition's offsets row moves its watermark.
         locked = watermarks.lock(session, ref, {one.key for one in found}, skip_locked=True)
         flushed = settling.apply(session, ref, rejects, locked, max_attempts=None)
         changed = sorted(outcome.delivery.offset for outcome in (*flushed.locked, *flushed.stale))
         if changed:
-            raise OperationRefused(f"{_listed(changed)}: being settled at this moment. Nothing was changed; try again.")
+            raise OperationRefused(f"Nothing was changed. Being settled right now: {_listed(changed)}. Try again.")
         watermarks.store(session, ref, locked, flushed.watermarks, {})
         groups.change(session, ref, revise=True)
         detail = _listed([one.offset for one in found])
@@ -107,11 +110,11 @@ def dead_letter_now(using: str, ref: GroupRef, offsets: Collection[int], *, acto
         return len(found)
 
     with apart(using):
-        return run(using, give_up)
+        return run(using, reject)
 
 
 def _claimed(ref: GroupRef, one: RetriedMessage, actor: str) -> Claimed:
-    # No attempt was begun for it, so ``delivered_at`` stays 0: the record of deliveries tells it by that.
+    # ``delivered_at`` stays 0, since no attempt was started: that marks it in the recorded deliveries.
     return Claimed(ref, one.key, one.offset, one.token, one.failed, suspect=False, size=0, by=actor)
 
 
@@ -128,9 +131,9 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Ret
         )
     wanted = sorted(set(offsets))
     if not wanted:
-        raise OperationRefused("No message is named: give at least one offset.")
+        raise OperationRefused("Pass at least one offset.")
     if len(wanted) > MOST:
-        raise OperationRefused(f"{len(wanted):,} messages are named: at most {MOST} at a time.")
+        raise OperationRefused(f"{len(wanted):,} offsets were passed, but the maximum is {MOST}.")
     rows = {row[0]: row[1:] for row in _rows(session, ref, wanted)}
     live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
     found: list[RetriedMessage] = []
@@ -140,13 +143,15 @@ def _find(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Ret
         if key is None:
             refused[offset] = f"is not in the log of {ref.topic!r}"
         elif target not in ("", ref.group):
-            refused[offset] = f"is for the group {target!r} alone"
+            refused[offset] = f"is only for the group {target!r}"
         elif acked is None and (watermark is None or offset > watermark):
-            refused[offset] = "has not been claimed yet: to skip it use queueseek"
+            refused[offset] = "has not been claimed yet (use queueseek to skip it)"
         elif acked is None or acked:
-            refused[offset] = "is settled already"
+            refused[offset] = "is already settled"
         elif held_by in live:
-            refused[offset] = f"is held by the live subscriber {held_by!r}: wait for its end, or stop that subscriber"
+            refused[offset] = (
+                f"is in flight at the live subscriber {held_by!r} (wait until its attempt ends, or stop the subscriber)"
+            )
         else:
             found.append(RetriedMessage(key, offset, failed, token, held_by, last_error))
     if refused:
@@ -170,9 +175,9 @@ def _rows(session: Session, ref: GroupRef, offsets: Sequence[int]) -> Iterator[t
 
 
 def _refusal(ref: GroupRef, refused: Mapping[int, str]) -> str:
-    said = [f"message {offset} {why}" for offset, why in list(refused.items())[:REASONS]]
+    texts = [f"message {offset} {why}" for offset, why in list(refused.items())[:REASONS]]
     more = f"; and {len(refused) - REASONS} more" if len(refused) > REASONS else ""
-    return f"Nothing was dead-lettered for {ref}: {'; '.join(said)}{more}."
+    return f"Nothing was dead-lettered for {ref}: {'; '.join(texts)}{more}."
 
 
 def _listed(offsets: Sequence[int]) -> str:

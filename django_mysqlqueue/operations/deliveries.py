@@ -17,7 +17,7 @@ from django_mysqlqueue.operations.results import Result, number_said, result_of,
 from django_mysqlqueue.service.refs import GroupRef
 
 NAMED = 5
-"""A preview says of so many messages what it does to each."""
+"""Maximum number of messages that a preview describes one by one."""
 
 
 def retry(
@@ -34,26 +34,26 @@ def retry(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> Result:
-    """Make messages due now that wait for another attempt after a failure, a nack or a snooze.
+    """Retry immediately the messages that wait for another attempt after a failure, a nack or a snooze.
 
-    Deliveries in flight are left alone.
+    Deliveries in flight are not changed.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
         ids: only the messages with these ids, as ``publish`` returned them.
-        offsets: only the messages at these offsets. Neither: all that wait in the group.
-        missing_ok: pass over named messages that do not wait (any more), instead of refusing them.
-        reset_attempts: count their attempts from one again.
-        actor: who does it, for the audit log.
+        offsets: only the messages at these offsets. Without ``ids`` and ``offsets``, all waiting messages are retried.
+        missing_ok: ignore named messages that are not waiting, instead of refusing the operation.
+        reset_attempts: count the attempts from 1 again.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
-        progress: called after each transaction with the number of messages that have become due.
+        dry_run: change nothing; return what would be changed.
+        progress: called after each transaction with the number of messages that it made due.
 
     Raises:
-        OperationRefused: there is no such group; one of the named messages does not wait; a seek or drop of the group
-            has not finished; or it was dropped and registered again meanwhile.
+        OperationRefused: there is no such group; one of the named messages is not waiting; a seek or drop of the group
+            has not finished; or it was dropped and registered again in the meantime.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
@@ -71,9 +71,9 @@ def retry(
             dry_run=dry_run,
             planned=_("Messages of the group %(ref)s that will be retried now: %(number)s."),
             done=_("Messages of the group %(ref)s that are due now: %(number)s."),
-            nothing=_("No message waits for another attempt in the group %(ref)s."),
+            nothing=_("No messages of the group %(ref)s are waiting for another attempt."),
         )
-        more = [_("Attempts count from one again.")] if dry_run and number and reset_attempts else []
+        more = [_("Their attempts will be counted from 1 again.")] if dry_run and number and reset_attempts else []
         values = {"number": number_said(number, dry_run=dry_run), "ref": ref}
         return result_of(Result, "retry", number, text % values, *more, dry_run=dry_run)
 
@@ -81,7 +81,7 @@ def retry(
 def _waiting_rows(
     alias: str, ref: GroupRef, ids: Sequence[str] | None, offsets: Sequence[int] | None, *, missing_ok: bool
 ) -> list[tuple[str, int]] | None:
-    """(partition key, offset) of the messages that are named; None: all that wait are meant."""
+    """Return (partition key, offset) of the named messages; None for all that wait."""
     if ids is None and offsets is None:
         return None
     ids = None if ids is None else texts("ids", ids)
@@ -91,7 +91,7 @@ def _waiting_rows(
     if not missing_ok:
         waiting: set[object] = {offset for _key, offset in rows}
         waiting |= {one for one, found in by_id.items() if waiting.intersection(found)}
-        text = f"These messages do not wait for another attempt in the group {ref}: {{}}."
+        text = f"These messages are not waiting for another attempt in the group {ref}: {{}}."
         check_known(text, [*(ids or ()), *(offsets or ())], waiting)
     return rows
 
@@ -107,30 +107,32 @@ def dead_letter(
     using: str | None = None,
     dry_run: bool = False,
 ) -> Result:
-    """Dead-letter messages that a consumer group is retrying, without their remaining attempts: all, or none.
+    """Move messages of a consumer group to the DLQ instead of retrying them, all or none.
 
-    A message qualifies while it waits for another attempt, or when the subscriber that held it has been lost.
+    Their remaining attempts are skipped.
+
+    A message qualifies while it waits for another attempt, or if the subscriber that held it was lost.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        ids: of the messages, as ``publish`` returned them.
-        offsets: of the messages in the log; with ``ids`` at most 500.
-        actor: who does it, for the audit log.
+        ids: ids of the messages, as ``publish`` returned them.
+        offsets: offsets of the messages in the log; together with ``ids``, at most 500.
+        actor: who runs the operation, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
-        reason: why, for the audit log and the dead letter's ``last_error``.
+        dry_run: change nothing; return what would be changed.
+        reason: why, for the audit log and the dead letters' ``last_error``.
 
     Raises:
         OperationRefused: there is no such group; its topic is a DLQ topic; a seek or drop of it has not finished; or a
             message does not qualify. The text says which and why; nothing was changed.
-        CommitOutcomeUnknown: the connection broke during COMMIT. Run it again: messages that were dead-lettered are
+        CommitOutcomeUnknown: the connection was lost during COMMIT. Run it again: messages that were dead-lettered are
             then refused as settled.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         if ids is None and offsets is None:
-            raise OperationRefused("ids or offsets: name at least one message")
+            raise OperationRefused("ids or offsets: pass at least one message")
         ids = [] if ids is None else texts("ids", ids)
         by_id = unsettled_by_id(alias, ref, ids)
         check_known(f"The group {ref} has not claimed these messages, or has settled them: {{}}.", ids, by_id)
@@ -157,6 +159,6 @@ def dead_letter(
                 % {"offset": one.offset, "failed": one.failed}
                 for one in found[:NAMED]
             ),
-            _("A dead letter gets no further attempt until it is redriven."),
+            _("Dead letters get no further attempts until they are redriven."),
         ]
         return result_of(Result, "dead_letter", len(found), *summary, dry_run=True)

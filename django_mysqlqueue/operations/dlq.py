@@ -48,54 +48,54 @@ def redrive(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> Result:
-    """Send dead letters back to the consumer groups that failed them, each to that group alone.
+    """Publish dead letters again, each only for the consumer group that dead-lettered it.
 
-    Each becomes a message of its first topic with a new id and a new offset; ``Delivery.id`` still shows the id that
-    ``publish`` returned. If ``ids`` or ``offsets`` name dead letters, only those are sent; of these, or of
-    all, those that meet every other condition.
+    Each becomes a message of its original topic with a new id and a new offset; ``Delivery.id`` is still the id that
+    ``publish`` returned. If ``ids`` or ``offsets`` name dead letters, only those are considered, otherwise all. Of
+    these, the ones that meet every other condition are redriven.
 
     Args:
         topic: the topic that the messages were published to, or its DLQ topic.
         ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
-        offsets: only those at these offsets of the DLQ topic.
-        group: only those that this group failed.
-        error: only those whose error has this text in it.
-        since: only those that failed then or later; a naive datetime is in the project's time zone.
-        until: only those that failed then or earlier.
-        missing_ok: pass over ids and offsets without a dead letter, instead of refusing them.
-        rate: maximum number per second; None: no limit.
-        limit: maximum number.
-        actor: who does it, for the audit log.
+        offsets: only the dead letters at these offsets of the DLQ topic.
+        group: only dead letters of this consumer group.
+        error: only dead letters whose error contains this text.
+        since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
+        until: only dead letters that failed at or before this time.
+        missing_ok: ignore ids and offsets without a dead letter, instead of refusing the operation.
+        rate: maximum number of messages per second; None: no limit.
+        limit: maximum number of dead letters.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
-        progress: called after each transaction with the number of dead letters that it has sent.
+        dry_run: change nothing; return what would be changed.
+        progress: called after each transaction with the number of dead letters that it redrove.
 
     Raises:
         OperationRefused: there is no such topic, group or dead letter; ``rate`` or ``limit`` is out of range; or the
-            group that failed one of them is not registered any more. What was sent before that stays sent.
+            group of a dead letter is no longer registered. What was redriven before that stays redriven.
     """
     with alias_for(using, actor, reason, topic=topic) as alias:
         check_rate(rate)
         check_limit(limit)
-        letters = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
+        wanted = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
         if dry_run:
-            number = _count(alias, letters, limit)
-            redriving.check_groups(alias, letters, number)
+            number = _count(alias, wanted, limit)
+            redriving.check_groups(alias, wanted, number)
         else:
             number = redriving.redrive(
-                alias, letters, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress
+                alias, wanted, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress
             )
         said = sentence(
             number,
             dry_run=dry_run,
             planned=_(
-                "Dead letters of %(topic)s that will be sent back, each to the group that failed it: %(number)s."
+                "Dead letters of %(topic)s that will be redriven, each for the group that failed it: %(number)s."
             ),
-            done=_("Dead letters sent back: %(number)s."),
+            done=_("Dead letters redriven: %(number)s."),
             nothing=_nothing(),
         )
-        return result_of(Result, "redrive", number, said % _values(letters, number, dry_run=dry_run), dry_run=dry_run)
+        return result_of(Result, "redrive", number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
 
 
 def discard(
@@ -115,23 +115,23 @@ def discard(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> Result:
-    """Delete dead letters; this cannot be undone. The audit log keeps who did it, when and why.
+    """Delete dead letters. This cannot be undone. The audit log records who did it, when and why.
 
     Args:
         topic: the topic that the messages were published to, or its DLQ topic.
-        ids: only the dead letters of these messages: the ids that ``publish`` returned.
-        offsets: only those at these offsets of the DLQ topic.
-        group: only those that this group failed.
-        error: only those whose error contains this text.
-        since: only those that failed then or later; a naive datetime is in the project's time zone.
-        until: only those that failed then or earlier.
-        missing_ok: pass over ids and offsets without a dead letter, instead of refusing them.
-        limit: maximum number.
-        actor: who does it, for the audit log.
+        ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
+        offsets: only the dead letters at these offsets of the DLQ topic.
+        group: only dead letters of this consumer group.
+        error: only dead letters whose error contains this text.
+        since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
+        until: only dead letters that failed at or before this time.
+        missing_ok: ignore ids and offsets without a dead letter, instead of refusing the operation.
+        limit: maximum number of dead letters.
+        actor: who runs the operation, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
         reason: why; required, except with ``dry_run``.
-        progress: called after each transaction with the number of dead letters that it has deleted.
+        progress: called after each transaction with the number of dead letters that it deleted.
 
     Raises:
         OperationRefused: there is no such topic, group or dead letter; ``limit`` is out of range; or no reason was
@@ -139,11 +139,11 @@ def discard(
     """
     with alias_for(using, actor, reason, topic=topic) as alias:
         check_limit(limit)
-        letters = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
+        wanted = _filter(alias, topic, ids, offsets, group, error, since, until, missing_ok=missing_ok)
         if dry_run:
-            number = _count(alias, letters, limit)
+            number = _count(alias, wanted, limit)
         else:
-            number = redriving.discard(alias, letters, actor=actor, reason=reason, limit=limit, progress=progress)
+            number = redriving.discard(alias, wanted, actor=actor, reason=reason, limit=limit, progress=progress)
         said = sentence(
             number,
             dry_run=dry_run,
@@ -151,7 +151,7 @@ def discard(
             done=_("Dead letters deleted: %(number)s."),
             nothing=_nothing(),
         )
-        return result_of(Result, "discard", number, said % _values(letters, number, dry_run=dry_run), dry_run=dry_run)
+        return result_of(Result, "discard", number, said % _values(wanted, number, dry_run=dry_run), dry_run=dry_run)
 
 
 def edit(
@@ -165,52 +165,53 @@ def edit(
     using: str | None = None,
     dry_run: bool = False,
 ) -> EditResult:
-    """Replace a dead letter by a message with a corrected payload, for the group that failed it alone.
+    """Replace a dead letter with a message that has a corrected payload.
 
-    The new message has an id of its own; its metadata name the id of the old one.
+    Only the group that dead-lettered the original receives the new message. It has a new id; its metadata contains the
+    id of the old one.
 
     Args:
         topic: the topic that the message was published to, or its DLQ topic.
-        payload: as in ``publish``; the metadata stay as they were.
-        id: of the message, as ``publish`` returned it.
-        offset: of the dead letter in the DLQ topic, instead of the id.
-        actor: who does it, for the audit log.
+        payload: as in ``publish``; the metadata does not change.
+        id: id of the message, as ``publish`` returned it.
+        offset: instead of the id: offset of the dead letter in the DLQ topic.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Returns:
-        A result with the new message's id.
+        The result, with the id of the new message.
 
     Raises:
         InvalidMessage: ``publish`` would refuse the payload.
-        OperationRefused: there is no such topic or dead letter; several groups failed the message, so that only an
-            offset names one dead letter; or the group is not registered any more.
+        OperationRefused: there is no such topic or dead letter; several groups dead-lettered the message, so that you
+            must pass the offset of one dead letter; or the group is no longer registered.
     """
     with alias_for(using, actor, reason, topic=topic) as alias:
         check_topic(alias, topic)
         dlq = naming.dlq_topic(topic)
         if (id is None) == (offset is None):
-            raise OperationRefused("id or offset: exactly one of them must name the dead letter")
+            raise OperationRefused("id or offset: pass exactly one of them")
         if offset is None:
             found = [offset for one in dead_letters_by_id(alias, dlq, texts("id", [id])).values() for offset in one]
             if len(found) > 1:
                 raise OperationRefused(
-                    f"id {id!r}: {dlq} has {len(found)} dead letters of it, at the offsets "
-                    f"{', '.join(map(str, sorted(found)))}; name one by its offset"
+                    f"id {id!r}: {dlq} has {len(found)} dead letters of this message, at the offsets "
+                    f"{', '.join(map(str, sorted(found)))}; pass the offset of one"
                 )
             if not found:
-                raise OperationRefused(f"id {id!r}: {dlq} has no dead letter of it")
+                raise OperationRefused(f"id {id!r}: {dlq} has no dead letter of this message")
             offset = found[0]
         (offset,) = offsets_of([offset], "offset")
         if dry_run:
             ref, size = redriving.find_replaced(alias, dlq, offset, payload)
             said = _(
-                "A new message (size in bytes: %(size)s) will replace the dead letter, for the group %(ref)s alone."
+                "A new message of %(size)s bytes will replace the dead letter. Only the group %(ref)s receives it."
             )
             return result_of(EditResult, "replace", 1, said % {"size": f"{size:,}", "ref": ref}, dry_run=True)
         new_id = redriving.replace(alias, dlq, offset, payload, actor=actor, reason=reason)
-        said = _("The message %(id)s replaces the dead letter.")
+        said = _("The message %(id)s has replaced the dead letter.")
         return result_of(EditResult, "replace", 1, said % {"id": new_id}, dry_run=False, message_id=new_id)
 
 
@@ -245,7 +246,7 @@ def _filter(
 def _offsets(
     alias: str, dlq: str, ids: Sequence[str] | None, offsets: Sequence[int] | None, *, missing_ok: bool
 ) -> tuple[int, ...] | None:
-    """The dead letters that are named; None: all are meant."""
+    """Return the offsets of the named dead letters; None for all."""
     if ids is None and offsets is None:
         return None
     ids = None if ids is None else texts("ids", ids)
@@ -264,25 +265,25 @@ def _offsets(
 
 
 def _check_group(alias: str, dlq: str, group: str) -> None:
-    """A group of the topic, or one that has failed a message of it and is not registered any more."""
+    """Require a registered group on the topic, or a former one that has dead letters."""
     topic = naming.first_topic(dlq)
     if groups.find(alias, GroupRef(group, topic)) or redriving.count(alias, DeadLetterFilter(dlq, group=group), most=1):
         return
     known = {ref.group for ref in groups.registered_refs(alias) if ref.topic == topic}
     known |= failed_groups(Session(alias), dlq)
     raise OperationRefused(
-        f"There is no group {group!r} of {topic!r}, and {dlq} has no dead letters of a former one. "
+        f"There is no group {group!r} on topic {topic!r}, and {dlq} has no dead letters of a dropped one. "
         f"Groups: {named_or_meant(group, sorted(known))}"
     )
 
 
-def _count(alias: str, letters: DeadLetterFilter, limit: int | None) -> int:
-    return redriving.count(alias, letters, most=COUNTED if limit is None else min(COUNTED, limit))
+def _count(alias: str, wanted: DeadLetterFilter, limit: int | None) -> int:
+    return redriving.count(alias, wanted, most=COUNTED if limit is None else min(COUNTED, limit))
 
 
 def _nothing() -> str:
-    return _("No dead letter of %(topic)s matches.")
+    return _("No dead letters of %(topic)s match.")
 
 
-def _values(letters: DeadLetterFilter, number: int, *, dry_run: bool) -> dict[str, str]:
-    return {"topic": letters.topic, "number": number_said(number, dry_run=dry_run)}
+def _values(wanted: DeadLetterFilter, number: int, *, dry_run: bool) -> dict[str, str]:
+    return {"topic": wanted.topic, "number": number_said(number, dry_run=dry_run)}

@@ -1,8 +1,7 @@
-"""Drop: a group is forgotten with all its state, and GC no longer waits for it.
+"""Drop: delete a group with all its state, so that GC no longer keeps messages for it.
 
-The group is paused first, under its row's exclusive lock, and its row goes last.
-A drop that died leaves a paused group, with which nothing else can be done, and
-is run again. Meanwhile nobody can register the group anew beside its old rows.
+The group is paused first, under its row's exclusive lock, and its row is deleted last. An interrupted drop leaves a
+paused group, which can only be dropped again. Until then, the group cannot be registered again beside its old rows.
 """
 
 from __future__ import annotations
@@ -18,16 +17,20 @@ from django_mysqlqueue.sql.session import Session, run
 
 
 def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits: Limits = LIMITS) -> bool:
-    """Delete a group and all its state; GC no longer waits for it.
+    """Delete a group with all its state. GC no longer keeps messages for it.
 
-    An unfinished seek of the group is stopped. If another drop has finished the work of this one, this one ends
-    too. It never touches a group that was registered since.
+    An unfinished seek of the group is stopped. If another drop finishes first, this one ends, too. A group that was
+    registered again since is not changed.
 
     Args:
-        actor: who does it, for the record.
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        limits: limits of each step.
 
     Returns:
-        Whether the group existed.
+        False if the group did not exist.
 
     Raises:
         OperationRefused: another drop of the group has started since, or it finished and the group was registered
@@ -41,7 +44,7 @@ def drop(using: str, ref: GroupRef, *, actor: str = "", reason: str = "", limits
             steps.delete_all(
                 using, ref, lambda session: _delete_some(session, ref, operation, limits), lambda rows: None, limits
             )
-            run(using, lambda session: _end(session, ref, operation))
+            run(using, lambda session: _end(session, ref, operation, limits))
     return True
 
 
@@ -55,14 +58,15 @@ def _begin(session: Session, ref: GroupRef, actor: str, reason: str = "") -> int
     return operation
 
 
-def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
-    """Deletes some of the group's rows by primary key; returns how many, or None when there are no more.
+def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits) -> int | None:
+    """Delete some of the group's rows by primary key; return how many, or None if there are no more.
 
-    Nobody makes new ones: whoever could holds the group row shared, and does nothing while the group is paused.
+    There are no new rows: those who insert them hold a shared lock on the group row and do nothing while the group is
+    paused.
     """
     fence = groups.fence(session, ref)
     if fence is None:
-        return None  # another drop has ended
+        return None  # another drop has finished
     steps.refuse_stopped(ref, operation, fence)
     deleted = groups.delete_rows(session, ref, PartitionLease, "partition_key", limits.rows)
     if not deleted:
@@ -72,14 +76,14 @@ def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits
     return deleted or groups.delete_rows(session, ref, ConsumerOffset, "partition_key", limits.rows) or None
 
 
-def _end(session: Session, ref: GroupRef, operation: int) -> None:
+def _end(session: Session, ref: GroupRef, operation: int, limits: Limits) -> None:
     try:
         found = groups.lock(session, ref)
     except OperationRefused:
-        audit.stop(session, operation, "another drop has ended")
+        audit.stop(session, operation, "another drop has finished")
         return
     steps.refuse_stopped(ref, operation, found)
-    # Subscribers may still beat, without the group's lock; what is left is forgotten when it is old.
-    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name", LIMITS.rows)
+    # Subscribers may still send heartbeats, without the group's lock. GC deletes these rows when they are old.
+    groups.delete_rows(session, ref, SubscriberHeartbeat, "subscriber_name", limits.rows)
     ConsumerGroup.objects.using(session.using).filter(pk=found.id).delete()
     audit.end(session, operation)

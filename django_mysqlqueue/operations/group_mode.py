@@ -17,8 +17,16 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
     A subscriber of the old mode without a heartbeat, because it was starting or frozen, claims
     nothing from then on: each claim checks the mode under the group row's lock.
 
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        mode: ``"ordered"`` or ``"shared"``.
+        lease_ms: milliseconds without a heartbeat after which a subscriber is lost.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+
     Returns:
-        Whether it was in the other mode.
+        False if the group was already in this mode.
 
     Raises:
         OperationRefused: there is no such group, it has live subscribers, or a seek or drop of it has not finished.
@@ -42,13 +50,19 @@ def set_mode(using: str, ref: GroupRef, mode: str, *, lease_ms: int, actor: str 
 
 
 def refuse_live(session: Session, ref: GroupRef, lease_ms: int) -> None:
-    """
+    """Require that a group has no live subscribers.
+
+    Args:
+        session: session on the queue's database.
+        ref: the group and its topic.
+        lease_ms: milliseconds without a heartbeat after which a subscriber is lost.
+
     Raises:
         OperationRefused: the group has live subscribers.
     """
     live = heartbeats.live(session, [ref], lease_ms)[ref]
     if live:
         raise OperationRefused(
-            f"The group {ref.group!r} of {ref.topic!r} has live subscribers: {', '.join(live)}. "
+            f"The group {ref.group!r} on topic {ref.topic!r} has live subscribers: {', '.join(live)}. "
             "Stop them before you change its mode."
         )

@@ -1,4 +1,4 @@
-"""How much an operation changes in one transaction, counts for a preview, and waits for."""
+"""Limits of operations: rows per transaction, counts of previews, and waits."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Passed to what it bounds, so that a test can reach a bound with a few rows."""
+    """Limits of operations. They are arguments, so that tests can reach them with few rows."""
 
     rows: int = 1000
-    """Rows that one transaction changes."""
+    """Maximum number of rows that one transaction changes."""
     dead_letters: int = 200
-    """Dead letters that one transaction sends back or deletes, payloads and all."""
+    """Maximum number of dead letters that one transaction redrives or deletes, with their payloads."""
     counted: int = 10_000
-    """A preview counts no further."""
+    """Previews stop counting here."""
     read: int = 100_000
-    """The preview of a seek reads no more messages of the log: which group a message is for is in no index."""
+    """Maximum number of messages that the preview of a seek reads, since no index has the target group."""
     read_first: int = 100
-    """It reads so many messages of each partition, and then more of those that have more."""
+    """Number of messages that it first reads per partition, before it reads more of the longer ones."""
     locked_wait: float = 60.0
-    """Seconds that it waits for rows that others have locked: about as long as InnoDB waits for a lock."""
+    """Seconds to wait for rows that other transactions have locked, about as long as InnoDB waits for a lock."""
 
 
 LIMITS = Limits()
 COUNTED = LIMITS.counted
-"""What every preview counts up to."""
+"""Limit of the counts in previews."""

@@ -1,4 +1,4 @@
-"""What the arguments of operations name: groups, topics, messages. What is not there is refused, with the nearest."""
+"""Look up the groups, topics and messages that arguments name; unknown names are refused with similar ones."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ class FoundGroup:
     mode: str
     paused: bool
     after_seek: str
-    """While a seek or drop of it has not finished: what becomes of it then; otherwise ''."""
+    """The group's state after an unfinished seek or drop of it; empty if there is none."""
 
 
 def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] = ()) -> FoundGroup:
-    """The registered group of these names.
+    """Return a registered group.
 
     Args:
-        unfinished: ``"seek"`` or ``"drop"``, if the operation may begin while one of the group has not finished.
+        using: alias of the queue's database.
+        group: name of the group.
+        topic: topic that it reads.
+        unfinished: ``"seek"``, ``"drop"`` or both, if the operation may begin while such an operation on the group has
+            not finished.
 
     Raises:
-        OperationRefused: there is none, and the text names those that there are; or a seek or drop of it has not
+        OperationRefused: there is no such group, and the text lists registered ones; or a seek or drop of it has not
             finished.
     """
     ref = GroupRef(group, topic)
@@ -47,9 +51,9 @@ def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] 
             groups.refuse_unfinished(ref, found.after_seek)
         return found
     refs = groups.registered_refs(using)
-    text = f"There is no group {group!r} of {topic!r}. Registered: {listed([_named(one) for one in refs])}."
+    text = f"There is no group {group!r} on topic {topic!r}. Registered: {listed([_named(one) for one in refs])}."
     if GroupRef(topic, group) in refs:
-        raise OperationRefused(f"{text} The group comes first, then the topic: {topic} {group}")
+        raise OperationRefused(f"{text} Pass the group first, then the topic: {topic} {group}")
     meant = [
         *(GroupRef(name, topic) for name in close_names(group, [one.group for one in refs])),
         *(GroupRef(group, name) for name in close_names(topic, [one.topic for one in refs])),
@@ -58,10 +62,14 @@ def group_of(using: str, group: str, topic: str, *, unfinished: Collection[str] 
 
 
 def check_topic(using: str, topic: str) -> None:
-    """A topic that an argument names: a DLQ topic is known if its topic is, and the other way round.
+    """Require that a topic exists. A DLQ topic exists if its topic does, and vice versa.
+
+    Args:
+        using: alias of the queue's database.
+        topic: name of the topic.
 
     Raises:
-        OperationRefused: there is no such topic; the text names those that there are.
+        OperationRefused: there is no such topic; the text lists topics.
     """
     known = log.known(Session(using))
     if not {topic, naming.first_topic(topic), naming.dlq_topic(topic)} & set(known):
@@ -69,13 +77,15 @@ def check_topic(using: str, topic: str) -> None:
 
 
 def check_known(text: str, wanted: Iterable[object], known: Collection[object]) -> None:
-    """Offsets, ids, partition keys or names that arguments name.
+    """Require that offsets, ids, partition keys or names exist.
 
     Args:
-        text: of the error, with ``{}`` for those that are not known.
+        text: text of the error, with ``{}`` for the unknown ones.
+        wanted: the values of the argument.
+        known: those that exist.
 
     Raises:
-        OperationRefused: some of them are not known.
+        OperationRefused: some of them do not exist.
     """
     unknown = [one for one in dict.fromkeys(wanted) if one not in known]
     if unknown:
@@ -83,10 +93,15 @@ def check_known(text: str, wanted: Iterable[object], known: Collection[object]) 
 
 
 def unsettled_by_id(using: str, ref: GroupRef, ids: Sequence[str]) -> dict[str, list[int]]:
-    """The offsets of messages that a group has claimed and not settled, by the ids that ``publish`` returned.
+    """Return the offsets of messages that a group has claimed and not settled, by the ids that ``publish`` returned.
 
-    A message that was redriven bears the id that it had first. Ids are unique within a key, so one may name
-    several. It reads the group's unsettled deliveries along their index.
+    A redriven message has the id of the original. Ids are unique within a key, so an id may have several offsets. This
+    reads the group's unsettled deliveries along their index.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        ids: the ids.
     """
     session = Session(using)
     found: dict[str, list[int]] = {}
@@ -105,9 +120,14 @@ def unsettled_by_id(using: str, ref: GroupRef, ids: Sequence[str]) -> dict[str, 
 
 
 def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[str, list[int]]:
-    """The offsets in a DLQ topic of the dead letters of messages, by the ids that ``publish`` returned.
+    """Return the offsets of dead letters in a DLQ topic, by the ids that ``publish`` returned.
 
-    Several groups may have failed one message. It reads the DLQ topic along its index.
+    Several groups may have dead-lettered a message. This reads the DLQ topic along its index.
+
+    Args:
+        using: alias of the queue's database.
+        dlq_topic: the DLQ topic.
+        ids: the ids.
     """
     session = Session(using)
     found: dict[str, list[int]] = {}
@@ -125,9 +145,9 @@ def dead_letters_by_id(using: str, dlq_topic: str, ids: Sequence[str]) -> dict[s
 
 
 def named_or_meant(name: str, known: Sequence[str]) -> str:
-    """The end of an error about a name: those that exist, and the nearest of them."""
+    """Return the end of an error about an unknown name: those that exist, and similar ones."""
     return f"{listed(known)}. {did_you_mean(close_names(name, known))}".rstrip()
 
 
 def _named(ref: GroupRef) -> str:
-    return f"{ref.group} of {ref.topic}"
+    return f"{ref.group} on {ref.topic}"

@@ -1,4 +1,4 @@
-"""Pause and resume: one write to the group row, under its lock."""
+"""Pause and resume: a single write to the group row, under its lock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from django_mysqlqueue.sql.session import Session, run
 
 
 def pause(using: str, ref: GroupRef, *, actor: str, reason: str = "") -> bool:
-    """Stop claims: subscribers finish what they have claimed, keep their leases, and claim nothing more.
+    """Pause a group: subscribers finish the messages that they have claimed, keep their leases, and claim no more.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
 
     Returns:
-        Whether it was running.
+        False if the group was already paused.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.
@@ -21,10 +27,16 @@ def pause(using: str, ref: GroupRef, *, actor: str, reason: str = "") -> bool:
 
 
 def resume(using: str, ref: GroupRef, *, actor: str, reason: str = "") -> bool:
-    """Let a group claim again; its subscribers notice within a lease renewal interval.
+    """Resume a group. Its subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
 
     Returns:
-        Whether it was paused.
+        False if the group was not paused.
 
     Raises:
         OperationRefused: there is no such group, or a seek or drop of it has not finished.

@@ -1,9 +1,8 @@
-"""Dead letters back to the group that failed them, or out of the queue.
+"""Redrive, discard and replace dead letters.
 
-A dead letter is taken by deleting its row of the log by primary key, which one
-operator alone can do, and in the same transaction it goes into the outbox for
-the group that failed, or the record says who discarded it and why. These are
-the only deletes from the log besides GC.
+A dead letter is taken by deleting its row of the log by primary key, which only one operation can do. The same
+transaction inserts it into the outbox for the group that failed it, or records who discarded it and why. These are the
+only deletes from the log apart from GC.
 """
 
 from __future__ import annotations
@@ -35,10 +34,16 @@ class _DeadLetter(NamedTuple):
     attempts: int
 
 
-def count(using: str, letters: DeadLetterFilter, *, most: int) -> int:
-    """How many dead letters match; no more than ``most``."""
+def count(using: str, wanted: DeadLetterFilter, *, most: int) -> int:
+    """Count the dead letters that match a filter.
+
+    Args:
+        using: alias of the queue's database.
+        wanted: the filter.
+        most: limit of the count.
+    """
     number = 0
-    for page in matching_offsets(Session(using), letters, size=LIMITS.dead_letters):
+    for page in matching_offsets(Session(using), wanted, size=LIMITS.dead_letters):
         number += len(page)
         if number >= most:
             return most
@@ -47,7 +52,7 @@ def count(using: str, letters: DeadLetterFilter, *, most: int) -> int:
 
 def redrive(
     using: str,
-    letters: DeadLetterFilter,
+    wanted: DeadLetterFilter,
     *,
     actor: str,
     reason: str = "",
@@ -55,89 +60,102 @@ def redrive(
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> int:
-    """Sends dead letters back to the groups that failed them, and to those alone.
+    """Publish dead letters again, each only for the group that failed it.
 
-    Each becomes a message of its first topic with a fresh id and a new place in
-    the log; ``Delivery.id`` goes on to show the first one's id.
+    Each becomes a message of its original topic with a new id and a new offset; ``Delivery.id`` is still the original
+    id.
 
     Args:
-        actor: who does it, for the record.
-        rate: at most so many a second; None: as fast as it goes.
-        limit: at most so many.
-        progress: is told how many each step has sent.
+        using: alias of the queue's database.
+        wanted: the dead letters.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        rate: maximum number of messages per second; None: no limit.
+        limit: maximum number of dead letters; None: no limit.
+        progress: called after each transaction with the number of dead letters that it redrove.
 
     Returns:
-        How many were sent back.
+        The number of redriven dead letters.
 
     Raises:
-        OperationRefused: the group that failed one of them is not registered any more: nobody would get it.
-            What was sent before that stays sent.
+        OperationRefused: the group of a dead letter is no longer registered. What was redriven before that stays
+            redriven.
     """
 
     def send_back(session: Session, found: Sequence[_DeadLetter]) -> None:
-        _send_back(session, letters.topic, found, actor)
+        _send_back(session, wanted.topic, found, actor)
 
     return _take_all(
-        using, letters, "redrive", send_back, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress
+        using, wanted, "redrive", send_back, actor=actor, reason=reason, rate=rate, limit=limit, progress=progress
     )
 
 
 def discard(
     using: str,
-    letters: DeadLetterFilter,
+    wanted: DeadLetterFilter,
     *,
     actor: str,
     reason: str,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> int:
-    """Deletes dead letters for good; the record keeps who did it and why.
+    """Delete dead letters for good. The audit log records who did it and why.
+
+    Args:
+        using: alias of the queue's database.
+        wanted: the dead letters.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log; required.
+        limit: maximum number of dead letters; None: no limit.
+        progress: called after each transaction with the number of dead letters that it deleted.
 
     Returns:
-        How many were deleted.
+        The number of deleted dead letters.
 
     Raises:
         OperationRefused: no reason was given.
     """
     if not reason.strip():
-        raise OperationRefused("reason '': say why the messages are thrown away")
+        raise OperationRefused("reason '': must not be empty, since the messages are deleted")
 
-    def put_on_record(session: Session, found: Sequence[_DeadLetter]) -> None:
-        _record(session, letters.topic, found, DeliveryEvent.Outcome.DISCARDED, actor, error=reason)
+    def record(session: Session, found: Sequence[_DeadLetter]) -> None:
+        _record(session, wanted.topic, found, DeliveryEvent.Outcome.DISCARDED, actor, error=reason)
 
-    return _take_all(
-        using, letters, "discard", put_on_record, actor=actor, reason=reason, limit=limit, progress=progress
-    )
+    return _take_all(using, wanted, "discard", record, actor=actor, reason=reason, limit=limit, progress=progress)
 
 
 def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, reason: str = "") -> str:
-    """Sends a corrected payload in the place of a dead letter, to the group that failed it.
+    """Replace a dead letter by a message with a corrected payload, only for the group that failed it.
 
-    It is a message of its own, with its own id; its metadata name the old one's.
+    The message has a new id; its metadata contains the id of the old one.
 
     Args:
-        topic, offset: the dead letter's.
-        payload: as in ``publish``; metadata stay what they were.
+        using: alias of the queue's database.
+        topic: the DLQ topic.
+        offset: offset of the dead letter in the DLQ topic.
+        payload: as in ``publish``; the metadata does not change.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
 
     Returns:
-        The new message's id.
+        The id of the new message.
 
     Raises:
-        InvalidMessage: a payload that ``publish`` would refuse.
-        OperationRefused: there is no such dead letter (any more), or its group is gone.
+        InvalidMessage: ``publish`` would refuse the payload.
+        OperationRefused: there is no such dead letter, or its group is no longer registered.
     """
 
     def write(session: Session) -> str:
         found = _lock(session, [offset], topic)
         if not found:
-            raise OperationRefused(_no_letter_text(topic, offset))
-        letter = found[0]
+            raise OperationRefused(_no_dead_letter_text(topic, offset))
+        (old,) = found
         _ref, body, kept = _replacement(session, topic, offset, payload)
         new_id = naming.new_message_id()
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group) "
             "VALUES (%s, %s, %s, %s, %s, %s)",
-            (letter.original_topic, letter.key, new_id, body, kept, letter.failed_group),
+            (old.original_topic, old.key, new_id, body, kept, old.failed_group),
         )
         _delete(session, [offset])
         _record(session, topic, found, DeliveryEvent.Outcome.REPLACED, actor, related={offset: new_id})
@@ -147,7 +165,7 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, re
             1,
             actor=actor,
             reason=reason,
-            group=letter.failed_group,
+            group=old.failed_group,
             topic=topic,
             detail=f"offset {offset}",
         )
@@ -158,47 +176,56 @@ def replace(using: str, topic: str, offset: int, payload: Any, *, actor: str, re
 
 
 def find_replaced(using: str, topic: str, offset: int, payload: Any) -> tuple[GroupRef, int]:
-    """The group that ``replace`` would send a payload to, and its size in bytes; nothing is changed.
+    """Return the group that ``replace`` would publish a payload for, and its size in bytes, without changing anything.
+
+    Args:
+        using: alias of the queue's database.
+        topic: the DLQ topic.
+        offset: offset of the dead letter in the DLQ topic.
+        payload: the new payload.
 
     Raises:
-        InvalidMessage, OperationRefused: as ``replace``.
+        InvalidMessage: ``publish`` would refuse the payload.
+        OperationRefused: as for ``replace``.
     """
     ref, body, _metadata = _replacement(Session(using), topic, offset, payload)
     return ref, len(body)
 
 
 def _replacement(session: Session, topic: str, offset: int, payload: Any) -> tuple[GroupRef, bytes, str]:
-    """What takes the place of a dead letter: the group that it is for, its payload and its metadata, encoded."""
+    """Return the group of a dead letter, and the encoded payload and metadata of its replacement."""
     row = session.row(
         f"SELECT failed_group, original_topic, {PUBLISHED_ID}, metadata FROM {LOG} m "
         "WHERE m.`offset` = %s AND m.topic = %s AND m.failed_group <> ''",
         (offset, topic),
     )
     if row is None:
-        raise OperationRefused(_no_letter_text(topic, offset))
+        raise OperationRefused(_no_dead_letter_text(topic, offset))
     ref = GroupRef(row[0], row[1])
     _refuse_unregistered(session, {ref})
     body, kept = messages.encode_body(payload, {**messages.decode_metadata(row[3]), REPLACES: row[2]})
     return ref, body, kept
 
 
-def _no_letter_text(topic: str, offset: int) -> str:
+def _no_dead_letter_text(topic: str, offset: int) -> str:
     return f"There is no dead letter at offset {offset} of {topic!r}."
 
 
-def check_groups(using: str, letters: DeadLetterFilter, most: int) -> None:
-    """Whether every group that failed the first of the matching dead letters would get them back.
+def check_groups(using: str, wanted: DeadLetterFilter, most: int) -> None:
+    """Require that the groups of the first matching dead letters are registered.
 
     Args:
-        most: how many are looked at.
+        using: alias of the queue's database.
+        wanted: the dead letters.
+        most: maximum number of dead letters to check.
 
     Raises:
-        OperationRefused: one of the groups is not registered any more.
+        OperationRefused: one of the groups is no longer registered.
     """
     session = Session(using)
     left = most
     refs: set[GroupRef] = set()
-    for page in matching_offsets(session, letters, size=LIMITS.dead_letters):
+    for page in matching_offsets(session, wanted, size=LIMITS.dead_letters):
         for chunk in session.chunks(page[:left]):
             refs.update(
                 GroupRef(*row)
@@ -216,7 +243,7 @@ def check_groups(using: str, letters: DeadLetterFilter, most: int) -> None:
 
 def _take_all(
     using: str,
-    letters: DeadLetterFilter,
+    wanted: DeadLetterFilter,
     action: str,
     take: Callable[[Session, Sequence[_DeadLetter]], None],
     *,
@@ -230,10 +257,10 @@ def _take_all(
     size = most if rate is None else max(1, min(most, int(rate)))
 
     def write(session: Session, page: Sequence[int]) -> int:
-        found = _lock(session, page, letters.topic)
+        found = _lock(session, page, wanted.topic)
         if found:
             take(session, found)
-            _delete(session, [letter.offset for letter in found])
+            _delete(session, [one.offset for one in found])
             audit.add(session, operation, len(found))
         return len(found)
 
@@ -242,17 +269,17 @@ def _take_all(
         operation = run(
             using,
             lambda session: audit.begin(
-                session, action, actor=actor, reason=reason, group=letters.group or "", topic=letters.topic
+                session, action, actor=actor, reason=reason, group=wanted.group or "", topic=wanted.topic
             ),
         )
         with audit.ending(using, operation):
             rests = 0.0
-            for page in matching_offsets(Session(using), letters, size=size):
+            for page in matching_offsets(Session(using), wanted, size=size):
                 if rests:
                     time.sleep(rests)
                 began = time.monotonic()
-                wanted = page if limit is None else page[: limit - done]
-                taken = run(using, lambda session, wanted=wanted: write(session, wanted))  # type: ignore[misc]
+                chosen = page if limit is None else page[: limit - done]
+                taken = run(using, lambda session, chosen=chosen: write(session, chosen))  # type: ignore[misc]
                 done += taken
                 progress(taken)
                 if limit is not None and done >= limit:
@@ -263,7 +290,7 @@ def _take_all(
 
 
 def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLetter]:
-    """Locks those that are still there and that nobody else is taking, in order."""
+    """Lock the dead letters that still exist and that no other transaction has locked, in order."""
     found: list[_DeadLetter] = []
     for chunk in session.chunks(sorted(offsets)):
         found += [
@@ -279,7 +306,7 @@ def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLet
 
 
 def _refuse_unregistered(session: Session, wanted: Collection[GroupRef]) -> None:
-    """A message for a group that nobody has registered would reach nobody, and GC would take it."""
+    """Refuse groups that are not registered: nothing would receive the message, and GC would delete it."""
     known = {
         GroupRef(*row)
         for row in ConsumerGroup.objects.using(session.using)
@@ -288,14 +315,14 @@ def _refuse_unregistered(session: Session, wanted: Collection[GroupRef]) -> None
     }
     for ref in sorted(set(wanted) - known):
         raise OperationRefused(
-            f"The group {ref.group!r} of {ref.topic!r}, which failed the message, is not registered any more: nobody "
-            "would get it. Start a subscriber of the group first, or discard its dead letters."
+            f"The group {ref.group!r} on topic {ref.topic!r}, which failed the message, is no longer registered and "
+            "would not receive it. Start a subscriber of the group first, or discard its dead letters."
         )
 
 
 def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor: str) -> None:
-    _refuse_unregistered(session, {GroupRef(letter.failed_group, letter.original_topic) for letter in found})
-    ids = {letter.offset: naming.new_message_id() for letter in found}
+    _refuse_unregistered(session, {GroupRef(one.failed_group, one.original_topic) for one in found})
+    ids = {one.offset: naming.new_message_id() for one in found}
     for chunk in session.chunks(list(ids.items())):
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group, original_id, "
@@ -324,22 +351,22 @@ def _record(
     error: str = "",
     related: dict[int, str] | None = None,
 ) -> None:
-    """Whatever the setting: what operators do is always recorded."""
+    """Record an operation on dead letters, regardless of ``RECORD_DELIVERIES``."""
     delivery_events.record(
         session,
         [
             delivery_events.Event(
-                GroupRef(letter.failed_group, topic),
-                letter.key,
-                letter.offset,
-                letter.attempts,
+                GroupRef(one.failed_group, topic),
+                one.key,
+                one.offset,
+                one.attempts,
                 outcome.value,
                 0,
                 0,
                 actor,
                 error,
-                (related or {}).get(letter.offset, ""),
+                (related or {}).get(one.offset, ""),
             )
-            for letter in found
+            for one in found
         ],
     )

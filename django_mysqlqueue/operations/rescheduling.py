@@ -1,7 +1,8 @@
-"""What operators do with scheduled messages: list, cancel, move, deliver now; recorded in the audit log."""
+"""Cancel, move and deliver scheduled messages, with entries in the audit log."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,14 +16,20 @@ OUTBOX = OutboxMessage._meta.db_table
 
 
 def cancel(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reason: str = "") -> int:
-    """Deletes scheduled messages that have not come due; returns how many there were.
+    """Delete scheduled messages that have not come due.
 
-    What another transaction has locked (it is being sequenced, cancelled or
-    moved) is left alone and not counted. Done in steps: each commits by itself.
+    Messages that another transaction has locked, because it moves, cancels or reschedules them, are neither changed nor
+    counted. This takes several transactions, each committed on its own.
 
     Args:
-        ids: primary keys of the outbox.
-        topic: for the audit log, where all of them are of one.
+        using: alias of the queue's database.
+        ids: primary keys in the outbox.
+        actor: who runs the operation, for the audit log.
+        topic: topic of the messages, for the audit log; empty if there are several.
+        reason: why, for the audit log.
+
+    Returns:
+        The number of deleted messages.
     """
 
     def delete(session: Session, chunk: Sequence[int]) -> int:
@@ -32,7 +39,18 @@ def cancel(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reaso
 
 
 def deliver_now(using: str, ids: Sequence[int], *, actor: str, topic: str = "", reason: str = "") -> int:
-    """Lets scheduled messages come due at once; otherwise as ``cancel``."""
+    """Make scheduled messages due now; otherwise as ``cancel``.
+
+    Args:
+        using: alias of the queue's database.
+        ids: primary keys in the outbox.
+        actor: who runs the operation, for the audit log.
+        topic: topic of the messages, for the audit log; empty if there are several.
+        reason: why, for the audit log.
+
+    Returns:
+        The number of messages that were made due.
+    """
 
     def bring(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, 1, wait=False)
@@ -41,13 +59,27 @@ def deliver_now(using: str, ids: Sequence[int], *, actor: str, topic: str = "", 
 
 
 def move(using: str, ids: Sequence[int], deliver_at: int, *, actor: str, topic: str = "", reason: str = "") -> int:
-    """Gives scheduled messages another time (epoch milliseconds); otherwise as ``cancel``."""
+    """Change the time of scheduled messages; otherwise as ``cancel``.
+
+    Args:
+        using: alias of the queue's database.
+        ids: primary keys in the outbox.
+        deliver_at: the new time, in epoch milliseconds.
+        actor: who runs the operation, for the audit log.
+        topic: topic of the messages, for the audit log; empty if there are several.
+        reason: why, for the audit log.
+
+    Returns:
+        The number of changed messages.
+    """
     at = max(1, deliver_at)
 
     def put(session: Session, chunk: Sequence[int]) -> int:
         return scheduling.move(session, chunk, None, at, wait=False)
 
-    return _each(using, "reschedule", ids, put, actor=actor, topic=topic, reason=reason, detail=f"to {at}")
+    moment = datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
+    detail = f"to {moment.isoformat(timespec='milliseconds')}"
+    return _each(using, "reschedule", ids, put, actor=actor, topic=topic, reason=reason, detail=detail)
 
 
 def _each(

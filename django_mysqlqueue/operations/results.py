@@ -1,4 +1,4 @@
-"""What an operation returns."""
+"""The results of operations."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ from django_mysqlqueue.operations.limits import COUNTED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What an operation did or, with ``dry_run``, would do."""
+    """The result of an operation or, with ``dry_run``, of its preview."""
 
     operation: str
     """Its name in the audit log."""
     dry_run: bool
-    """Nothing was changed: the rest says what would be."""
+    """True if nothing was changed and the other attributes say what would be."""
     planned: int
-    """With ``dry_run``: how many messages, leases, heartbeats or groups would change; otherwise as ``changed``."""
+    """With ``dry_run``, the number of messages, leases, heartbeats or groups to change; otherwise as ``changed``."""
     changed: int
-    """How many have changed; 0 with ``dry_run``, and where there was nothing to do."""
+    """The number of messages, leases, heartbeats or groups that were changed; 0 with ``dry_run`` or if there was
+    nothing to do."""
     summary: tuple[str, ...]
-    """Sentences that say what was done or would be done; why there is nothing to do, if ``planned`` is 0."""
+    """Sentences that say what was or would be changed, or if ``planned`` is 0, why there is nothing to do."""
     warnings: tuple[str, ...] = ()
-    """Sentences on consequences that are easily overlooked."""
+    """Sentences about consequences that are easy to overlook."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeekResult(Result):
-    """The result of ``seek``. Only a preview counts: without ``dry_run`` the counts are None."""
+    """The result of ``seek``. Messages are counted only in a preview: without ``dry_run`` the counts are None."""
 
     offset: int
-    """The group continues with the first message from this offset on."""
+    """The group continues with the first message at or after this offset."""
     replayed: int | None = None
-    """Settled messages that would be redelivered; counted up to 10,000."""
+    """Settled messages that would be replayed; counted up to 10,000."""
     skipped: int | None = None
     """Unsettled messages that would never be delivered; counted up to 10,000."""
     exact: bool | None = None
-    """False: counting stopped early, and there may be more of both."""
+    """False if counting stopped early, so that ``replayed`` and ``skipped`` may be higher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropResult(Result):
-    """The result of ``drop_group``. Only a preview counts: without ``dry_run`` the counts are None."""
+    """The result of ``drop_group``. Messages are counted only in a preview: without ``dry_run`` the counts are None."""
 
     group: str
     topic: str
     unsettled: int | None = None
     """Messages that the group has not settled; counted up to 10,000."""
     kept_for_it_alone: int | None = None
-    """Messages that GC keeps for no other group; counted up to 10,000."""
+    """Messages that GC keeps only for this group; counted up to 10,000."""
     live_subscribers: tuple[str, ...] | None = None
-    """The names of those that have a heartbeat."""
+    """Names of the group's live subscribers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class ScheduledResult(Result):
     """The result of an operation on scheduled messages."""
 
     not_scheduled: tuple[str, ...] = ()
-    """Those of the given ids that no scheduled message has: they are due, cancelled or unknown."""
+    """Given ids without a scheduled message: they are due, cancelled or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,25 +69,47 @@ class EditResult(Result):
     """The result of ``edit``."""
 
     message_id: str = ""
-    """The id of the new message; '' with ``dry_run``."""
+    """The id of the new message; empty with ``dry_run``."""
 
 
 R = TypeVar("R", bound=Result)
 
 
 def result_of(kind: type[R], operation: str, number: int, *summary: str, dry_run: bool, **details: Any) -> R:
-    """The result of an operation that has changed ``number`` or, with ``dry_run``, would change that many."""
+    """Return the result of an operation.
+
+    Args:
+        kind: class of the result.
+        operation: name in the audit log.
+        number: number of messages, leases, heartbeats or groups that were or would be changed.
+        summary: sentences about the change.
+        dry_run: True if nothing was changed.
+        details: further attributes of the result.
+    """
     changed = 0 if dry_run else number
     return kind(operation=operation, dry_run=dry_run, planned=number, changed=changed, summary=summary, **details)
 
 
 def number_said(number: int, *, dry_run: bool) -> str:
-    """A number in a sentence: a preview stops counting, an operation does not."""
+    """Format a number for a sentence: a preview stops counting, an operation does not.
+
+    Args:
+        number: the number.
+        dry_run: True for a preview.
+    """
     return up_to(COUNTED, number) if dry_run else f"{number:,}"
 
 
 def sentence(number: int, *, dry_run: bool, planned: str, done: str, nothing: str) -> str:
-    """The one of three sentences that is true of an operation that changes ``number``."""
+    """Return the sentence for an operation that changes ``number``.
+
+    Args:
+        number: number of messages, leases, heartbeats or groups.
+        dry_run: True for a preview.
+        planned: sentence for a preview.
+        done: sentence for an operation.
+        nothing: sentence for the number 0.
+    """
     if not number:
         return nothing
     return planned if dry_run else done

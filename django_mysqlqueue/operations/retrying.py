@@ -1,7 +1,7 @@
-"""Retry now: deliveries that wait out a backoff become due.
+"""Retry now: make deliveries due that wait for another attempt.
 
-Owners of ordered partitions keep backoffs in memory, so each step raises the
-group's revision, which makes them read their partitions anew.
+Owners of ordered partitions keep backoffs in memory, so each step increases the group's revision, which makes them read
+their partitions again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ STATE = DeliveryState._meta.db_table
 
 
 def waiting(using: str, ref: GroupRef, *, most: int) -> int:
-    """How many deliveries of a group wait out a backoff, a nack or a snooze; no more than ``most``."""
+    """Count a group's deliveries that wait for another attempt after a failure, a nack or a snooze.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        most: limit of the count.
+    """
     session = Session(using)
     row = session.row(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
@@ -35,7 +41,13 @@ def waiting(using: str, ref: GroupRef, *, most: int) -> int:
 
 
 def at(using: str, ref: GroupRef, offsets: Sequence[int]) -> list[tuple[str, int]]:
-    """(partition key, offset) of those messages of the log, at some offsets, that wait in a group."""
+    """Return (partition key, offset) of the messages at some offsets that wait for another attempt.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        offsets: the offsets.
+    """
     session = Session(using)
     found: list[tuple[str, int]] = []
     for chunk in session.chunks(sorted(set(offsets))):
@@ -64,19 +76,23 @@ def retry_now(
     progress: Callable[[int], object] = lambda rows: None,
     limits: Limits = LIMITS,
 ) -> int:
-    """Make deliveries in backoff due now; deliveries in flight are left alone.
+    """Make waiting deliveries due now; deliveries in flight are not changed.
 
-    This takes several transactions. Each reads the deliveries that are in backoff at that time, so after a
-    seek in between it may retry some that were claimed since. It stops if the group has been dropped.
+    This takes several transactions. Each reads the deliveries that wait at that time, so after a seek in between it may
+    retry some that were claimed since. It stops if the group has been dropped.
 
     Args:
-        actor: who does it, for the record.
-        rows: (partition key, offset) of those that are meant; None: all that wait now.
-        reset_attempts: their attempts count from one again.
-        progress: is told how many each step has changed.
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        rows: (partition key, offset) of the deliveries; None: all that wait now.
+        reset_attempts: count the attempts from 1 again.
+        progress: called after each transaction with the number of deliveries that it made due.
+        limits: limits of each step.
 
     Returns:
-        How many became due.
+        The number of deliveries that were made due.
 
     Raises:
         OperationRefused: there is no such group, a seek or drop of it has not finished, or it was dropped and
@@ -86,7 +102,7 @@ def retry_now(
     def begin(session: Session) -> tuple[int, int]:
         found = groups.lock(session, ref)
         groups.refuse_unfinished(ref, found.after_seek)
-        detail = "attempts from one again" if reset_attempts else ""
+        detail = "attempts counted from 1 again" if reset_attempts else ""
         operation = audit.begin(
             session, "retry", actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
         )
@@ -113,8 +129,8 @@ def _check(session: Session, ref: GroupRef, registration: int) -> None:
     groups.refuse_unfinished(ref, found.after_seek)
     if found.id != registration:
         raise OperationRefused(
-            f"The group {ref.group!r} of {ref.topic!r} was dropped and registered again during the retry: "
-            "deliveries of the new group were not retried."
+            f"The group {ref.group!r} on topic {ref.topic!r} was dropped and registered again during the retry. "
+            "Deliveries of the new group were not retried."
         )
 
 
@@ -125,12 +141,12 @@ def _chunks(rows: Sequence[tuple[str, int]], most: int) -> Iterator[Sequence[tup
 
 
 def _pages(using: str, ref: GroupRef, most: int) -> Iterator[list[tuple[str, int]]]:
-    """What waits, in order of its time, without locks; what another has locked comes by once and is passed over."""
+    """Yield pages of waiting deliveries in order of their time, read without locks. Locked ones are skipped later."""
     session = Session(using)
     place: tuple[int, str, int] | None = None
     until = session.now()
     while True:
-        # By time and, among equals, by key: the index's order, so that each page goes on where the last ended.
+        # By time and, for equal times, by key: the index's order, so that each page continues after the previous one.
         above = (
             "invisible_until > %s"
             if place is None

@@ -31,20 +31,20 @@ def cancel(
 ) -> ScheduledResult:
     """Delete scheduled messages before they come due, so that no consumer group receives them.
 
-    ``django_mysqlqueue.cancel`` is for publishers: it joins the caller's transaction and leaves no record. This is for
-    operators. Messages that another transaction has locked are not changed.
+    Publishers use ``django_mysqlqueue.cancel``, which joins the caller's transaction and is not recorded in the audit
+    log. This function is for operators. Messages that another transaction has locked are not changed.
 
     Args:
         topic: the topic that the messages were published to.
-        ids: of the messages, as ``publish`` returned them.
-        key: only messages that were published with this key. None: all of the topic with these ids.
-        actor: who does it, for the audit log.
+        ids: ids of the messages, as ``publish`` returned them.
+        key: only messages that were published with this key; if None, with any key.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Returns:
-        A result that names the ids that no scheduled message has.
+        The result, with the ids for which there is no scheduled message.
 
     Raises:
         OperationRefused: none of the messages is scheduled.
@@ -67,24 +67,24 @@ def reschedule(
 ) -> ScheduledResult:
     """Deliver scheduled messages at another time, or now.
 
-    ``django_mysqlqueue.reschedule`` is for publishers: it joins the caller's transaction and leaves no record. This is
-    for operators. Messages that another transaction has locked are not changed.
+    Publishers use ``django_mysqlqueue.reschedule``, which joins the caller's transaction and is not recorded in the
+    audit log. This function is for operators. Messages that another transaction has locked are not changed.
 
     Args:
         topic: the topic that the messages were published to.
-        ids: of the messages, as ``publish`` returned them.
-        deliver_at: the time; a naive datetime is in the project's time zone. None or a time in the past: now.
-        key: only messages that were published with this key. None: all of the topic with these ids.
-        actor: who does it, for the audit log.
+        ids: ids of the messages, as ``publish`` returned them.
+        deliver_at: time of delivery; a naive datetime is in the project's time zone. None or a time in the past: now.
+        key: only messages that were published with this key; if None, with any key.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Returns:
-        A result that names the ids that no scheduled message has.
+        The result, with the ids for which there is no scheduled message.
 
     Raises:
-        OperationRefused: none of the messages is scheduled, or ``deliver_at`` is not a datetime before the year 10000.
+        OperationRefused: none of the messages is scheduled, or ``deliver_at`` is not a valid datetime.
     """
     with alias_for(using, actor, reason, topic=topic) as alias:
         rows, missing = _find(alias, topic, ids, key)
@@ -94,7 +94,15 @@ def reschedule(
 def cancel_rows(
     rows: Sequence[int], *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
 ) -> ScheduledResult:
-    """Cancel messages of any topics by their primary keys in the outbox, for pages that list them."""
+    """Cancel messages of any topics by their primary keys in the outbox.
+
+    Args:
+        rows: the primary keys.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database.
+        dry_run: change nothing; return what would be changed.
+    """
     with alias_for(using, actor, reason) as alias:
         return _cancel(alias, "", offsets_of(rows, "rows"), (), actor=actor, reason=reason, dry_run=dry_run)
 
@@ -108,19 +116,28 @@ def reschedule_rows(
     using: str | None = None,
     dry_run: bool = False,
 ) -> ScheduledResult:
-    """Reschedule messages of any topics by their primary keys in the outbox, for pages that list them."""
+    """Reschedule messages of any topics by their primary keys in the outbox.
+
+    Args:
+        rows: the primary keys.
+        deliver_at: time of delivery; None: now.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database.
+        dry_run: change nothing; return what would be changed.
+    """
     with alias_for(using, actor, reason) as alias:
         chosen = offsets_of(rows, "rows")
         return _move(alias, "", chosen, (), deliver_at, actor=actor, reason=reason, dry_run=dry_run)
 
 
 def not_scheduled_text(topic: str, ids: Sequence[str]) -> str:
-    """What is said of ids that no scheduled message has."""
-    return f"Not scheduled for the topic {topic!r}: {', '.join(map(repr, ids))} (due, cancelled or unknown)."
+    """Return the error about ids that no scheduled message has."""
+    return f"Not scheduled in topic {topic!r}: {', '.join(map(repr, ids))} (due, cancelled or unknown)."
 
 
 def _find(alias: str, topic: str, ids: Sequence[str], key: str | None) -> tuple[list[int], list[str]]:
-    """Primary keys of the scheduled messages, and the ids that none has."""
+    """Return the primary keys of scheduled messages, and the ids that none has."""
     wanted = texts("ids", ids)
     if key is not None:
         text("key", key, most=KEY_LENGTH)
@@ -163,9 +180,9 @@ def _move(
         return _change("deliver now", alias, rows, missing, change, said, {}, dry_run=dry_run)
     at = delivery_time(deliver_at)
     planned = _("Scheduled messages that will be delivered at %(time)s: %(number)s.")
-    said = [planned if dry_run else _("Scheduled messages moved to %(time)s: %(number)s.")]
+    said = [planned if dry_run else _("Messages rescheduled to %(time)s: %(number)s.")]
     if dry_run and at <= Session(alias).now():
-        said.append(_("That time is past: they will be delivered now."))
+        said.append(_("This time is in the past: the messages will be delivered now."))
     change = functools.partial(rescheduling.move, alias, rows, at, **record)
     values = {"time": f"{deliver_at:%Y-%m-%d %H:%M:%S%z}"}
     return _change("reschedule", alias, rows, missing, change, said, values, dry_run=dry_run)
@@ -186,8 +203,8 @@ def _change(
     left = len(rows) - number
     summary = [one % {**values, "number": f"{number:,}"} for one in said] if number else []
     if left:
-        summary.append(
-            _("Messages left as they are, because they came due or another transaction is changing them: %(number)s.")
-            % {"number": f"{left:,}"}
-        )
+        text = _("Messages not changed, because they came due or another transaction is changing them: %(number)s.")
+        if dry_run:
+            text = _("Messages that will not be changed, because they are no longer scheduled: %(number)s.")
+        summary.append(text % {"number": f"{left:,}"})
     return result_of(ScheduledResult, operation, number, *summary, dry_run=dry_run, not_scheduled=tuple(missing))

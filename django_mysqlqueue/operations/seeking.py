@@ -1,11 +1,9 @@
-"""Seek: move a group's position in the log, forwards or back, while its subscribers run.
+"""Seek: move a group's position in the log, forward or back, while its subscribers run.
 
-The group is paused and gets its new start under its row's exclusive lock, so no
-claim is under way and none begins. Then, partition by partition, both offsets
-are stored before the state rows are deleted: what was in flight has no row with
-its token any more, and its end changes nothing. At last the group goes on, with
-a new revision, which makes its subscribers forget what they remember. A seek
-that died leaves the group paused, and is run again.
+The group is paused and gets its new start under its row's exclusive lock, so no claim is under way and none begins.
+Then, partition by partition, both offsets are stored before the state rows are deleted: deliveries in flight have no
+row with their token any more, so their outcomes change nothing. Finally the group resumes with a new revision, which
+makes its subscribers discard their state in memory. An interrupted seek leaves the group paused until it is run again.
 """
 
 from __future__ import annotations
@@ -33,37 +31,38 @@ AfterSeek = ConsumerGroup.AfterSeek
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a group is to go on: everything at or below ``offset`` counts as settled."""
+    """A group's new position: everything at or below ``offset`` counts as settled."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a seek would do. Counts of the messages that are for the group, up to ``Limits.counted``."""
+    """The preview of a seek: counts of the group's messages, up to ``Limits.counted``."""
 
     position: Position
     replayed: int
-    """Settled ones that would be redelivered."""
+    """Settled messages that would be replayed."""
     skipped: int
-    """Unsettled ones that would never be delivered."""
+    """Unsettled messages that would never be delivered."""
     exact: bool = True
-    """False: counting stopped after ``Limits.read`` messages of the log, and there may be more of both."""
+    """False if counting stopped after ``Limits.read`` messages of the log, so that both may be more."""
 
 
 def position_of(
     using: str, target: Literal["earliest", "latest"] | int = "latest", *, time_ms: int | None = None
 ) -> Position:
-    """The position of a target in the log as it is now.
+    """Return the position of a target in the log as it is now.
 
     Args:
-        target: ``"earliest"``: the oldest message that is left; ``"latest"``: behind
-            the newest one that is or was in the log; a number: the message at that offset comes next.
-        time_ms: instead of the target: what took its position in the log then or
-            later (epoch milliseconds) comes next.
+        using: alias of the queue's database.
+        target: ``"earliest"``: the oldest message in the log; ``"latest"``: after the newest message that is or was in
+            the log; an integer: the offset of the next message.
+        time_ms: instead of the target: the next message is the first that entered the log at or after this time, in
+            epoch milliseconds.
 
     Raises:
-        OperationRefused: an offset that is no number from 1, or that is behind the end of the log.
+        OperationRefused: the offset is not an integer of at least 1, or beyond the end of the log.
     """
     session = Session(using)
     if time_ms is not None:
@@ -73,18 +72,26 @@ def position_of(
     if target == "latest":
         return Position(log.end_of_log(session))
     if isinstance(target, bool) or not isinstance(target, int) or target < 1:
-        raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or a number from 1")
+        raise OperationRefused(f"offset {target!r}: must be 'earliest', 'latest' or an integer of at least 1")
     last = log.end_of_log(session)
     if target > last + 1:
-        raise OperationRefused(f"offset {target}: the log ends at {last}; what comes before {target} would be lost")
+        raise OperationRefused(
+            f"offset {target}: the log ends at {last}; the group would skip future messages before {target}"
+        )
     return Position(target - 1)
 
 
-# -- what it would do ---------------------------------------------------------
+# -- preview ------------------------------------------------------------------
 
 
 def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMITS) -> Preview:
-    """Counts what a seek would replay and skip, partition by partition, without changing anything.
+    """Count the messages that a seek would replay and skip, without changing anything.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        position: the new position.
+        limits: limits of the counts.
 
     Raises:
         OperationRefused: there is no such group.
@@ -93,7 +100,7 @@ def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMI
     registered = groups.find(using, ref)
     if registered is None:
         raise OperationRefused(groups.no_group_text(ref))
-    # Twice as far: what is settled ahead of the watermark is taken off again.
+    # Counts twice as far, since messages settled above the watermark are subtracted afterwards.
     replayed, skipped = _Counter(session, ref, limits), _Counter(session, ref, limits, twice=True)
     after: str | None = None
     while keys := partitions.in_log(session, ref.topic, after=after, limit=limits.rows):
@@ -110,7 +117,7 @@ def preview(using: str, ref: GroupRef, position: Position, limits: Limits = LIMI
 
 
 class _Counter:
-    """Counts the messages for a group in ranges of partitions; no read begins after ``Limits.read`` rows."""
+    """Counts a group's messages in ranges of partitions; no read begins after ``Limits.read`` rows."""
 
     def __init__(self, session: Session, ref: GroupRef, limits: Limits, *, twice: bool = False) -> None:
         self._session = session
@@ -120,20 +127,24 @@ class _Counter:
         self._read = 0
         self.found = 0
         self.stopped = False
-        """It has read ``Limits.read`` messages, and there are more."""
+        """True if it has read ``Limits.read`` messages and there are more."""
 
     def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
-        """Adds partition key → (above, up to)."""
+        """Count the messages in some ranges.
+
+        Args:
+            ranges: a dict from partition key to (above, up to), both offsets.
+        """
         items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items())]
         for start in range(0, len(items), UNION_TERMS):
-            # The deep ones one by one: together they are to cost no more than what is left.
+            # Count long ones one by one, so that together they cost no more than what is left.
             for one in self._look(items[start : start + UNION_TERMS], self._limits.read_first):
                 rest = [one]
                 while rest:
                     rest = self._look(rest, max(self._limits.read_first, self._most - self.found))
 
     def _look(self, items: Sequence[tuple[str, int, int]], limit: int) -> list[tuple[str, int, int]]:
-        """Reads so many messages of each range; returns what is left of those that have more."""
+        """Read up to ``limit`` messages of each range; return the rest of the ranges that have more."""
         if not items or self.found >= self._most or self.stopped:
             return []
         if self._read >= self._limits.read:
@@ -171,7 +182,7 @@ def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, i
 
 
 def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool, most: int) -> int:
-    """Settled rows that the watermark has not passed, on one side of an offset; no more than ``most``."""
+    """Count settled rows above the watermark, on one side of an offset, up to ``most``."""
     row = session.row(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND message_offset {'>' if above else '<='} %s "
@@ -182,7 +193,7 @@ def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool, most:
     return int(row[0])
 
 
-# -- doing it -----------------------------------------------------------------
+# -- the operation ------------------------------------------------------------
 
 
 def seek(
@@ -199,19 +210,25 @@ def seek(
     """Move a group's position; the group resumes from there unless it was paused before.
 
     Deliveries in flight are revoked: an ack, nack or reject that commits after the seek has deleted the delivery
-    changes nothing. One that commits before that is kept: the writes of an atomic handler stay, and so does a dead
-    letter, even if the seek replays its message.
+    changes nothing. One that commits before that is kept: the writes of an atomic handler stay, and the
+    dead letter stays, even if the seek replays its message.
 
     Args:
-        actor: who does it, for the record.
-        progress: is told how many partitions and deliveries each step has reset.
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        position: the new position.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        detail: the position as the caller named it, for the audit log.
+        progress: called after each transaction with the number of partitions and deliveries that it reset.
+        limits: limits of each step.
 
     Returns:
-        How many deliveries were forgotten: in flight, waiting, or settled ahead of the watermark.
+        The number of deleted deliveries: in flight, waiting, or settled above the watermark.
 
     Raises:
         OperationRefused: there is no such group, a drop of it has not finished, another seek or drop of it has
-            begun meanwhile, or its deliveries are locked by transactions that do not end.
+            begun in the meantime, or its deliveries are locked by transactions that do not end.
     """
     with apart(using):
         operation = run(using, lambda session: _begin(session, ref, position, actor, detail, reason))
@@ -257,7 +274,7 @@ def _check(session: Session, ref: GroupRef, operation: int) -> None:
 def _reset_offsets(
     session: Session, ref: GroupRef, position: Position, operation: int, above: str, most: int = LIMITS.rows
 ) -> tuple[int, str | None]:
-    """Stores both offsets of the next partitions; returns how many, and behind which key to go on."""
+    """Store both offsets of the next partitions; return how many, and the key after which to continue."""
     _check(session, ref, operation)
     comparison = ">" if above else ">="
     keys = [
@@ -295,5 +312,5 @@ def _end(session: Session, ref: GroupRef, operation: int) -> None:
 
 
 def _now(session: Session) -> RawSQL:
-    """From here on the group can work on what it has been put before; at both ends, since a seek may take long."""
+    """Return the current time as SQL: from now on, messages wait for the group."""
     return RawSQL(session.dialect.now_ms, ())  # noqa: S611  # a constant

@@ -1,10 +1,9 @@
-"""What seek and drop share: operations on a consumer group that take several transactions.
+"""Steps of seek and drop, which are operations on a consumer group that take several transactions.
 
-Between two of them a process may be frozen for any time, while somebody else
-runs the same operation to its end. So each step checks, under the group row's
-lock, that its own operation is still the one under way (``refuse_stopped``). It
-compares the id of the operation's record, which is never used again. What the group
-looks like (paused, at this start offset) would not do: it may come back to what it was.
+Between two of them, a process may be frozen for any time while another process runs the same operation to its end. So
+each step checks, under the group row's lock, that its own operation is still the current one (``refuse_stopped``). It
+compares the id of the operation's entry in the audit log, which is never reused. Comparing the group's state (paused,
+at this start offset) would not suffice, since the group may return to it.
 """
 
 from __future__ import annotations
@@ -29,36 +28,47 @@ LOCKED_PAUSE = 0.05
 def begin(
     session: Session, ref: GroupRef, found: Locked, action: str, *, actor: str, reason: str = "", detail: str = ""
 ) -> int:
-    """Puts an operation on record; one of the group that has not ended is stopped, and its record says so.
+    """Record the start of an operation in the audit log. An unfinished one on the group is stopped there.
+
+    Args:
+        session: the transaction, with the group row locked.
+        ref: the group and its topic.
+        found: the group row.
+        action: name of the operation.
+        actor: who runs the operation.
+        reason: why.
+        detail: further text for the audit log.
 
     Returns:
-        The operation's id: to be stored in the group row, with ``paused``, in the same transaction.
+        The operation's id. Store it in the group row, with ``paused``, in the same transaction.
     """
     operation = audit.begin(
         session, action, actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
     )
     if found.operation:
-        audit.stop(session, found.operation, f"stopped: a {action} by {actor or 'somebody'} took over")
+        audit.stop(session, found.operation, f"stopped: replaced by a {action} of {actor or 'an unknown actor'}")
     return operation
 
 
 class Stopped(OperationRefused):
-    """The operation is not the one under way any more."""
+    """The operation is no longer the current one."""
 
 
 def refuse_stopped(ref: GroupRef, operation: int, found: Fence | Locked | None) -> None:
-    """Stops an operation that is not under way any more.
+    """Refuse to continue an operation that is no longer the current one.
 
     Args:
-        found: the group row, under its lock; None: the group is gone. Code of an earlier version does not know the
-            column ``operation``, and leaves it as it is when it ends a seek; ``after_seek`` is empty then.
+        ref: the group and its topic.
+        operation: id of the operation.
+        found: the group row, under its lock; None if the group no longer exists. Code of an earlier version does not
+            know the column ``operation`` and does not reset it when it ends a seek; then ``after_seek`` is empty.
 
     Raises:
-        Stopped: another seek or drop of the group has begun or ended since, or the group was dropped.
+        Stopped: another seek or drop of the group has started or ended since, or the group was dropped.
     """
     if found is None or found.operation != operation or not found.after_seek:
         raise Stopped(
-            f"This seek or drop of the group {ref.group!r} of {ref.topic!r} was stopped: "
+            f"This seek or drop of the group {ref.group!r} on topic {ref.topic!r} was stopped: "
             "another one has started or ended since, or the group was dropped."
         )
 
@@ -70,17 +80,20 @@ def delete_all(
     progress: Callable[[int], object],
     limits: Limits = LIMITS,
 ) -> int:
-    """Deletes a group's rows, one transaction after another.
+    """Delete a group's rows, one transaction after another.
 
     Args:
-        delete: deletes some of them and returns how many, or None when there are no more.
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        delete: deletes some rows and returns how many, or None if there are no more.
         progress: called after each transaction with the number of rows that it deleted.
+        limits: limits of the wait for locks.
 
     Returns:
-        How many rows were deleted.
+        The number of deleted rows.
 
     Raises:
-        OperationRefused: for ``Limits.locked_wait`` seconds other transactions have held locks on all that is left.
+        OperationRefused: for ``Limits.locked_wait`` seconds, other transactions held locks on all remaining rows.
     """
     total = 0
     locked_since: float | None = None
@@ -104,19 +117,32 @@ def _locked_text(session: Session, ref: GroupRef, waited: float) -> str:
         "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT 1",
         ref,
     )
-    example = "" if row is None else f" (offset {row[0]} in partition {row[1]!r}, claimed by {row[2] or 'nobody'})"
+    example = ""
+    if row is not None:
+        offset, key, holder = row
+        claim = f"claimed by {holder}" if holder else "not claimed"
+        example = f" (for example offset {offset} in partition {key!r}, {claim})"
     return (
-        f"Other transactions have locked deliveries of the group {ref.group!r} of {ref.topic!r} for "
-        f"{waited:g} s{example}. The group is paused; run this again when they have ended."
+        f"Other transactions have locked deliveries of the group {ref.group!r} on topic {ref.topic!r} for "
+        f"{waited:g} s{example}. The group stays paused: run the operation again after they have ended."
     )
 
 
 def delete_states(session: Session, ref: GroupRef, operation: int, limits: Limits = LIMITS) -> int | None:
-    """Deletes some of a group's state rows by primary key; returns how many, or None when there are no more.
+    """Delete some of a group's state rows by primary key.
 
-    Nothing is waited for. Rows that an atomic handler has locked are left for the next step: its transaction
-    commits its ack or rolls back in a moment. Waiting for them here would hold the group row, and the rows that
-    are deleted already, for as long as the handler takes.
+    Rows that an atomic handler has locked are skipped and left for the next step: its transaction will commit its ack
+    or roll back. Waiting for them here would lock the group row, and the rows that are already deleted, for as long as
+    the handler takes.
+
+    Args:
+        session: the transaction.
+        ref: the group and its topic.
+        operation: id of the operation, for the audit log.
+        limits: limits of the step.
+
+    Returns:
+        The number of deleted rows, or None if there are no more.
     """
     rows = session.rows(
         f"SELECT partition_key, message_offset FROM {STATE}{session.dialect.force_index('PRIMARY')} "

@@ -27,25 +27,25 @@ def release(
 ) -> Result:
     """Release the leases of partitions, so that any subscriber of the group can take them.
 
-    The owner notices with its next claim or heartbeat. What it had claimed and not finished will be redelivered.
+    The owner notices with its next claim or heartbeat. Messages that it has claimed and not settled are redelivered.
 
     Args:
         group: the consumer group.
         topic: the topic that it reads.
         keys: partition keys.
-        actor: who does it, for the audit log.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: there is no such group, or it has no lease of one of the partitions.
+        OperationRefused: there is no such group, or one of the partitions has no lease.
     """
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         keys = texts("keys", keys)
         owners = leasing.owners(Session(alias), ref, keys)
-        check_known(f"The group {ref} has no lease of these partitions: {{}}.", keys, owners)
+        check_known(f"The group {ref} has no leases on these partitions: {{}}.", keys, owners)
         if dry_run:
             number = sum(bool(owner) for owner in owners.values())
         else:
@@ -55,7 +55,7 @@ def release(
             dry_run=dry_run,
             planned=_(
                 "Partitions of the group %(ref)s whose leases will be released: %(number)s. Another subscriber takes "
-                "them within seconds, and messages in flight there will be redelivered."
+                "them over within seconds, and messages in flight there will be redelivered."
             ),
             done=_("Partitions of the group %(ref)s whose leases were released: %(number)s."),
             nothing=_("No subscriber of the group %(ref)s holds these leases."),
@@ -64,17 +64,17 @@ def release(
 
 
 def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False) -> Result:
-    """Forget a subscriber that was lost: its leases are free at once, instead of when they expire.
+    """Forget a lost subscriber: its leases are released at once, instead of when they expire.
 
     Args:
-        subscriber: its name, as the dashboard and ``queuestatus`` show it.
-        actor: who does it, for the audit log.
+        subscriber: name of the subscriber, as the dashboard and ``queuestatus`` show it.
+        actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        dry_run: change nothing, and return what would be done.
+        dry_run: change nothing; return what would be changed.
 
     Raises:
-        OperationRefused: there is no such subscriber, or it is alive.
+        OperationRefused: there is no such subscriber, or it is live.
     """
     with alias_for(using, actor, reason, subscriber=subscriber) as alias:
         session = Session(alias)
@@ -92,9 +92,9 @@ def forget(subscriber: str, *, actor: str, reason: str = "", using: str | None =
             number,
             dry_run=dry_run,
             planned=_(
-                "The subscriber %(name)s will be forgotten; its leases will be free. Its process must not be running."
+                "The subscriber %(name)s will be forgotten and its leases released. Its process must not be running."
             ),
-            done=_("The subscriber %(name)s is forgotten; its leases are free."),
-            nothing=_("The subscriber %(name)s is forgotten already."),
+            done=_("The subscriber %(name)s is forgotten; its leases are released."),
+            nothing=_("The subscriber %(name)s is already forgotten."),
         )
         return result_of(Result, "forget", number, text % {"name": subscriber, "number": number}, dry_run=dry_run)

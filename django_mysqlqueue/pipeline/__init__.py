@@ -1,4 +1,4 @@
-"""The queue's log in PySpark: a source, a sink, the archive, analytics and replay.
+"""The queue's log in PySpark: data source, sink, archive, analytics, report and replay.
 
-Importing it needs neither Django's settings nor Django.
+Importing the package needs neither Django nor its settings.
 """

@@ -1,4 +1,4 @@
-"""``python -m django_mysqlqueue.pipeline``, also for ``spark-submit``."""
+"""The command line of the pipeline: ``python -m django_mysqlqueue.pipeline``, or a program for ``spark-submit``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is selected of the log, and rows as Arrow batches.
+"""Select columns of the log and convert rows to Arrow batches.
 
-Two forms: as Spark takes them (microseconds, and a time that no ``datetime``
-holds is NULL), and exact, as the archive keeps them (milliseconds, every one).
+Batches have two forms: Spark's (times in microseconds; a time that ``datetime`` cannot represent is NULL), and the
+exact form of the archive (times in milliseconds, without a limit).
 """
 
 from __future__ import annotations
@@ -22,24 +22,30 @@ EXACT_TIME = pa.timestamp("ms", tz="UTC")
 _TYPES = {"number": pa.int64(), "text": pa.string(), "bytes": pa.binary()}
 _PACKED = "packed"
 WORTH_PACKING = 3
-"""Columns: fewer are cheaper as they are."""
+"""Minimum number of columns to pack. Fewer are cheaper without packing."""
 
 
 @cache
 def schema(columns: tuple[Column, ...], *, exact: bool = False) -> pa.Schema:
-    """The Arrow schema of these columns; it must equal the one that Spark makes of its own."""
+    """Return the Arrow schema of these columns.
+
+    Without ``exact`` it must equal the schema that Spark derives from its own types.
+
+    Args:
+        columns: The columns, in the order of the schema.
+        exact: Return the schema of the archive instead of Spark's.
+    """
     time = EXACT_TIME if exact else SPARK_TIME
     return pa.schema([pa.field(column.name, _TYPES.get(column.kind, time)) for column in columns])
 
 
 class Selection:
-    """Columns of the log as they are selected, and rows of them as batches.
+    """The selected columns of the log, and the conversion of rows to batches.
 
-    A row costs what its values cost in Python, and of 17 columns eight are nearly
-    always empty. So the server packs those into one text, which is empty if all
-    of them are: reading takes a third less time.
+    The cost of a row in Python is that of its values, and eight of the 17 columns are nearly always empty. The server
+    packs these into one text, which is empty if all of them are. Reading takes a third less time.
 
-    A row is a tuple: the offset, the selected columns, and last the packed ones.
+    A row is a tuple: the offset, the selected columns, and finally the packed ones.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -49,7 +55,7 @@ class Selection:
             packed = ()
         self.plain = ("offset", *(name for name in names if name != "offset" and BY_NAME[name] not in packed))
         self.payload = self.plain.index("payload") if "payload" in self.plain else None
-        """Where in a row the payload is."""
+        """The index of the payload in a row; None if it is not selected."""
         self._numbers = tuple(column for column in packed if column.kind != "text")
         self._texts = tuple(column for column in packed if column.kind == "text")
         self._is_packed = bool(packed)
@@ -59,7 +65,7 @@ class Selection:
         self._row = pa.struct(fields)
 
     def sql(self, database: Database) -> str:
-        """The list behind SELECT."""
+        """Return the select list."""
         wanted = [f"`{name}`" for name in self.plain]
         if self._is_packed:
             numbers = [f"`{column.name}`" for column in self._numbers]
@@ -70,7 +76,15 @@ class Selection:
         return ", ".join(wanted)
 
     def batch(self, rows: Sequence[tuple[Any, ...]], *, exact: bool = False) -> pa.RecordBatch:
-        """Rows as a driver gives them: numbers are int, texts bytes."""
+        """Convert rows to a batch.
+
+        Args:
+            rows: Rows as the driver returns them: numbers are int, texts are bytes.
+            exact: Convert to the archive's form instead of Spark's.
+
+        Raises:
+            PipelineError: The packed columns of a row are too long or cannot be unpacked.
+        """
         found = dict(zip([field.name for field in self._row], pa.array(rows, self._row).flatten(), strict=True))
         packed = found.pop(_PACKED, None)
         if packed is not None:
@@ -87,8 +101,8 @@ class Selection:
         if packed.null_count:
             offset = next(row[0] for row in rows if row[-1] is None)
             raise PipelineError(
-                f"offset {offset}: {', '.join(column.name for column in self._texts)} are together longer than the "
-                "server's max_allowed_packet; raise it"
+                f"offset {offset}: {', '.join(column.name for column in self._texts)} together exceed the server's "
+                "max_allowed_packet; raise it"
             )
         if not pc.sum(pc.binary_length(packed)).as_py():
             return {column.name: pa.repeat(_nothing(column), len(packed)) for column in columns}
@@ -98,19 +112,21 @@ class Selection:
     def _unpack(self, offset: int, packed: bytes) -> list[Any]:
         if not packed:
             return [0] * len(self._numbers) + [b""] * len(self._texts)
-        # A length for each text, and behind all lengths the texts, with commas between them.
+        # The numbers, the length of each text, then the texts, all separated by commas.
         count = len(self._numbers) + len(self._texts)
         parts = packed.split(b",", count)
         try:
             values: list[Any] = [int(number) for number in parts[: len(self._numbers)]]
             lengths = [int(number) for number in parts[len(self._numbers) : count]]
         except ValueError as error:
-            raise PipelineError(f"offset {offset}: {error}: a column of numbers holds something else") from error
+            raise PipelineError(
+                f"offset {offset}: a numeric column contains a value that is not a number: {error}"
+            ) from error
         rest, begin = b"".join(parts[count:]), 0
         if self._texts and sum(lengths) + len(lengths) - 1 != len(rest):
             raise PipelineError(
                 f"offset {offset}: the server counts {lengths} bytes in "
-                f"{', '.join(column.name for column in self._texts)} and sends {len(rest)}: the database must be UTF-8"
+                f"{', '.join(column.name for column in self._texts)} but sends {len(rest)}: the database must use UTF-8"
             )
         for length in lengths:
             values.append(rest[begin : begin + length])

@@ -1,9 +1,8 @@
-"""One checksum over every column of a range, computed by the server and, from the files, by Arrow.
+"""A checksum over all columns of a range, computed by the server for the log and with Arrow for the files.
 
-A row's text is its numbers, the lengths of its short texts, the CRC-32 of its
-long ones and then the short texts themselves, so that no two rows have the same
-one. The checksum is the sum of the texts' CRC-32: it knows no order, and those
-of two ranges add up to that of both.
+Each row is written as a text: its numbers, the lengths of its short texts, the CRC-32 of its long texts, and the short
+texts themselves, so that the fields cannot be confused. The checksum is the sum of the CRC-32 of these texts. It does
+not depend on the order of rows, and the checksums of two ranges add up to that of both.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ assert len(NUMBERS) + len(SHORT) + len(LONG) == len(COLUMNS)  # noqa: S101  # ev
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """How many rows, and the sum of their CRC-32."""
+    """The number of rows, and the sum of their CRC-32."""
 
     rows: int = 0
     checksum: int = 0
@@ -39,7 +38,7 @@ class Sum:
 
 
 def of_log(database: Database, span: Span) -> Sum:
-    """As the server computes it."""
+    """Return the checksum of a span, computed by the server."""
     parts = [f"`{column.name}`" for column in NUMBERS]
     parts += [database.byte_length(f"`{column.name}`") for column in SHORT]
     parts += [f"CRC32(`{name}`)" for name in LONG]
@@ -53,7 +52,7 @@ def of_log(database: Database, span: Span) -> Sum:
 
 
 def of_batch(batch: pa.RecordBatch | pa.Table) -> Sum:
-    """Of rows in the archive's own form, with all columns."""
+    """Return the checksum of rows in the archive's exact form, with all columns."""
     parts = [_digits(batch.column(column.name), column.absent) for column in NUMBERS]
     texts = [_flat(batch.column(column.name)) for column in SHORT]
     parts += [_constant(pc.binary_length(text)) for text in texts]
@@ -79,14 +78,14 @@ def _digits(column: Any, absent: int | None) -> Any:
 
 
 def _constant(values: pa.Array) -> Any:
-    """One scalar instead of a column that holds one value: most of a log's columns do."""
+    """Replace a column that has the same value in every row by a scalar. Most columns of a log do."""
     if len(values) and pc.all(pc.equal(values, values[0])).as_py():
         return values[0]
     return values
 
 
 def _merged(parts: Iterable[Any]) -> Iterator[Any]:
-    """The same text of fewer parts: scalars that are neighbours as one."""
+    """Join adjacent scalars, which gives the same text from fewer parts."""
     for is_scalar, some in itertools.groupby(parts, key=lambda part: isinstance(part, pa.Scalar)):
         if is_scalar:
             yield pa.scalar(",".join(part.as_py() for part in some))

@@ -1,6 +1,6 @@
-"""What ``python -m django_mysqlqueue.pipeline`` and the management commands share.
+"""Commands that ``python -m django_mysqlqueue.pipeline`` and the management commands share.
 
-The former needs no Django, so that it also runs under ``spark-submit``.
+They need no Django, so that they also run under ``spark-submit``.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ from django_mysqlqueue.pipeline.options import Edge, parse_edge
 from django_mysqlqueue.pipeline.session import session
 
 Say = Callable[[str], object]
-NO_PATH = "nothing says where the archive is: pass --path, or set MYSQLQUEUE['ARCHIVE_PATH']"
+NO_PATH = "the archive's path is not configured: pass --path or set MYSQLQUEUE['ARCHIVE_PATH']"
+PATH_HELP = "folder or URI of the archive (default with manage.py: MYSQLQUEUE['ARCHIVE_PATH'])"
+MASTER_HELP = "Spark's master URL (default: the one given to spark-submit, else local[*])"
+FORMAT_HELP = "output format (default: text)"
 ACTIONS = ("grow", "verify", "compact", "expire", "sweep", "status")
 
 
 class Failed(PipelineError):
-    """The command has done its work and found something wrong."""
+    """The archive has faults."""
 
 
 def positive(text: str) -> int:
+    """Parse a whole number of at least 1.
+
+    Raises:
+        argparse.ArgumentTypeError: The number is below 1.
+    """
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
@@ -41,56 +49,86 @@ def positive(text: str) -> int:
 
 
 def hours(text: str) -> float:
+    """Parse a number of hours of at least 0.
+
+    Raises:
+        argparse.ArgumentTypeError: The number is negative, too large or not finite.
+    """
     number = float(text)
     if not 0 <= number < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: must be 0 or more")
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 0 and below 1,000,000")
     return number
 
 
 def day(text: str) -> datetime.date:
+    """Parse a date in ISO 8601.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not a date.
+    """
     try:
         return datetime.date.fromisoformat(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a day like 2026-11-22") from error
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a date such as 2026-11-22") from error
 
 
 def archive_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``archive`` to a parser."""
     parser.add_argument(
         "action",
         nargs="?",
         choices=ACTIONS,
         default="grow",
-        help="grow (the default): archive what is not yet; verify: read every file and compare; compact: merge small "
-        "segments; expire: let old segments go; sweep: delete files that no segment names; status: what there is",
+        help="grow (default): archive the messages that the archive does not have yet; verify: read every file and "
+        "compare it with the manifest; compact: merge small segments; expire: remove old segments from the archive; "
+        "sweep: delete files that belong to no segment; status: show the archive's size and its last offset",
     )
-    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI")
-    parser.add_argument("--master", metavar="URL", help="Spark's master (default: spark-submit's, else local[*])")
-    parser.add_argument("--segment-offsets", type=positive, default=run.SEGMENT_OFFSETS, metavar="N")
-    parser.add_argument("--task-offsets", type=positive, default=run.TASK_OFFSETS, metavar="N")
-    parser.add_argument("--rows", type=positive, default=run.COMPACT_ROWS, metavar="N", help="compact: of one segment")
-    parser.add_argument("--before", type=day, metavar="DAY", help="expire: segments wholly older than this day (UTC)")
+    parser.add_argument("--path", metavar="ROOT", help=PATH_HELP)
+    parser.add_argument("--master", metavar="URL", help=MASTER_HELP)
     parser.add_argument(
-        "--grace", type=hours, default=run.GRACE.total_seconds() / 3600, metavar="HOURS", help="sweep: how old at least"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+        "--segment-offsets", type=positive, default=run.SEGMENT_OFFSETS, metavar="N",
+        help="grow: maximum number of offsets per segment (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--task-offsets", type=positive, default=run.TASK_OFFSETS, metavar="N",
+        help="grow: maximum number of offsets per Spark task (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rows", type=positive, default=run.COMPACT_ROWS, metavar="N",
+        help="compact: maximum number of messages per merged segment (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--before", type=day, metavar="DAY",
+        help="expire: remove the oldest segments whose messages were all published before this date (UTC)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grace", type=hours, default=run.GRACE.total_seconds() / 3600, metavar="HOURS",
+        help="sweep: delete only files that are at least this many hours old (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument("--format", choices=("text", "json"), default="text", help=FORMAT_HELP)
 
 
 def archive(options: Mapping[str, Any], place: Place, say: Say) -> None:
-    """Runs one action of the archive's command.
+    """Run one action of the command ``archive``.
+
+    Args:
+        options: The parsed arguments.
+        place: The queue's database.
+        say: Called with each line of output.
 
     Raises:
-        PipelineError: it was not done, or ``verify`` has found something wrong.
+        PipelineError: The action failed, or ``verify`` found faults.
     """
     if not options["path"]:
         raise PipelineError(NO_PATH)
     root = Root(options["path"])
     action = options["action"]
     if action == "expire" and options["before"] is None:
-        raise PipelineError("expire: pass --before DAY")
+        raise PipelineError("expire needs --before DAY")
     if action == "status":
         facts = _status(place, root)
     else:
-        # Spark takes seconds to start: not for nothing, and not for what needs no task.
+        # Spark takes seconds to start, so start it only for actions that run tasks.
         spark = session(options["master"], name="queuearchive") if _needs_spark(action, place) else None
         facts = _act(Job(spark, place, root), action, options)  # type: ignore[arg-type]
     lines = facts.pop("says")
@@ -100,7 +138,7 @@ def archive(options: Mapping[str, Any], place: Place, say: Say) -> None:
         for line in lines:
             say(line)
     if facts.get("faults"):
-        raise Failed(f"{len(facts['faults'])} faults in the archive")
+        raise Failed(f"the archive has {_counted(len(facts['faults']), 'fault')}")
 
 
 def _needs_spark(action: str, place: Place) -> bool:
@@ -120,11 +158,14 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "segments": len(old),
             "rows": rows,
-            "says": [f"{len(old)} segments with {rows:,} messages have left the archive; sweep deletes their files."],
+            "says": [
+                f"Removed {_counted(len(old), 'segment')} with {_counted(rows, 'message')} from the archive.",
+                "Run sweep to delete the files.",
+            ],
         }
     if action == "sweep":
         gone = run.sweep(job, grace=datetime.timedelta(hours=options["grace"]))
-        return {"files": len(gone), "says": [f"{len(gone)} files that no segment names were deleted."]}
+        return {"files": len(gone), "says": [f"Deleted {_counted(len(gone), 'unreferenced file')}."]}
     with job.place.connect() as database:
         known = manifest.segments(database)
         todo = sum(map(len, run.pending(database)))
@@ -136,27 +177,28 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
                 task_offsets=options["task_offsets"],
                 progress=bar.update,
             )
-        line = f"{grown.rows:,} messages in {grown.segments} segments, {_size(grown.size)}. "
-        says = [line + f"All offsets up to {grown.archived} are in the archive."]
+        added = f"{_counted(grown.rows, 'message')} in {_counted(grown.segments, 'segment')}"
+        says = [f"Archived {added}, {_size(grown.size)}.", f"All offsets up to {grown.archived} are archived."]
         if grown.missed:
             says.append(
-                f"GC had taken messages up to offset {grown.missed} before they could be archived: set "
-                "MYSQLQUEUE['ARCHIVE_REQUIRED'], or run this more often than the retention."
+                f"GC has removed messages up to offset {grown.missed} before they were archived. Set "
+                "MYSQLQUEUE['ARCHIVE_REQUIRED'], or run the command more often than the retention expires."
             )
         return {**asdict(grown), "says": says}
     if action == "compact":
         groups = run.mergeable(known, options["rows"])
         with _bar(sum(group[-1].hi - group[0].lo + 1 for group in groups), quiet) as bar:
             merged = run.compact(job, rows=options["rows"], progress=bar.update)
-        return {"merged": merged, "says": [f"{merged} segments were merged into {len(groups)}."]}
+        return {"merged": merged, "says": [f"Merged {_counted(merged, 'segment')} into {len(groups)}."]}
     with _bar(sum(one.hi - one.lo + 1 for one in known), quiet) as bar:
         faults = run.verify(job, progress=bar.update)
-    says = [f"{fault.lo} to {fault.hi}: {fault.path or 'the manifest'}: {fault.says}" for fault in faults]
+    rows = sum(one.rows for one in known)
+    says = [f"offsets {fault.lo} to {fault.hi}: {fault.path or 'manifest'}: {fault.says}" for fault in faults]
     return {
         "segments": len(known),
-        "rows": sum(one.rows for one in known),
+        "rows": rows,
         "faults": [asdict(fault) for fault in faults],
-        "says": says or [f"{len(known)} segments with {sum(one.rows for one in known):,} messages are as they were."],
+        "says": says or [f"No faults in {_counted(len(known), 'segment')} with {_counted(rows, 'message')}."],
     }
 
 
@@ -164,6 +206,11 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def edge(text: str) -> Edge:
+    """Parse one end of ``--between``.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not an offset, a time, ``earliest`` or ``latest``.
+    """
     try:
         return parse_edge("--between", text)
     except PipelineError as error:
@@ -171,29 +218,50 @@ def edge(text: str) -> Edge:
 
 
 def replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI")
-    parser.add_argument("--master", metavar="URL", help="Spark's master (default: spark-submit's, else local[*])")
-    parser.add_argument("--from-archive", action="store_true", help="where the originals are: the only choice so far")
-    parser.add_argument("--topic", required=True, help="of the originals")
+    """Add the arguments of ``replay`` to a parser."""
+    parser.add_argument("--path", metavar="ROOT", help=PATH_HELP)
+    parser.add_argument("--master", metavar="URL", help=MASTER_HELP)
+    parser.add_argument(
+        "--from-archive", action="store_true", help="read the messages from the archive (the default and only source)"
+    )
+    parser.add_argument("--topic", required=True, help="topic of the original messages")
     parser.add_argument(
         "--between", nargs=2, type=edge, default=("earliest", "latest"), metavar=("START", "END"),
-        help="offsets, or times like 2026-11-22T06:00:00Z; END is not included",
+        help="range of messages: offsets, times such as 2026-11-22T06:00:00Z, 'earliest' or 'latest'; END is not "
+        "included (default: the whole archive)",
     )  # fmt: skip
-    parser.add_argument("--where", default="", metavar="SQL", help="a condition on the log's columns, in Spark's SQL")
-    parser.add_argument("--to", default="", metavar="TOPIC", help="the topic of the copies")
-    parser.add_argument("--group", default="", help="instead of --to: the one group of the same topic that sees them")
-    parser.add_argument("--run", default="", metavar="NAME", help="its name: one that was run before adds nothing")
-    parser.add_argument("--rate", type=float, metavar="N", help="messages a second at most")
-    parser.add_argument("--dry-run", action="store_true", help="say what would happen, and do nothing")
-    parser.add_argument("--noinput", "--no-input", action="store_false", dest="interactive", help="do not ask")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--where", default="", metavar="SQL", help="condition on the log's columns, in Spark SQL (default: none)"
+    )
+    parser.add_argument("--to", default="", metavar="TOPIC", help="publish the copies to this topic")
+    parser.add_argument(
+        "--group", default="", help="publish the copies to the same topic, for this consumer group only"
+    )
+    parser.add_argument(
+        "--run", default="", metavar="NAME",
+        help="name of the run (default: a digest of the messages' topic, range, condition and target). A second run "
+        "with the same name skips messages that the first run published and that are still in the log",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rate", type=float, metavar="N", help="maximum number of messages per second (default: no limit)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be replayed, then exit")
+    parser.add_argument(
+        "--noinput", "--no-input", action="store_false", dest="interactive", help="do not ask for confirmation"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help=FORMAT_HELP)
 
 
 def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
-    """Says what would be replayed, asks, and does it.
+    """Show what would be replayed, ask for confirmation, and replay it.
+
+    Args:
+        options: The parsed arguments.
+        place: The queue's database.
+        say: Called with each line of output.
 
     Raises:
-        PipelineError: it was not done, or there was nothing to do.
+        PipelineError: The replay failed or was cancelled, or no message matches.
     """
     from django_mysqlqueue.pipeline.replay import Replay, plan, play
 
@@ -218,51 +286,73 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
     }
     if not as_json:
         when = f", published from {planned.first} to {planned.last} (UTC)" if planned.first else ""
-        say(f"{planned.rows:,} messages of {what.topic} with {planned.keys:,} keys, {_size(planned.size)}{when}.")
-        seen = f"by {', '.join(planned.groups)}" if planned.groups else "by nobody yet: the topic has no group"
-        say(f"They would come into {what.target} and be seen {seen}. Run: {what.name}")
+        selected = f"{_counted(planned.rows, 'message')} of topic {what.topic}"
+        say(f"Selected {selected}, with {_counted(planned.keys, 'key')} and {_size(planned.size)} of payload{when}.")
+        if what.group:
+            readers = f"for the group {what.group} only"
+        else:
+            readers = f"read by {', '.join(planned.groups)}" if planned.groups else "which has no consumer group yet"
+        say(f"The copies are published to topic {what.target}, {readers}. Name of the run: {what.name}")
     if not options["dry_run"] and planned.rows:
         if options["interactive"]:
             if as_json:
-                raise PipelineError("--format json cannot ask: pass --noinput to do it, or --dry-run")
+                raise PipelineError("--format json cannot ask for confirmation: pass --noinput or --dry-run")
             try:
-                answer = input("Replay them? [y/N] ")
+                answer = input("Replay these messages? [y/N] ")
             except EOFError:
-                raise PipelineError("there is nobody to ask: pass --noinput to do it, or --dry-run") from None
+                raise PipelineError("cannot ask for confirmation without input: pass --noinput or --dry-run") from None
             if answer.strip().lower() not in ("y", "yes"):
-                raise PipelineError("nothing was done")
+                raise PipelineError("replay cancelled: nothing was changed")
         with _bar(len(planned.span), as_json) as bar:
             facts["replayed"] = play(job, what, progress=bar.update)
         if not as_json:
-            say(f"{facts['replayed']:,} messages are in the outbox; those that this run sent before are dropped.")
+            say(
+                f"Wrote {_counted(facts['replayed'], 'message')} to the outbox. The sequencer drops those that are "
+                "already in the log."
+            )
     if as_json:
         say(json.dumps(facts, default=str))
     if not options["dry_run"] and not planned.rows:
-        raise PipelineError(f"nothing was changed: no archived message of {what.topic} matches")
+        raise PipelineError(f"nothing was changed: no archived message of topic {what.topic} matches")
 
 
 # -- report -------------------------------------------------------------------
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--path", metavar="ROOT", help="the archive's folder or URI (without one: the live log alone)")
-    parser.add_argument("--master", metavar="URL", help="Spark's master (default: spark-submit's, else local[*])")
+    """Add the arguments of ``report`` to a parser."""
+    parser.add_argument(
+        "--path", metavar="ROOT", help=f"{PATH_HELP}; without an archive, the report covers only the log"
+    )
+    parser.add_argument("--master", metavar="URL", help=MASTER_HELP)
     parser.add_argument(
         "--since",
         metavar="TIME",
-        help="from when on: a time like 2026-11-22T06:00 (UTC unless it says otherwise), a day, or a length of "
-        "time before now like 36h or 14d (default: everything)",
+        help="start of the period: a time such as 2026-11-22T06:00 (in UTC if it has no UTC offset), a date, or a "
+        "duration before now such as 36h or 14d (default: the oldest message)",
     )
-    parser.add_argument("--until", metavar="TIME", help="until before when, written in the same way (default: now)")
-    parser.add_argument("--topic", action="append", metavar="TOPIC", help="only this one; may be repeated")
-    parser.add_argument("--out", required=True, metavar="DIR", help="a folder: new, empty, or an earlier report's")
+    parser.add_argument(
+        "--until", metavar="TIME", help="end of the period, not included, in the same form as --since (default: now)"
+    )
+    parser.add_argument(
+        "--topic", action="append", metavar="TOPIC", help="report on this topic only; may be repeated (default: all)"
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder for the report: new, empty, or with an earlier report"
+    )
 
 
 def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
-    """Makes a report. Of a project's settings it takes ``retention`` and ``redact``, as ``run_report`` does.
+    """Write a report.
+
+    Args:
+        options: The parsed arguments. A project adds ``retention`` and ``redact`` from its settings: see
+            ``run_report``.
+        place: The queue's database.
+        say: Called with each line of output.
 
     Raises:
-        PipelineError: it was not made.
+        PipelineError: The report cannot be written.
     """
     from django_mysqlqueue.pipeline.report import files, run_report
     from django_mysqlqueue.pipeline.report.options import parse_moment
@@ -271,11 +361,11 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
     since, until = (
         None if options[name] is None else parse_moment(f"--{name}", options[name], now) for name in ("since", "until")
     )
-    files.Folder(options["out"])  # before Spark takes its seconds to start
+    files.Folder(options["out"])  # check the folder before Spark takes seconds to start
     root = Root(options["path"]) if options["path"] else None
     spark = session(options["master"], name="queuereport")
     of_project = {name: options[name] for name in ("retention", "redact") if name in options}
-    with tqdm(unit=" questions", disable=None, file=sys.stderr) as bar:
+    with tqdm(unit=" steps", disable=None, file=sys.stderr) as bar:
 
         def progress(what: str) -> None:
             bar.set_description(what)
@@ -284,7 +374,7 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
         made = run_report(
             spark, place, root, since, until, options["topic"], options["out"], progress=progress, **of_project
         )
-    say(f"{made[0]}: open it in a browser. Its {len(made) - 1} tables are in {made[1].parent}.")
+    say(f"Wrote {made[0]}. Open it in a browser. Its tables are in {made[1].parent}, as Parquet and CSV.")
 
 
 def _status(place: Place, root: Root) -> dict[str, Any]:
@@ -295,8 +385,9 @@ def _status(place: Place, root: Root) -> dict[str, Any]:
     rows, size = sum(one.rows for one in known), sum(one.size for one in known)
     files = sum(len(one.files) for one in known)
     says = [
-        f"{rows:,} messages in {len(known)} segments and {files} files, {_size(size)}, below {root.uri}.",
-        f"All offsets up to {end} are in it; the log ends at {last}.",
+        f"Archive {root.uri}: {_counted(rows, 'message')}, {_size(size)}.",
+        f"It has {_counted(len(known), 'segment')} and {_counted(files, 'file')}.",
+        f"All offsets up to {end} are archived. The log ends at offset {last}.",
     ]
     return {
         "segments": len(known),
@@ -307,6 +398,10 @@ def _status(place: Place, root: Root) -> dict[str, Any]:
         "log": last,
         "says": says,
     }
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _size(size: int) -> str:
@@ -326,16 +421,31 @@ def _bar(total: int, quiet: bool) -> Any:  # noqa: FBT001
 
 
 def place_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the queue's database", f"without these: the environment's {URL_VARIABLE}")
-    group.add_argument("--defaults-file", default="", metavar="FILE", help="a MySQL option file")
-    group.add_argument("--defaults-group", default="client", metavar="GROUP", help="its group (default: client)")
-    group.add_argument("--sqlite-file", default="", metavar="FILE")
+    """Add the arguments that locate the queue's database to a parser."""
+    group = parser.add_argument_group(
+        "the queue's database", f"default: the URL in the environment variable {URL_VARIABLE}"
+    )
+    group.add_argument(
+        "--defaults-file", default="", metavar="FILE", help="MySQL option file with the connection parameters"
+    )
+    group.add_argument(
+        "--defaults-group", default="client", metavar="GROUP", help="group in the option file (default: client)"
+    )
+    group.add_argument("--sqlite-file", default="", metavar="FILE", help="SQLite database file")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m django_mysqlqueue.pipeline``; returns the exit code."""
+    """Run ``python -m django_mysqlqueue.pipeline``.
+
+    Args:
+        arguments: The command line without the program's name (None: that of this process).
+
+    Returns:
+        The exit status: 1 after an error, else 0.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m django_mysqlqueue.pipeline", description="The queue's log in PySpark, without Django."
+        prog="python -m django_mysqlqueue.pipeline",
+        description="Archive, report on and replay the queue's log with Spark. Needs no Django project.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for one in COMMANDS:
@@ -353,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Command(NamedTuple):
-    """One command, here and of ``manage.py``."""
+    """A command of ``python -m django_mysqlqueue.pipeline``, and of ``manage.py`` with the prefix ``queue``."""
 
     name: str
     help: str
@@ -362,11 +472,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("archive", "Moves the log, range by range, into Parquet files.", archive_arguments, archive),
-    Command("report", "Makes an HTML page about what the queue did.", report_arguments, report),
-    Command("replay", "Puts archived messages back into the queue.", replay_arguments, replay),
+    Command("archive", "Copy the log into Parquet files, and maintain them.", archive_arguments, archive),
+    Command("report", "Write an HTML report about the queue's activity.", report_arguments, report),
+    Command("replay", "Publish archived messages again.", replay_arguments, replay),
 )
 
 
 def command(name: str) -> Command:
+    """Return the command with this name."""
     return next(one for one in COMMANDS if one.name == name)

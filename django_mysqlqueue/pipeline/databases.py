@@ -1,8 +1,7 @@
 """Connections to the queue's database for programs without Django.
 
-A ``Place`` says *where the details of the connection stand*: a MySQL option
-file, an environment variable, a SQLite file. It holds no password, so it may be
-pickled to Spark's executors and printed in a plan.
+A ``Place`` names the source of the connection's details: a MySQL option file, an environment variable or a SQLite
+file. It holds no password, so Spark may pickle it for executors and print it in plans.
 """
 
 from __future__ import annotations
@@ -27,24 +26,26 @@ from django_mysqlqueue.pipeline.errors import PipelineError
 URL_VARIABLE = "MYSQLQUEUE_URL"
 CONNECT_TIMEOUT = 10
 NETWORK_TIMEOUT = 300
-"""Seconds until a server that has fallen silent is given up."""
+"""Seconds to wait for an answer from the server before the connection counts as lost."""
 SLOW_READER = 3600
-"""Seconds that the server waits for a reader that does not take its rows (its default is 60)."""
+"""Seconds that the server waits for a reader to fetch its rows (the server's default is 60)."""
 IDLE = 86_400
-"""Seconds that a connection may wait for Spark's tasks: that of the archive holds its lock meanwhile."""
+"""Seconds that a connection may be idle: the archive's connection holds a lock while it waits for Spark's tasks."""
 REFUSED = frozenset({"url", "user", "username", "password", "passwd", "host", "port", "dbtable", "query", "database"})
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the connection's details stand.
+    """Where the details of a database connection come from.
+
+    The first one that is set applies: ``sqlite_file``, ``defaults_file``, ``url_variable``.
 
     Attributes:
-        defaults_file: a MySQL option file (``my.cnf``), readable on every executor.
-        defaults_group: its group.
-        sqlite_file: a SQLite database instead.
-        url_variable: else the environment variable that holds
-            ``mysql://user:password@host:port/database`` or ``sqlite:///path``.
+        sqlite_file: A SQLite database file.
+        defaults_file: A MySQL option file (``my.cnf``), readable on every executor.
+        defaults_group: The group in the option file.
+        url_variable: The environment variable that contains ``mysql://user:password@host:port/database`` or
+            ``sqlite:///path``.
     """
 
     defaults_file: str = ""
@@ -61,22 +62,23 @@ class Place:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Place:
-        """From a data source's options; a detail of the connection among them is refused.
+        """Create a place from the options of a data source.
 
         Raises:
-            PipelineError: the option would travel with every plan, task and log line.
+            PipelineError: The options contain connection parameters, for example a password, which would appear in
+                query plans, tasks and logs.
         """
         for name in options:
             if name.lower() in REFUSED:
                 raise PipelineError(
-                    f"option {name!r}: details of the connection are not taken as options, which are pickled and "
-                    f"printed; put them into an option file (defaultsFile) or into the environment ({URL_VARIABLE})"
+                    f"option {name!r}: connection parameters cannot be passed as options, because Spark pickles "
+                    f"and prints options; use an option file (defaultsFile) or the environment variable {URL_VARIABLE}"
                 )
         given = {field: str(options[name]) for name, field in cls.OPTIONS.items() if name in options}
         return cls(**given)
 
     def options(self) -> dict[str, str]:
-        """The data source's options that name this place."""
+        """Return the options that make a data source use this place."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         default = {field.name: field.default for field in fields(self)}
         spelled = {
@@ -88,24 +90,24 @@ class Place:
         return {spelled[name]: value for name, value in given.items() if value != default[name]}
 
     def connect(self) -> Database:
-        """A new connection; close it, or use it as a context manager.
+        """Open a connection. Close it, or use it as a context manager.
 
         Raises:
-            PipelineError: nothing says where the database is.
+            PipelineError: The environment variable is not set or not a valid URL, or the file does not exist.
         """
         if self.sqlite_file:
             return SQLiteFile(self.sqlite_file)
         if self.defaults_file:
             if not Path(self.defaults_file).is_file():
-                raise PipelineError(f"defaultsFile {self.defaults_file!r}: there is no such file on this machine")
+                raise PipelineError(f"defaultsFile {self.defaults_file!r}: no such file on this machine")
             return Server({"read_default_file": self.defaults_file, "read_default_group": self.defaults_group})
         text = os.environ.get(self.url_variable)
         if not text:
             raise PipelineError(
-                f"nothing says where the queue's database is: set the environment variable {self.url_variable} "
+                f"the queue's database is not configured: set the environment variable {self.url_variable} "
                 "(on Spark's executors too), or the option defaultsFile or sqliteFile"
             )
-        if text.startswith("{"):  # as a project's commands give it
+        if text.startswith("{"):  # set by project.place()
             details = json.loads(text)
             return SQLiteFile(details["sqlite_file"]) if "sqlite_file" in details else Server(details)
         return _from_url(text, self.url_variable)
@@ -115,14 +117,16 @@ def _from_url(url: str, variable: str) -> Database:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # whose text has a piece of what may be the password
+    except ValueError:  # its message may contain a part of the password
         raise PipelineError(
-            f"{variable}: is not a URL; in user and password, characters such as / # ? [ @ are written as %2F, %23, …"
+            f"{variable} is not a URL: in user and password, encode characters such as / # ? [ @ as %2F, %23, …"
         ) from None
     if parts.scheme == "sqlite":
         return SQLiteFile(unquote(parts.path)[1:])
     if parts.scheme not in ("mysql", "mariadb"):
-        raise PipelineError(f"{variable}: begins with {parts.scheme!r}, must begin with 'mysql:' or 'sqlite:'")
+        raise PipelineError(
+            f"{variable}: the scheme {parts.scheme!r} is not supported; use 'mysql', 'mariadb' or 'sqlite'"
+        )
     details: dict[str, Any] = {
         "host": parts.hostname,
         "port": port,
@@ -132,80 +136,88 @@ def _from_url(url: str, variable: str) -> Database:
     }
     for name, value in parse_qsl(parts.query):
         if name not in ("unix_socket", "ssl_ca"):
-            raise PipelineError(f"{variable}: knows unix_socket and ssl_ca after the question mark, not {name!r}")
+            raise PipelineError(f"{variable}: unknown parameter {name!r}; the URL accepts unix_socket and ssl_ca")
         details |= {"ssl": {"ca": value}} if name == "ssl_ca" else {name: value}
     return Server({name: value for name, value in details.items() if value is not None})
 
 
 class Cursor(Protocol):
-    """What of a DB-API cursor is used."""
+    """The part of a DB-API cursor that the pipeline uses."""
 
-    def execute(self, sql: str, parameters: Sequence[Any], /) -> Any: ...
+    def execute(self, sql: str, parameters: Sequence[Any], /) -> Any:
+        """Run a statement."""
 
-    def fetchmany(self, size: int, /) -> Sequence[tuple[Any, ...]]: ...
+    def fetchmany(self, size: int, /) -> Sequence[tuple[Any, ...]]:
+        """Return the next ``size`` rows, or fewer at the end of the result."""
 
 
 class Database(ABC):
-    """One connection. SQL has ``%s`` placeholders on every engine."""
+    """A connection. SQL uses ``%s`` placeholders on every engine."""
 
     now_ms: str
-    """The database's clock in epoch milliseconds."""
+    """An SQL expression: the database's clock in epoch milliseconds."""
 
     @abstractmethod
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """A small result: numbers are int, texts str."""
+        """Return a small result. Numbers are int, texts are str."""
 
     @abstractmethod
     def cursor(self, sql: str, parameters: Sequence[Any]) -> Cursor:
-        """A large result, not read before it is fetched: numbers are int, everything else bytes.
+        """Return a cursor on a large result, which is read as it is fetched. Numbers are int, other values bytes.
 
-        To leave it before its end, close the connection: the driver would read the rest.
+        To abandon the result before its end, close the connection: otherwise the driver reads the rest.
         """
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Runs a statement and returns how many rows it changed."""
+        """Run a statement. Return the number of rows that it changed."""
 
     @abstractmethod
     def snapshot(self) -> contextlib.AbstractContextManager[None]:
-        """A read-only transaction that sees one state of the database."""
+        """Return a context manager: a read-only transaction that sees one state of the database."""
 
     @abstractmethod
     def transaction(self) -> contextlib.AbstractContextManager[None]:
-        """Commits at the end of the block, or rolls back."""
+        """Return a context manager: a transaction that commits at the end of the block, or rolls back on an error."""
 
     @abstractmethod
     def lock(self, name: str) -> bool:
-        """Takes a lock that ends with the connection; false: another one has it."""
+        """Take a named lock. The end of the connection releases it.
+
+        Returns:
+            Whether the lock was taken; False if another connection holds it.
+        """
 
     @abstractmethod
     def force_index(self, name: str) -> str:
-        """The hint after a table's name."""
+        """Return the index hint to put after a table's name."""
 
     @abstractmethod
     def byte_length(self, expression: str) -> str:
-        """The length of a text in bytes."""
+        """Return an expression for the length of a text in bytes."""
 
     @abstractmethod
     def joined(self, expressions: Sequence[str]) -> str:
-        """Values as one text, with commas between them."""
+        """Return an expression that joins values with commas."""
 
     @abstractmethod
     def max_statement_bytes(self) -> int:
-        """The longest statement that the server takes, in bytes."""
+        """Return the maximum length of a statement, in bytes."""
 
     @abstractmethod
     def keeps_order(self) -> bool:
-        """Whether transactions become visible here in the order in which they were committed."""
+        """Return whether transactions become visible here in the order in which they were committed."""
 
     @abstractmethod
     def is_duplicate(self, error: Exception) -> bool:
-        """Whether a row of that key is there already."""
+        """Return whether the error means that a row with the same key exists."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection. This releases its lock."""
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Return the only row of a result."""
         (found,) = self.rows(sql, parameters)
         return found
 
@@ -225,7 +237,7 @@ LOST = frozenset({1040, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1205, 12
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether the same work may succeed on a new connection."""
+    """Return whether the same work may succeed on a new connection."""
     if isinstance(error, sqlite3.OperationalError):
         return "locked" in str(error)
     is_driver_error = type(error).__module__.startswith("MySQLdb")
@@ -246,7 +258,7 @@ class Server(Database):
         self._is_locking = False
         self._streaming = MySQLdb.cursors.SSCursor
         self._error = MySQLdb.Error
-        # Texts and payloads stay bytes, which Arrow takes as they are: three times as fast as str.
+        # Texts and payloads stay bytes: Arrow takes bytes without a conversion, three times as fast as str.
         numbers = ("TINY", "SHORT", "INT24", "LONG", "LONGLONG", "NEWDECIMAL")
         conv: dict[Any, Any] = {key: value for key, value in conversions.items() if not isinstance(key, int)}
         conv |= {getattr(FIELD_TYPE, name): int for name in numbers}
@@ -262,69 +274,80 @@ class Server(Database):
             write_timeout=NETWORK_TIMEOUT,
         )
         session = {variable.name: variable.value for variable in SESSION_MYSQL}
-        # Strict: a value that does not fit is an error, whatever the server's default is.
+        # Strict mode: a value that does not fit is an error, regardless of the server's default.
         session["sql_mode"] = f"CONCAT_WS(',', {session['sql_mode']}, 'STRICT_ALL_TABLES')"
         session |= {"net_write_timeout": str(SLOW_READER), "wait_timeout": str(IDLE)}
         self.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in session.items()))
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return a small result."""
         with contextlib.closing(self._connection.cursor()) as cursor:
             cursor.execute(sql, tuple(parameters))
             return _decoded(cursor.fetchall())
 
     def cursor(self, sql: str, parameters: Sequence[Any]) -> Cursor:
+        """Return a cursor that the server streams rows to."""
         cursor: Cursor = self._connection.cursor(self._streaming)
         cursor.execute(sql, tuple(parameters))
         return cursor
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement. Return the number of rows that it changed."""
         with contextlib.closing(self._connection.cursor()) as cursor:
             return int(cursor.execute(sql, tuple(parameters)))
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
+        """Open a read-only transaction with a consistent snapshot."""
         self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         yield
-        # Not in a finally: after an error the connection is closed, which ends the transaction.
+        # Not in a finally block: after an error the caller closes the connection, which ends the transaction.
         self.execute("COMMIT")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
+        """Open a transaction at READ COMMITTED."""
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.execute("START TRANSACTION")
         try:
             yield
         except BaseException:
-            with contextlib.suppress(self._error):  # the first error is the one to tell
+            with contextlib.suppress(self._error):  # raise the first error, not that of the rollback
                 self.execute("ROLLBACK")
             raise
         self.execute("COMMIT")
 
     def lock(self, name: str) -> bool:
+        """Take a lock with GET_LOCK(). Its name contains that of the database."""
         ((database,),) = self.rows("SELECT DATABASE()")
         full = "mysqlqueue_" + hashlib.sha256(f"{database}/{name}".encode()).hexdigest()[:40]
-        # A server may take a moment to notice that the one who held it has gone.
+        # Wait 2 seconds: the server may need a moment to notice that the previous holder's connection has ended.
         self._is_locking = self.rows("SELECT GET_LOCK(%s, 2)", (full,)) == [(1,)]
         return self._is_locking
 
     def force_index(self, name: str) -> str:
+        """Return a FORCE INDEX hint."""
         return f" FORCE INDEX ({name})"
 
     def byte_length(self, expression: str) -> str:
+        """Return a call of LENGTH()."""
         return f"LENGTH({expression})"
 
     def joined(self, expressions: Sequence[str]) -> str:
+        """Return a call of CONCAT_WS()."""
         return f"CONCAT_WS(',', {', '.join(expressions)})"
 
     def keeps_order(self) -> bool:
-        # A replica of MySQL that applies transactions in parallel may show a later one first, if it is told that it
-        # may. (MariaDB's keeps the order; it has no such variables.) Off on a primary it says nothing.
+        """Return False for a replica that applies transactions in parallel and out of order."""
+        # A MySQL replica that applies transactions in parallel may show a later one first if
+        # replica_preserve_commit_order is OFF. On a primary the variable has no effect. MariaDB's replicas keep the
+        # order and have no such variables.
         found: dict[str, str] = dict(
             self.rows(
                 "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', "
                 "'replica_parallel_workers', 'replica_preserve_commit_order', "
-                # As they are called before MySQL 8.0.26.
+                # The names before MySQL 8.0.26.
                 "'slave_parallel_workers', 'slave_preserve_commit_order')"
             )
         )
@@ -333,27 +356,30 @@ class Server(Database):
         return not (preserve == "OFF" and int(workers) > 1 and found["read_only"] == "ON")
 
     def is_duplicate(self, error: Exception) -> bool:
+        """Return whether the error is 1062, a duplicate entry."""
         return isinstance(error, self._error) and error.args[:1] == (1062,)
 
     def max_statement_bytes(self) -> int:
+        """Return the server's max_allowed_packet."""
         ((size,),) = self.rows("SELECT @@max_allowed_packet")
         return int(size)
 
     def close(self) -> None:
-        with contextlib.suppress(self._error):  # it is gone already
+        """Release the lock, if any, and close the connection."""
+        with contextlib.suppress(self._error):  # the connection may be lost already
             if self._is_locking:
                 self.execute("DO RELEASE_ALL_LOCKS()")
             self._connection.close()
 
 
 class SQLiteFile(Database):
-    """The embedded database, on the one host that has the file."""
+    """SQLite, on the host that has the file."""
 
     now_ms = NOW_MS_SQLITE
 
     def __init__(self, path: str) -> None:
         if not Path(path).is_file():
-            raise PipelineError(f"SQLite database {path!r}: there is no such file")
+            raise PipelineError(f"SQLite database {path!r}: no such file")
         self._path = path
         self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
         self._connection.text_factory = bytes
@@ -365,22 +391,27 @@ class SQLiteFile(Database):
         return sql.replace("%s", "?")
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return a small result."""
         return _decoded(self._connection.execute(self._spelled(sql), parameters).fetchall())
 
     def cursor(self, sql: str, parameters: Sequence[Any]) -> Cursor:
+        """Return a cursor, which reads rows as they are fetched."""
         return self._connection.execute(self._spelled(sql), parameters)
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement. Return the number of rows that it changed."""
         return self._connection.execute(self._spelled(sql), parameters).rowcount
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        # A deferred transaction's state is that of its first read.
+        """Open a transaction that sees the current state."""
+        # A deferred transaction sees the state at its first read, so read now.
         with self._within("BEGIN"):
             self.rows("SELECT 1 FROM sqlite_master LIMIT 1")
             yield
 
     def transaction(self) -> contextlib.AbstractContextManager[None]:
+        """Open a transaction that holds the write lock."""
         return self._within("BEGIN IMMEDIATE")
 
     @contextlib.contextmanager
@@ -394,6 +425,7 @@ class SQLiteFile(Database):
         self.execute("COMMIT")
 
     def lock(self, name: str) -> bool:
+        """Take a lock with flock() on a file beside the database."""
         self._lock = os.open(f"{self._path}-{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -402,24 +434,31 @@ class SQLiteFile(Database):
         return True
 
     def force_index(self, name: str) -> str:
+        """Return no hint."""
         return ""
 
     def byte_length(self, expression: str) -> str:
+        """Return the length of the expression as a BLOB."""
         return f"LENGTH(CAST({expression} AS BLOB))"
 
     def joined(self, expressions: Sequence[str]) -> str:
+        """Return a concatenation with the operator ``||``."""
         return " || ',' || ".join(expressions)
 
     def keeps_order(self) -> bool:
+        """Return True: there is one writer at a time."""
         return True
 
     def is_duplicate(self, error: Exception) -> bool:
+        """Return whether the error is a violated constraint."""
         return isinstance(error, sqlite3.IntegrityError)
 
     def max_statement_bytes(self) -> int:
+        """Return the default limit of SQLite."""
         return 1_000_000_000  # SQLITE_MAX_LENGTH
 
     def close(self) -> None:
+        """Close the connection, and release the lock, if any."""
         self._connection.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -427,7 +466,7 @@ class SQLiteFile(Database):
 
 
 def _crc32(value: bytes | str | int | None) -> int | None:
-    """As the servers' function: of a number, that of its digits."""
+    """Compute CRC32() as the servers do: that of a number is the one of its digits."""
     if value is None:
         return None
     return zlib.crc32(value if isinstance(value, bytes) else str(value).encode())

@@ -1,11 +1,11 @@
-"""What the pipeline raises on purpose."""
+"""Exceptions of the pipeline."""
 
 from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """An option, a row or a state of the archive breaks a rule; the text names the value and the rule."""
+    """An option, a row or the state of the archive is invalid. The message names the value and the rule."""
 
 
 class DataLossError(PipelineError):
-    """GC has removed messages that a reader would have to see."""
+    """GC has removed messages that a reader still had to read."""

@@ -1,4 +1,4 @@
-"""Work spread over Spark's executors, one item for each task."""
+"""Run work on Spark's executors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ R = TypeVar("R")
 
 
 def spread(spark: SparkSession, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """What ``work`` returns for each item, in their order. Spark runs a failed task again; the last error is raised.
+    """Call ``work`` for each item, in one Spark task per item. Spark retries a task that fails.
 
-    A ``PipelineError`` is raised at once, as it is.
+    Args:
+        spark: A classic session. Spark Connect has no RDDs, and its ``mapInArrow`` would need pandas.
+        work: A function that Spark can pickle.
+        items: The arguments.
 
-    An RDD: ``mapInArrow`` would need pandas, for nothing. (So the session is a classic one, not Spark Connect's.)
+    Returns:
+        The results in the order of the items.
+
+    Raises:
+        PipelineError: ``work`` raised it. It is not retried.
+        Exception: The last error of a task that failed every time.
     """
     if not items:
         return []
@@ -27,7 +35,7 @@ def spread(spark: SparkSession, work: Callable[[T], R], items: Sequence[T]) -> l
     def attempt(item: T) -> list[R] | PipelineError:
         try:
             return [work(item)]
-        except PipelineError as error:  # another try would end the same way, and Spark would wrap it up in Java
+        except PipelineError as error:  # a retry would fail the same way, and Spark would wrap the error in Java's
             return error
 
     found: list[R] = []

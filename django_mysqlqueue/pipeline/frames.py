@@ -14,9 +14,9 @@ from django_mysqlqueue.pipeline.log_schema import BY_NAME, ddl
 from django_mysqlqueue.pipeline.session import PUSHDOWN
 
 CLOCK_STEP = datetime.timedelta(hours=26)
-"""By how much the server's clock may have been set back: times in the log are in order but for that.
+"""Times in the log are in order, except that the server's clock may have been set back by at most this much.
 
-More than a wrong time zone.
+It covers a clock that was set to a wrong time zone.
 """
 
 if TYPE_CHECKING:
@@ -30,25 +30,29 @@ if TYPE_CHECKING:
 
 
 def json_payload(schema: StructType | str, payload: str = "payload") -> Column:
-    """The payload as a struct of the given schema; NULL, or a NULL field, where it is not of that form.
+    """Return a column that parses JSON payloads. A payload or field that does not match the schema is NULL.
 
     Args:
-        schema: a ``StructType`` or a DDL string such as ``"n INT, name STRING"``.
-        payload: the name of the binary column.
+        schema: A ``StructType`` or a DDL string such as ``"n INT, name STRING"``.
+        payload: The name of the binary column.
     """
     from pyspark.sql import functions
 
-    # Not CAST, which fails the query on bytes that are no UTF-8.
+    # Not CAST, which fails the query if a payload is not UTF-8.
     return functions.from_json(functions.try_validate_utf8(functions.col(payload).cast("string")), schema)
 
 
 def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = None, **options: str) -> DataFrame:
-    """The live log; ``options`` are those of the source, filters are pushed into SQL.
+    """Return the live log. Filters are pushed down into SQL.
 
     Args:
-        spark: the session; its setting for filter pushdown is switched on.
-        place: where the queue's database is.
-        columns: only these are read. (Spark does not tell Python sources which ones a query needs.)
+        spark: The session. The function switches on its setting for filter pushdown.
+        place: The queue's database.
+        columns: The columns to read (None: all). Spark does not tell Python data sources which ones a query needs.
+        **options: Options of the data source.
+
+    Raises:
+        PipelineError: A column does not exist.
     """
     spark.conf.set(PUSHDOWN, "true")
     reader = spark.read.format("mysqlqueue").option("pushFilters", "true")
@@ -60,7 +64,7 @@ def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = No
 def _ddl(columns: Sequence[str]) -> str:
     unknown = [name for name in columns if name not in BY_NAME]
     if unknown or not columns:
-        raise PipelineError(f"columns {unknown or list(columns)!r}: must be some of {', '.join(BY_NAME)}")
+        raise PipelineError(f"columns {unknown or list(columns)!r}: must be one or more of {', '.join(BY_NAME)}")
     return ddl(BY_NAME[name] for name in columns)
 
 
@@ -73,12 +77,18 @@ def archive(
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
 ) -> DataFrame:
-    """What the archive holds: the files that the manifest names, no others, with the log's columns.
+    """Return the archived messages, with the log's columns. Only files that the manifest names are read.
 
     Args:
-        topics: only these; other topics' files are not opened.
-        since: only what was published then or later; files of earlier days are not opened.
-        until: only what was published before.
+        spark: The session.
+        place: The queue's database, which has the manifest.
+        root: The archive.
+        topics: Only these topics (None: all). Files of other topics are not opened.
+        since: Only messages that entered the log at or after this time. Files of earlier days are not opened.
+        until: Only messages that entered the log before this time.
+
+    Raises:
+        PipelineError: A time has no time zone.
     """
     with place.connect() as database:
         known = manifest.segments(database)
@@ -95,17 +105,20 @@ def everything(
     until: datetime.datetime | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The archive up to its end and the live log behind it: each message once.
-
-    Without a root it is what the log still holds. Of the log what was published long before ``since`` is not read.
+    """Return the archive, followed by the messages of the live log that are not archived yet.
 
     Args:
-        topics: as in ``archive``; so are ``since`` and ``until``.
-        columns: only these are read; with ``since`` or ``until`` the column ``published_at`` must be among them.
+        spark: The session.
+        place: The queue's database.
+        root: The archive (None: return the live log only).
+        topics: As for ``archive``.
+        since: As for ``archive``. Most older rows of the live log are not read.
+        until: As for ``archive``.
+        columns: The columns to read (None: all). With ``since`` or ``until``, ``published_at`` must be one of them.
 
     Raises:
-        DataLossError: GC has removed what the archive does not hold.
-        PipelineError: a moment without a time zone.
+        DataLossError: GC has removed messages that the archive does not contain.
+        PipelineError: A time has no time zone, or a column does not exist.
     """
     from pyspark.sql import functions
 
@@ -117,22 +130,23 @@ def everything(
         if root is not None:
             end = manifest.archived(known)
             options["startOffset"] = str(end + 1)
-            # Here, not only when the rows are read: what is gone has no time that would say whether it was wanted.
+            # Checked here for all times, not only when rows are read: a removed row no longer shows its time.
             gone = log_offsets.collected(database, topics)
             if gone > end:
                 raise DataLossError(
-                    f"GC has removed messages up to offset {gone}, and the archive holds those up to {end} alone: some "
-                    "are nowhere. Run queuearchive to go on with what is left; ARCHIVE_REQUIRED lets GC wait for it"
+                    f"GC has removed messages up to offset {gone}, but the archive ends at offset {end}: some messages "
+                    "are lost. Run queuearchive to continue with the others. Set ARCHIVE_REQUIRED to make GC wait for "
+                    "the archive"
                 )
     read = None if columns is None else tuple(dict.fromkeys(["offset", *columns]))
     live = log(spark, place, columns=read, **options)
     if first is not None:
-        # The source takes this condition into its ranges.
+        # The source pushes this condition down into its ranges.
         live = live.where(functions.col("offset") >= first)
     live = _within(live if columns is None else live.select(*columns), since, until)
     if root is None:
         return live
-    # What lies behind a hole is in the log.
+    # Segments after a gap are left out: their messages are read from the live log.
     chain = [segment for segment in known if segment.hi <= manifest.archived(known)]
     old = archived(spark, root, chain, topics=topics, since=since, until=until)
     return (old if columns is None else old.select(*columns)).unionByName(live)
@@ -148,7 +162,20 @@ def archived(
     until: datetime.datetime | None = None,
     span: Span | None = None,
 ) -> DataFrame:
-    """As ``archive``, of segments that the caller has read from the manifest, and of a span of offsets alone."""
+    """Return archived messages of given segments.
+
+    Args:
+        spark: The session.
+        root: The archive.
+        known: Segments that the caller has read from the manifest.
+        topics: As for ``archive``.
+        since: As for ``archive``.
+        until: As for ``archive``.
+        span: Only these offsets (None: all).
+
+    Raises:
+        PipelineError: A time has no time zone.
+    """
     from pyspark.sql import functions
 
     _check_moments(since=since, until=until)
@@ -164,7 +191,7 @@ def archived(
     ]
     if not paths:
         return spark.createDataFrame([], ddl())
-    # Only these files, without a guess at columns from the names of folders.
+    # recursiveFileLookup: read only these files, and derive no columns from the names of folders.
     found = spark.read.schema(ddl()).option("recursiveFileLookup", "true").parquet(*paths)
     if span is not None:
         found = found.where(functions.col("offset").between(span.above + 1, span.up_to))
@@ -172,7 +199,7 @@ def archived(
 
 
 def _first(database: Database, since: datetime.datetime) -> int:
-    """An offset below which nothing is of that moment or later."""
+    """Return an offset below which no message was published at that time or later."""
     floor = datetime.datetime.min.replace(tzinfo=datetime.UTC) + CLOCK_STEP
     return log_offsets.first_since(database, max(since, floor) - CLOCK_STEP)
 

@@ -1,4 +1,4 @@
-"""Where the log begins and ends, and where a moment is in it."""
+"""Find the ends of the log and the offsets of times."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def highest(database: Database) -> int:
-    """The highest offset that is or was in the log: all up to it is final.
+    """Return the highest offset that is or was in the log. The log up to this offset is final.
 
     Raises:
-        PipelineError: a replica on which that does not hold.
+        PipelineError: The server is a replica on which the log is not final.
     """
     if not database.keeps_order():
         raise PipelineError(
-            "this server is a replica that may show later messages before earlier ones: rows would be passed over; set "
-            "replica_preserve_commit_order = ON there, or read from the primary"
+            "this server is a replica that may show later messages before earlier ones, so a reader could skip rows; "
+            "set replica_preserve_commit_order = ON on it, or read from the primary"
         )
     return log_queries.end_of_log(database)
 
 
 def lowest(database: Database, above: int = 0) -> int | None:
-    """The first offset above one that the log still holds."""
+    """Return the lowest offset above another one that is still in the log, or None."""
     (first,) = database.row(f"SELECT MIN(`offset`) FROM {LOG} WHERE `offset` > %s", (above,))
     return None if first is None else int(first)
 
 
 def collected(database: Database, topics: Sequence[str] | None) -> int:
-    """The highest offset that GC has removed from these topics; 0: it has removed nothing."""
+    """Return the highest offset that GC has removed from these topics (None: from any), or 0."""
     if topics is not None and not topics:
         return 0
     among = "" if topics is None else f" WHERE topic IN ({', '.join(['%s'] * len(topics))})"
@@ -44,30 +44,44 @@ def collected(database: Database, topics: Sequence[str] | None) -> int:
 
 
 def milliseconds(moment: datetime.datetime) -> int:
+    """Return an aware time as epoch milliseconds, rounded down."""
     return (moment - EPOCH) // datetime.timedelta(milliseconds=1)
 
 
 def first_since(database: Database, moment: datetime.datetime) -> int:
-    """The lowest offset from which on all messages entered the log at a moment or later, or one above its end."""
+    """Return the lowest offset from which all messages entered the log at a time or later, or the end plus one."""
     return log_queries.first_since(database, milliseconds(moment))
 
 
 def batch(database: Database, options: SourceOptions) -> tuple[int, int, int]:
-    """What a batch reads: above which offset, up to which, and above which nothing may have been collected."""
+    """Return the range of a batch.
+
+    Returns:
+        The offset before its first, its last offset, and the offset above which GC must not have removed anything.
+
+    Raises:
+        DataLossError: GC has removed messages that were published at or after ``startOffset``.
+        PipelineError: The server is a replica on which the log is not final.
+    """
     last = highest(database)
     above = before(database, options.start, last)
     up_to = last if options.end == "latest" else min(last, before(database, options.end, last))
     if options.start == "earliest":
-        # What is there now is complete unless GC goes further while it is read.
+        # The rows that are in the log now are complete unless GC removes more while they are read.
         return above, up_to, max(above, collected(database, options.topics))
     _check_moment(database, options)
     return above, up_to, above
 
 
 def initial(database: Database, options: SourceOptions) -> dict[str, int]:
-    """Where a new stream begins."""
+    """Return the initial offset of a new stream.
+
+    Raises:
+        DataLossError: GC has removed messages that were published at or after ``startOffset``.
+        PipelineError: The stream has an ``endOffset``, or its start is beyond the end of the log.
+    """
     if options.end != "latest":
-        raise PipelineError(f"option endOffset={options.end!r}: a stream has no end; read a batch")
+        raise PipelineError(f"option endOffset={options.end!r}: a stream has no end; use a batch query")
     last = highest(database)
     above = before(database, options.start, last)
     if above > last:
@@ -79,7 +93,13 @@ def initial(database: Database, options: SourceOptions) -> dict[str, int]:
 
 
 def before(database: Database, edge: Edge, last: int) -> int:
-    """The offset just before an edge; ``last`` is the end of the log as its caller has read it."""
+    """Return the offset just before an edge.
+
+    Args:
+        database: A connection.
+        edge: The edge.
+        last: The end of the log, as the caller has read it.
+    """
     if edge == "latest":
         return last
     if edge == "earliest":
@@ -91,7 +111,7 @@ def before(database: Database, edge: Edge, last: int) -> int:
 
 
 def _check_moment(database: Database, options: SourceOptions) -> None:
-    """A moment is found among what is left: what came since and is gone must not be passed over."""
+    """Raise an error if GC has removed messages after the start time: a time finds only rows that are left."""
     if not isinstance(options.start, datetime.datetime) or not options.fail_on_data_loss:
         return
     among = "" if options.topics is None else f" AND topic IN ({', '.join(['%s'] * len(options.topics))})"
@@ -103,23 +123,27 @@ def _check_moment(database: Database, options: SourceOptions) -> None:
     if lost:
         raise DataLossError(
             f"topic {lost[0][0]!r}: GC has removed messages of {options.start.isoformat()} or later, up to offset "
-            f"{lost[0][1]}; read them from the archive, or set failOnDataLoss to false to go on with what is left"
+            f"{lost[0][1]}; read them from the archive, or set failOnDataLoss to false to skip them"
         )
 
 
 def after_rows(database: Database, above: int, rows: int, last: int) -> int:
-    """An offset with at most that many rows between it and ``above``: it counts offsets; a gap at first is skipped."""
+    """Return an end for a batch of at most ``rows`` rows after ``above``.
+
+    It counts offsets, so the batch may have fewer rows. A gap at its beginning is not counted.
+    """
     first = lowest(database, above)
     return last if first is None else min(last, first - 1 + rows)
 
 
 def moved(start: dict[str, int], to: int) -> dict[str, int]:
-    """The next offset of a stream; what GC had collected at its beginning is forgotten once that is behind."""
+    """Return the next offset of a stream. ``collected`` is dropped once the stream has passed it."""
     floor = start.get("collected", 0)
     return {"offset": to} if floor <= to else {"offset": to, "collected": floor}
 
 
 def log_is_behind(above: int, last: int) -> PipelineError:
+    """Return the error for a stream that has read more than the log contains."""
     return PipelineError(
-        f"offset {above} is beyond the log's end, {last}: it is another database, or an older state of it was restored"
+        f"offset {above} is beyond the log's end, {last}: this is another database, or it was restored from a backup"
     )

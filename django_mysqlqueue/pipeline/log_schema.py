@@ -1,7 +1,7 @@
-"""The log's columns as the servers, Arrow and Spark know them. Imports neither Django nor Spark.
+"""The log's columns in SQL, Arrow and Spark. Imports neither Django nor Spark.
 
-Times are epoch milliseconds in the tables and timestamps in UTC outside of
-them; a ``failed_at`` of 0, on a message that never failed, is NULL there.
+Times are epoch milliseconds in the tables and UTC timestamps everywhere else, where a ``failed_at`` of 0 (the message
+never failed) is NULL.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ Kind = Literal["number", "text", "bytes", "time"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the log."""
+    """A column of the log."""
 
     name: str
     kind: Kind
     absent: int | None = None
-    """A time that stands for none and reads as NULL."""
+    """The number that stands for a missing time. It is read as NULL."""
 
     @property
     def spark_type(self) -> str:
+        """The name of the column's type in Spark."""
         return {"number": "BIGINT", "text": "STRING", "bytes": "BINARY", "time": "TIMESTAMP"}[self.kind]
 
 
@@ -55,14 +56,14 @@ COLUMNS = (
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 RARE = COLUMNS[7:15]
-"""Columns that are empty, or 0, in all but dead letters and messages for one group."""
+"""Columns that are empty or 0 except in dead letters and in messages for one group."""
 NAMES = tuple(BY_NAME)
 
 FIRST_TIME = -62_135_596_800_000
 LAST_TIME = 253_402_300_799_999
-"""Epoch milliseconds of the years 1 to 9999: what Python and Spark both can hold."""
+"""Epoch milliseconds of the years 1 to 9999, the times that both Python and Spark can represent."""
 
 
 def ddl(columns: Iterable[Column] = COLUMNS) -> str:
-    """The columns as a Spark schema string: ``offset BIGINT, topic STRING, …``."""
+    """Return the columns as a Spark schema string: ``offset BIGINT, topic STRING, …``."""
     return ", ".join(f"`{column.name}` {column.spark_type}" for column in columns)

@@ -1,4 +1,4 @@
-"""The options of the data source, checked once on the driver."""
+"""The options of the data source. The driver checks them once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 
 Edge = int | datetime.datetime | Literal["earliest", "latest"]
-"""One end of what is read: an offset, a moment, or an end of the log."""
+"""One end of a range: an offset, a time, or an end of the log."""
 
 PLACE_OPTIONS = ("defaultsFile", "defaultsGroup", "sqliteFile", "urlVariable")
 SOURCE_OPTIONS = (
@@ -27,19 +27,32 @@ SOURCE_OPTIONS = (
 
 
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
-"""Spark hands on what a stream's query itself was told."""
+"""Options of a streaming query, in lower case. Spark passes them to the data source too."""
 
 
 def check_known(options: Mapping[str, str], known: tuple[str, ...], what: str) -> None:
-    """Refuses an option that nobody reads: a mistyped one would be ignored without a word."""
+    """Check that all options are known. A mistyped one would be ignored silently.
+
+    Args:
+        options: The options.
+        known: The names that are allowed, in any case.
+        what: The component that takes the options, for the error.
+
+    Raises:
+        PipelineError: An option is unknown.
+    """
     names = {name.lower() for name in known} | SPARKS_OWN
     for name in options:
         if name.lower() not in names:
-            raise PipelineError(f"option {name!r}: {what} knows {', '.join(known)}")
+            raise PipelineError(f"unknown option {name!r}: {what} accepts {', '.join(known)}")
 
 
 def number(options: Mapping[str, str], name: str, *, most: int) -> int | None:
-    """A whole number from 1 to ``most``."""
+    """Return an option that must be a whole number from 1 to ``most``, or None if it is not given.
+
+    Raises:
+        PipelineError: The value is not such a number.
+    """
     if name not in options:
         return None
     text = options[name]
@@ -49,6 +62,11 @@ def number(options: Mapping[str, str], name: str, *, most: int) -> int | None:
 
 
 def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return an option that must be ``true`` or ``false``.
+
+    Raises:
+        PipelineError: The value is neither.
+    """
     text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):
         raise PipelineError(f"option {name}={options[name]!r}: must be true or false")
@@ -56,10 +74,10 @@ def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def parse_edge(name: str, text: str) -> Edge:
-    """An offset, a time in ISO 8601 (UTC unless it says otherwise), ``earliest`` or ``latest``.
+    """Parse an offset, a time in ISO 8601 (in UTC if it has no UTC offset), ``earliest`` or ``latest``.
 
     Raises:
-        PipelineError: naming the value and the rule.
+        PipelineError: The text is none of these.
     """
     if text in ("earliest", "latest"):
         return text  # type: ignore[return-value]
@@ -69,13 +87,17 @@ def parse_edge(name: str, text: str) -> Edge:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise PipelineError(
-            f"{name}={text!r}: must be 'earliest', 'latest', an offset or a time like 2026-11-22T06:00:00Z"
+            f"{name}={text!r}: must be 'earliest', 'latest', an offset or a time such as 2026-11-22T06:00:00Z"
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
 
 
 def parse_topics(text: str) -> tuple[str, ...]:
-    """Topics by commas; one that has a comma itself in a JSON list."""
+    """Parse topics: names separated by commas, or a JSON list, which a name with a comma needs.
+
+    Raises:
+        PipelineError: The text begins with ``[`` and is not a JSON list of at least one name.
+    """
     if not text.startswith("["):
         return tuple(dict.fromkeys(topic.strip() for topic in text.split(",")))
     try:
@@ -83,13 +105,15 @@ def parse_topics(text: str) -> tuple[str, ...]:
     except ValueError:
         topics = None
     if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
-        raise PipelineError(f"option topics={text!r}: must be names by commas or a JSON list of them, at least one")
+        raise PipelineError(
+            f"option topics={text!r}: must be topics separated by commas, or a JSON list of at least one topic"
+        )
     return tuple(dict.fromkeys(topics))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a reader was asked for."""
+    """The parsed options of a reader."""
 
     place: Place
     topics: tuple[str, ...] | None = None
@@ -102,20 +126,25 @@ class SourceOptions:
 
     ROWS_PER_PARTITION: ClassVar[int] = 250_000
     MOST_PARTITIONS: ClassVar[int] = 200
-    """Without ``numPartitions``: one task for so many offsets, up to so many tasks."""
+    """Offsets per task, and the maximum number of tasks, unless ``numPartitions`` is given."""
 
     @property
     def wanted(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The condition on topics, in the form of ``reading.Query.wanted``."""
         return () if self.topics is None else (("topic", self.topics),)
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Raises ``PipelineError``, naming the option, its value and the rule."""
+        """Parse and check the options of a reader.
+
+        Raises:
+            PipelineError: An option is unknown or has an invalid value.
+        """
         place = Place.of(options)
         check_known(options, SOURCE_OPTIONS + PLACE_OPTIONS, "the source")
         end = parse_edge("endOffset", options.get("endOffset", "latest"))
         if end == "earliest":
-            raise PipelineError("option endOffset='earliest': nothing comes before it")
+            raise PipelineError("option endOffset='earliest': the range would be empty")
         return cls(
             place=place,
             topics=parse_topics(options["topics"]) if "topics" in options else None,

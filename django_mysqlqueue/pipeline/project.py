@@ -1,4 +1,4 @@
-"""For programs with Django: where the project's queue is, for the pipeline's parts that know no settings."""
+"""Tell the pipeline, which does not read Django's settings, where a project's queue is."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ PASSED_ON = (
     "read_default_file",
     "read_default_group",
 )
-"""Of the driver's arguments; the others are about how Django speaks on the connection."""
+"""The driver's arguments that locate the database. The others configure Django's own connection."""
 
 
 def place(using: str) -> Place:
-    """The queue's database of this project, told to Spark's workers through the environment.
+    """Return the queue's database of this project, and pass it to Spark's workers through the environment.
 
-    Call it before the Spark session starts: its processes inherit the environment as it is then.
+    Call it before the Spark session starts: the workers inherit the environment of that moment.
+
+    Args:
+        using: The alias of the queue's database.
 
     Raises:
-        PipelineError: a session is running that knows another database.
+        PipelineError: A Spark session is running whose workers have another database.
     """
     connection = connections[using]
     parameters = connection.get_connection_params()
     if connection.vendor == "sqlite":
-        # Workers may stand in another folder.
+        # Workers may run in another folder.
         details = {"sqlite_file": str(Path(parameters["database"]).absolute())}
     else:
         details = {name: parameters[name] for name in PASSED_ON if name in parameters}
@@ -49,8 +52,8 @@ def place(using: str) -> Place:
 
         if SparkContext._gateway is not None:
             raise PipelineError(
-                f"a Spark session is running and its workers do not know the database {using!r}: stop it first, "
-                f"or start it with {URL_VARIABLE} set"
+                f"the workers of the running Spark session do not know the database {using!r}: stop the session "
+                f"first, or start it with {URL_VARIABLE} set"
             )
         os.environ[URL_VARIABLE] = text
     return Place()

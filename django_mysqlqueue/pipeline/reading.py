@@ -1,9 +1,8 @@
-"""Reads a range of the log.
+"""Read a range of the log.
 
-A range at or below the highest offset is final: nothing appears in it any more,
-and only GC and those who redrive or discard dead letters take something away.
-So a range is read in pieces, each in a snapshot of its own, none of them held
-open for long, and after a lost connection it goes on behind the last row.
+A range at or below the highest offset is final: no message appears in it later, and only GC and operators who redrive
+or discard dead letters remove messages. So a range is read in chunks, each in a short snapshot of its own. After a lost
+connection, reading resumes after the last row.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ if TYPE_CHECKING:
     from django_mysqlqueue.pipeline.batches import Selection
 
 CHUNK = 50_000
-"""Offsets that are read in one snapshot."""
+"""Maximum number of offsets that are read in one snapshot."""
 FETCH_ROWS = 2_000
 FETCH_BYTES = 16 * 2**20
-"""Bounds of one batch; the bytes are those of payloads."""
+"""Limits of one batch. Only payloads count as bytes."""
 FIRST_FETCH = 100
-"""Rows that are fetched at a time, at most, where payloads are among them."""
+"""Maximum number of rows that are fetched at a time if payloads are selected."""
 TRIES = 6
-"""Connections in a row that may be lost without a row read."""
+"""Number of consecutive lost connections, without a row in between, after which reading fails."""
 RECONNECT = Backoff(initial=0.5, jitter=0.0)
-"""The pause after each."""
+"""The pause before each new connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Offsets above one and up to another."""
+    """The offsets above ``above``, up to and including ``up_to``."""
 
     above: int
     up_to: int
@@ -49,7 +48,10 @@ class Span:
         return max(0, self.up_to - self.above)
 
     def split(self, pieces: int) -> list[Span]:
-        """Into that many pieces of nearly equal length, none of them empty (an empty span has none)."""
+        """Split the span into at most ``pieces`` spans of nearly equal length.
+
+        None of them is empty, so an empty span has none.
+        """
         pieces = max(1, min(pieces, len(self)))
         marks = [self.above + len(self) * number // pieces for number in range(pieces + 1)]
         return [Span(low, high) for low, high in itertools.pairwise(marks) if high > low]
@@ -57,12 +59,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What of a span is read. It travels to the executors.
+    """The columns and rows to read from a span. Spark pickles it for executors.
 
     Attributes:
-        columns: names, in the order of the result.
-        wanted: for a text column, which of its values; all of these must hold.
-        watch_above: offsets above this one must not have been collected by GC; None: whatever is there.
+        columns: The names of the columns, in the order of the result.
+        wanted: Conditions that must all hold: a text column and its allowed values.
+        watch_above: GC must not have removed messages above this offset (None: read the messages that are left).
     """
 
     columns: tuple[str, ...]
@@ -70,7 +72,7 @@ class Query:
     watch_above: int | None = None
 
     def condition(self) -> tuple[str, list[str]]:
-        """The part of the WHERE behind the range, and its parameters."""
+        """Return the conditions to append to the WHERE clause, and their parameters."""
         sql = ""
         parameters: list[str] = []
         for name, values in self.wanted:
@@ -80,7 +82,7 @@ class Query:
 
     @property
     def topics(self) -> tuple[str, ...] | None:
-        """Which topics can be among the rows; None: all."""
+        """The topics that the rows can have (None: any)."""
         chosen: set[str] | None = None
         for name, values in self.wanted:
             if name == "topic":
@@ -89,19 +91,19 @@ class Query:
 
     @property
     def index(self) -> str:
-        """The index to read along: left to themselves the servers take a whole secondary one for any topic.
+        """The index to force. Without a hint, the servers scan a whole secondary index for a condition on the topic.
 
-        One partition is read along its own, everything else along the primary key.
+        A single partition is read along the index of partitions, everything else along the primary key.
         """
         one = {name for name, values in self.wanted if len(values) == 1}
         return BY_PARTITION if {"topic", "partition_key"} <= one else "PRIMARY"
 
 
 def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
-    """The rows of a span in offset order.
+    """Yield the rows of a span in offset order. Lost connections are replaced.
 
     Raises:
-        DataLossError: GC has removed rows that the query watches over.
+        DataLossError: GC has removed messages above ``query.watch_above``.
     """
     from django_mysqlqueue.pipeline.batches import Selection
 
@@ -113,7 +115,7 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
                 while above < span.up_to:
                     end = min(above + CHUNK, span.up_to)
                     with database.snapshot():
-                        # Before the rows: after a lost connection nobody would look at where this chunk began.
+                        # Check before reading: after a lost connection, reading resumes later than this chunk's start.
                         check_complete(database, query, above)
                         for rows in rows_of(database, query, selection, Span(above, end)):
                             yield selection.batch(rows)
@@ -127,7 +129,10 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(database: Database, query: Query, selection: Selection, span: Span) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """A span's rows in pieces of about ``FETCH_ROWS`` or ``FETCH_BYTES``: the next rows may be much larger."""
+    """Yield the rows of a span in pieces of about ``FETCH_ROWS`` rows or ``FETCH_BYTES`` bytes.
+
+    The number of rows to fetch is adjusted, because later rows may be much larger.
+    """
     condition, parameters = query.condition()
     cursor = database.cursor(
         f"SELECT {selection.sql(database)} FROM {LOG}{database.force_index(query.index)} "
@@ -154,7 +159,16 @@ def rows_of(database: Database, query: Query, selection: Selection, span: Span) 
 
 
 def check_complete(database: Database, query: Query, above: int) -> None:
-    """Raises ``DataLossError`` if GC has removed something above this offset that the query watches over."""
+    """Check that GC has removed no message that the query has yet to read.
+
+    Args:
+        database: A connection.
+        query: The query.
+        above: The query has read up to this offset.
+
+    Raises:
+        DataLossError: GC has removed messages above this offset and above ``query.watch_above``.
+    """
     if query.watch_above is None:
         return
     topics = query.topics
@@ -169,6 +183,6 @@ def check_complete(database: Database, query: Query, above: int) -> None:
     if lost:
         topic, offset = lost[0]
         raise DataLossError(
-            f"topic {topic!r}: GC has removed messages up to offset {offset}, and offsets above {above} were still to "
-            "be read; read them from the archive, or set failOnDataLoss to false to go on with what is left"
+            f"topic {topic!r}: GC has removed messages up to offset {offset}, but offsets above {above} had not been "
+            "read; read them from the archive, or set failOnDataLoss to false to skip them"
         )

@@ -1,7 +1,7 @@
-"""Archived messages back into the queue: into another topic, or for one group.
+"""Replay archived messages: to another topic, or to one group of their topic.
 
-Each copy's id is made from the run's name and the original's offset, so a replay
-that died is finished by running it again: what is in the log already is dropped.
+The message id of a copy is made from the name of the run and the offset of the original. To finish a replay that was
+interrupted, run it again: copies that are already in the log are dropped as duplicates.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 GROUPS = "queue_consumer_groups"
 CAME_FROM = "replayed_from"
-"""Where a copy's metadata says what it is a copy of: run, topic, offset, id, published_at (epoch milliseconds)."""
+"""The key in a copy's metadata that describes the original: run, topic, offset, id, published_at (epoch ms)."""
 SLICE_OFFSETS = 100_000
-"""Offsets that are written at a time; each of its tasks is one transaction."""
+"""Maximum number of offsets that are written at a time. Each task is one transaction."""
 SLICE_SECONDS = 5
-"""With a rate: what is written at a time is as much as that many seconds allow."""
+"""With a rate, the number of seconds whose messages are written at a time."""
 TASKS = 8
 JSON_SPACE = " \t\n\r"
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,60}")
@@ -44,17 +44,20 @@ _RUN = re.compile(r"[A-Za-z0-9._-]{1,60}")
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What is to be played back, and to whom.
+    """The messages to replay, and their target.
 
     Attributes:
-        topic: of the originals.
-        since: the first offset or moment (of ``published_at``).
-        until: where it ends, not included.
-        where: a condition in Spark SQL on the log's columns.
-        to: the topic of the copies; not that of the originals.
-        group: instead of ``to``: the one group of the same topic that sees them.
-        run: its name; the same replay has the same one by default.
-        rate: messages a second at most.
+        topic: The topic of the originals.
+        since: The first offset, or the first time of publishing.
+        until: The end, not included.
+        where: A condition on the log's columns, in Spark SQL.
+        to: The topic of the copies, other than that of the originals.
+        group: The only group, on the same topic, that receives the copies. Give either ``to`` or ``group``.
+        run: The name of the run. The default is a digest of the other attributes except ``rate``.
+        rate: The maximum number of messages per second (None: no limit).
+
+    Raises:
+        PipelineError: An attribute is invalid.
     """
 
     topic: str
@@ -75,23 +78,23 @@ class Replay:
         except InvalidMessage as error:
             raise PipelineError(str(error)) from error
         if self.since == "latest":
-            raise PipelineError("--between latest …: nothing begins at the end; give an offset, a time or 'earliest'")
+            raise PipelineError("--between latest …: the range would be empty; use an offset, a time or 'earliest'")
         if self.until == "earliest":
-            raise PipelineError("--between … earliest: nothing comes before it; give an offset, a time or 'latest'")
+            raise PipelineError("--between … earliest: the range would be empty; use an offset, a time or 'latest'")
         if bool(self.to) == bool(self.group):
-            raise PipelineError("name either the topic or the one group that the copies are for (--to or --group)")
+            raise PipelineError("pass either --to (the topic of the copies) or --group (the group that receives them)")
         if self.to == self.topic:
             raise PipelineError(
-                f"--to {self.to}: copies in their own topic reach every group of it; name one with --group"
+                f"--to {self.to}: copies in the topic of their originals would reach every group on it; pass --group"
             )
         if self.run and not _RUN.fullmatch(self.run):
-            raise PipelineError(f"run {self.run!r}: must be 1 to 60 letters, digits, '.', '_' or '-'")
+            raise PipelineError(f"run {self.run!r}: must be 1 to 60 characters from A-Z, a-z, 0-9, '.', '_' and '-'")
         if self.rate is not None and not self.rate > 0:
-            raise PipelineError(f"rate {self.rate!r}: must be above 0")
+            raise PipelineError(f"rate {self.rate!r}: must be greater than 0")
 
     @property
     def name(self) -> str:
-        """The run's name; without one it is a digest of what is replayed to whom."""
+        """The name of the run: ``run``, or else a digest of the other attributes except ``rate``."""
         if self.run:
             return self.run
         what = [self.topic, str(self.since), str(self.until), self.where, self.to, self.group]
@@ -99,29 +102,36 @@ class Replay:
 
     @property
     def target(self) -> str:
+        """The topic of the copies."""
         return self.to or self.topic
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a replay would do."""
+    """The effect that a replay would have."""
 
     rows: int
+    """The number of messages."""
     size: int
-    """Bytes of payload."""
+    """The bytes of their payloads."""
     keys: int
+    """The number of partitions."""
     first: datetime.datetime | None
+    """When the first of the originals was published."""
     last: datetime.datetime | None
+    """When the last of the originals was published."""
     span: Span
+    """The offsets of the originals."""
     groups: tuple[str, ...]
-    """Who would see the copies."""
+    """The groups that would receive the copies."""
 
 
 def plan(job: Job, replay: Replay) -> Plan:
-    """Counts what would be replayed, and says to whom.
+    """Count the messages that would be replayed, and find the groups that would receive them.
 
     Raises:
-        PipelineError: the archive has nothing of the topic, nobody would see it, or the condition is not valid.
+        PipelineError: The archive has no message of the topic, the group is not registered, or the condition is not
+            valid.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -138,7 +148,19 @@ def plan(job: Job, replay: Replay) -> Plan:
 
 
 def play(job: Job, replay: Replay, *, progress: Callable[[int], object] = lambda offsets: None) -> int:
-    """Puts the copies into the outbox, slice by slice in offset order; returns how many."""
+    """Write the copies to the outbox, in slices and in offset order.
+
+    Args:
+        job: The archive and its queue.
+        replay: The messages to replay, and their target.
+        progress: Called after each slice with its number of offsets.
+
+    Returns:
+        The number of copies that were written.
+
+    Raises:
+        PipelineError: As ``plan``.
+    """
     known, span, _ = _look(job, replay)
     began, played = time.monotonic(), 0
     for piece in _slices(job, replay, known, span):
@@ -150,7 +172,7 @@ def play(job: Job, replay: Replay, *, progress: Callable[[int], object] = lambda
 
 
 def _slices(job: Job, replay: Replay, known: list[Segment], span: Span) -> list[Span]:
-    """What is written at a time: so many offsets, or with a rate as many messages as it allows in some seconds."""
+    """Return the slices: ``SLICE_OFFSETS`` offsets each or, with a rate, the messages of ``SLICE_SECONDS`` seconds."""
     if replay.rate is None:
         marks = list(range(span.above + SLICE_OFFSETS, span.up_to, SLICE_OFFSETS))
     else:
@@ -162,7 +184,7 @@ def _slices(job: Job, replay: Replay, known: list[Segment], span: Span) -> list[
 
 
 def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...]]:
-    """The segments that hold it, the span of offsets, and the groups that will see it."""
+    """Return the segments with the originals, their span of offsets, and the groups that receive the copies."""
     with job.place.connect() as database:
         known = manifest.segments(database)
         groups = [
@@ -174,13 +196,13 @@ def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...
     archived = sorted({file.topic for segment in known for file in segment.files})
     if replay.topic not in archived:
         raise PipelineError(
-            f"topic {replay.topic!r}: the archive has no message of it (its topics: {', '.join(archived) or 'none'})"
+            f"topic {replay.topic!r}: the archive has no message of this topic (it has {', '.join(archived) or 'none'})"
         )
     if replay.group:
         if replay.group not in groups:
             raise PipelineError(
-                f"group {replay.group!r} is not registered for topic {replay.topic!r}: nobody would see the copies "
-                f"(registered: {', '.join(groups) or 'none'})"
+                f"group {replay.group!r} is not registered on topic {replay.topic!r}, so no group would receive the "
+                f"copies (registered: {', '.join(groups) or 'none'})"
             )
         groups = [replay.group]
     chosen = [segment for segment in known if any(file.topic == replay.topic for file in segment.files)]
@@ -214,10 +236,10 @@ def _originals(job: Job, replay: Replay, known: list[Segment], span: Span) -> Da
 
 
 def _is_for(replay: Replay) -> Column:
-    """What was for one group alone goes to that group or nowhere, and not if it is a repeat.
+    """Return the condition that leaves out messages that must not be replayed to this target.
 
-    Repeats (dead letters that were sent back, copies of an earlier replay) stand in the topic of their originals: both
-    would be handled.
+    A message for one group may be replayed only to that group. Even then, redriven dead letters and copies of an
+    earlier replay are left out: their originals are in the same topic, and both would be handled.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -229,9 +251,9 @@ def _is_for(replay: Replay) -> Column:
 
 
 def copies(originals: DataFrame, replay: Replay) -> DataFrame:
-    """The rows for the sink: as the originals, with ids of this run, and where they are from in their metadata.
+    """Return the rows for the sink: the originals with message ids of this run and ``replayed_from`` in their metadata.
 
-    Partitions stay as they were, those made by hashing too, and so does the order in each.
+    Copies keep the partition of their original, even one made by hashing, so the order in each partition is kept.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -244,9 +266,9 @@ def copies(originals: DataFrame, replay: Replay) -> DataFrame:
             F.unix_millis("published_at").alias("published_at"),
         )
     )
-    # JSON's white space, which MariaDB and SQLite keep around an object.
+    # MariaDB and SQLite keep white space around a JSON object.
     text = F.trim(F.col("metadata"), F.lit(JSON_SPACE))
-    # Plain SQL may have stored what is no object; it counts as an empty one everywhere.
+    # Plain SQL may have stored metadata that is not an object. It counts as an empty object everywhere.
     inner = F.when(text.startswith("{"), F.substring(text, F.lit(2), F.length(text) - 2)).otherwise(F.lit(""))
     noted = F.concat(
         F.lit("{"),

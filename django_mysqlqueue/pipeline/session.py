@@ -1,4 +1,4 @@
-"""A Spark session with what the pipeline needs set."""
+"""Create a Spark session with the settings that the pipeline needs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SETTINGS = {
 def session(
     master: str | None = None, *, name: str = "mysqlqueue", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The running session, or a new one.
+    """Return the running session with the pipeline's settings, or start one.
 
     Args:
-        master: Spark's master URL. None: the one that ``spark-submit`` was given, else every core of this machine.
-        name: the application's name.
-        settings: further Spark settings.
+        master: Spark's master URL (None: the one given to ``spark-submit``, else all cores of this machine).
+        name: The name of the application.
+        settings: Further Spark settings.
     """
     from pyspark.sql import SparkSession
 
-    # Workers run the interpreter that this program runs; a laptop's host name may not resolve.
+    # Workers use the interpreter of this program.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
@@ -44,7 +44,7 @@ def session(
         master = master or "local[*]"
         builder = builder.master(master)
         if master.startswith("local"):
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the host name of a laptop may not resolve
             builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={QUIET}")
     for key, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)

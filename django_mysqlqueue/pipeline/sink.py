@@ -1,8 +1,7 @@
-"""The Spark sink: rows become messages in the outbox, one transaction for each task.
+"""The Spark sink: rows become messages in the outbox, in one transaction per task.
 
-A task that fails, is run twice or is run again by a later job adds nothing twice,
-because ids are given and repeats of an id are dropped when they are sequenced
-(as long as the first is in the log). So an id must be a function of the row.
+A task that fails, runs twice or is repeated by a later job publishes no message twice: rows have message ids, and the
+sequencer drops duplicates while the first message is in the log. So the id must be a function of the row.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 STATEMENT_BYTES = 2**20
 STATEMENT_ROWS = 2_000
-"""Bounds of one multi-row INSERT."""
+"""Limits of one multi-row INSERT."""
 SINK_OPTIONS = ("partitions", "keepPartitions", "maxPayloadBytes")
 TAKES: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
@@ -41,11 +40,11 @@ TAKES: Mapping[str, tuple[str, ...]] = {
     "target_group": ("string",),
     "deliver_at": ("timestamp", "bigint"),
 }
-"""The columns that a row may have, and their types."""
+"""The columns that the sink accepts, and their types."""
 REQUIRED = ("topic", "id", "payload")
 LARGEST = 2**30
 NOTE_BYTES = 2_000
-"""What a replay adds to a message's metadata may go beyond their limit."""
+"""Bytes by which a replayed message's metadata may exceed the limit, for ``replayed_from``."""
 
 
 class Row(NamedTuple):
@@ -61,21 +60,21 @@ class Row(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """Bytes in a statement at most: escaping doubles one, a character has up to four."""
+        """The maximum number of bytes in a statement: escaping may double a byte, and a character has up to four."""
         text = len(self.topic) + len(self.partition_key) + len(self.message_id) + len(self.metadata)
         return 2 * len(self.payload) + 4 * text + 4 * len(self.target_group) + 60
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """What a write was asked for. It travels to the executors."""
+    """The parsed options of a write. Spark pickles it for executors."""
 
     place: Place
     columns: tuple[str, ...]
     partitions: int | None
     max_payload_bytes: int
     keep_partitions: bool = False
-    """Partitions that were made by hashing are taken as they are, for messages that come from a log."""
+    """Keep partitions that were made by hashing, for messages that come from a log."""
 
     INSERT: ClassVar[str] = (
         f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, target_group, deliver_at) VALUES "
@@ -83,21 +82,25 @@ class Sink:
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Sink:
-        """Raises ``PipelineError``, naming what is wrong, before any task begins."""
+        """Parse and check the options of a write and the schema of its rows, before any task starts.
+
+        Raises:
+            PipelineError: An option, the mode or a column is invalid.
+        """
         place = Place.of(options)
         check_known(options, SINK_OPTIONS + PLACE_OPTIONS, "the sink")
         if overwrite:
-            raise PipelineError("mode 'overwrite': the sink only appends; messages are not replaced")
+            raise PipelineError("mode 'overwrite': the sink only appends; it cannot replace messages")
         names = tuple(field.name for field in schema.fields)
         for field in schema.fields:
             kind = field.dataType.simpleString()
             if field.name not in TAKES:
-                raise PipelineError(f"column {field.name!r}: the sink takes {', '.join(TAKES)}")
+                raise PipelineError(f"unknown column {field.name!r}: the sink accepts {', '.join(TAKES)}")
             if kind not in TAKES[field.name]:
                 raise PipelineError(f"column {field.name!r} of type {kind}: must be {' or '.join(TAKES[field.name])}")
         for name in REQUIRED:
             if name not in names:
-                raise PipelineError(f"there is no column {name!r}: the sink needs {', '.join(REQUIRED)}")
+                raise PipelineError(f"missing column {name!r}: the sink requires {', '.join(REQUIRED)}")
         return cls(
             place,
             names,
@@ -107,10 +110,13 @@ class Sink:
         )
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Puts all rows of a task into the outbox, or none of them; returns how many.
+        """Write all rows of a task to the outbox in one transaction.
+
+        Returns:
+            The number of rows.
 
         Raises:
-            PipelineError: names the first bad row and the rule that it breaks.
+            PipelineError: A row is invalid. Nothing was written. The message names the first invalid row and the rule.
         """
         written = 0
         with self.place.connect() as database:
@@ -139,7 +145,7 @@ class Sink:
 
 
 class _Checked:
-    """Makes checked rows; remembers which topics, groups and metadata it has found valid."""
+    """Check rows. Remember the topics, groups and metadata that are valid."""
 
     def __init__(self, sink: Sink) -> None:
         self.partitions = sink.partitions
@@ -163,13 +169,14 @@ class _Checked:
     ) -> Row:
         if not message_id:
             raise InvalidMessage(
-                f"id {message_id!r}: must be given, and the same each time this row is written (a hash of it, say)"
+                f"id {message_id!r}: must not be empty, and must be the same each time this row is written, for "
+                "example a hash of the row"
             )
         if payload is None:
             raise InvalidMessage("payload None: must not be null")
         body = payload.encode() if isinstance(payload, str) else payload
         if len(body) > self.max_payload_bytes:
-            raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes allows {self.max_payload_bytes}")
+            raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
         partition, text = self._partition(key, limits.check_text("id", message_id), metadata)
         return Row(
             self._name("topic", topic),
@@ -205,7 +212,7 @@ class _Checked:
         own = [] if self.keep_partitions else [name for name in value if name.startswith(limits.RESERVED_PREFIX)]
         if own:
             raise InvalidMessage(
-                f"metadata {own[0]!r}: names beginning with {limits.RESERVED_PREFIX!r} are the queue's own"
+                f"metadata {own[0]!r}: keys that begin with {limits.RESERVED_PREFIX!r} are reserved for the queue"
             )
         return value, text
 
@@ -215,7 +222,7 @@ def _check_any_key(key: object) -> str:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -226,7 +233,7 @@ def _finite(text: str) -> float:
 
 
 def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
-    """The parsed object and its text; of names given twice the last counts, on every server."""
+    """Parse metadata. Return the object and its text, in which no key occurs twice: the last value counts."""
     repeated = False
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -248,12 +255,12 @@ def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"metadata {text[:80]!r}: holds a lone surrogate, which UTF-8 cannot encode") from error
+        raise InvalidMessage(f"metadata {text[:80]!r}: contains a lone surrogate, which UTF-8 cannot encode") from error
     return value, json.dumps(value, ensure_ascii=False) if repeated else text
 
 
 def _when(deliver_at: Any) -> int:
-    """Epoch milliseconds; 0: at once."""
+    """Return the time of delivery in epoch milliseconds; 0 means at once."""
     if deliver_at is None:
         return 0
     if isinstance(deliver_at, datetime.datetime):
@@ -281,46 +288,48 @@ def _insert(database: Database, rows: Sequence[Row], limit: int) -> None:
     if len(rows) == 1 and rows[0].weight > limit and rows[0].weight > database.max_statement_bytes():
         raise PipelineError(
             f"the row with topic {rows[0].topic!r} and id {rows[0].message_id!r}: payload of {len(rows[0].payload)} "
-            "bytes: the server's max_allowed_packet takes at most half of it"
+            "bytes: must be smaller than half of the server's max_allowed_packet"
         )
     values = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(rows))
     database.execute(Sink.INSERT + values, [value for row in rows for value in row])
 
 
 class Written(WriterCommitMessage):
-    """How many rows a task has put into the outbox."""
+    """The number of rows that a task has written to the outbox."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
 
 class OutboxWriter(DataSourceArrowWriter):
-    """``df.write.format("mysqlqueue").mode("append")``."""
+    """The writer of ``df.write.format("mysqlqueue").mode("append")``."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of a task to the outbox, and commit them."""
         return Written(self.sink.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Each task has committed its own."""
+        """Do nothing: each task has committed its own rows."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What other tasks have committed stays; the same job run again adds only what is missing."""
+        """Do nothing: rows that tasks have committed stay. Running the job again adds only the missing messages."""
 
 
 class OutboxStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream.format("mysqlqueue")``: a micro-batch that is run again adds nothing twice."""
+    """The writer of ``df.writeStream.format("mysqlqueue")``. A repeated micro-batch publishes no message twice."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of a task to the outbox, and commit them."""
         return Written(self.sink.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Each task has committed its own."""
+        """Do nothing: each task has committed its own rows."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """As in a batch."""
+        """Do nothing: rows that tasks have committed stay. Spark runs the micro-batch again."""

@@ -1,7 +1,6 @@
-"""The Spark data source ``mysqlqueue``: the log as a table and as a stream; the sink is in ``sink``.
+"""The Spark data source ``mysqlqueue``: the log as a table and as a stream. The module ``sink`` has the sink.
 
-Options are described in ``docs/pipeline.md``. Spark hands them over in a
-case-insensitive mapping, which stays as it is.
+``docs/reference/pipeline.md`` describes the options. Spark passes them as a case-insensitive mapping.
 """
 
 from __future__ import annotations
@@ -36,76 +35,105 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_VALUES = 1000
-"""Longer IN lists are left to Spark."""
+"""Maximum number of values in an IN list that is pushed down. Spark evaluates longer ones."""
 PUSHED_TEXTS = frozenset({"topic", "partition_key", "id"})
+"""Text columns whose filters are pushed down."""
 
 
 class SpanPartition(InputPartition):
-    """A span of the log for one task, and above which offset nothing of it may have been collected (None: anywhere)."""
+    """A span of the log for one task, and the offset above which GC must not have removed anything (None: no check)."""
 
     def __init__(self, above: int, up_to: int, watch_above: int | None) -> None:
         super().__init__((above, up_to, watch_above))
 
 
 class MysqlQueueSource(DataSource):
-    """``spark.read.format("mysqlqueue")``, ``readStream``, ``write`` and ``writeStream``."""
+    """The data source of ``spark.read.format("mysqlqueue")``, ``readStream``, ``write`` and ``writeStream``."""
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "mysqlqueue"
 
     def schema(self) -> str:
+        """Return the log's columns as a Spark schema string."""
         return log_schema.ddl()
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of the log as a table.
+
+        Raises:
+            PipelineError: An option or a column is invalid.
+        """
         options = SourceOptions.of(self.options)
         kind = PushingLogReader if options.push_filters else LogReader
         return kind(options, checked_columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return a reader of the log as a stream.
+
+        Raises:
+            PipelineError: An option or a column is invalid.
+        """
         return LogStreamReader(SourceOptions.of(self.options), checked_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001
+        """Return a writer of messages.
+
+        Raises:
+            PipelineError: An option, the mode or a column is invalid.
+        """
         from django_mysqlqueue.pipeline.sink import OutboxWriter, Sink
 
         return OutboxWriter(Sink.of(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001, N802
+        """Return a writer of messages from a stream.
+
+        Raises:
+            PipelineError: An option, the mode or a column is invalid.
+        """
         from django_mysqlqueue.pipeline.sink import OutboxStreamWriter, Sink
 
         return OutboxStreamWriter(Sink.of(self.options, schema, overwrite=overwrite))
 
 
 def checked_columns(schema: StructType) -> tuple[str, ...]:
-    """The names of a user's schema, which may be narrower than the log and in another order.
+    """Return the names of the columns of a schema. It may leave out columns of the log and change their order.
 
     Raises:
-        PipelineError: a column that the log lacks, or has with another type.
+        PipelineError: The log does not have a column, or has it with another type, or the schema is empty.
     """
     for field in schema.fields:
         column = log_schema.BY_NAME.get(field.name)
         if column is None:
-            raise PipelineError(f"column {field.name!r}: the log has {', '.join(log_schema.NAMES)}")
+            raise PipelineError(f"unknown column {field.name!r}: the log has {', '.join(log_schema.NAMES)}")
         if field.dataType.simpleString().upper() != column.spark_type:
             raise PipelineError(
-                f"column {field.name!r} of type {field.dataType.simpleString().upper()}: it is {column.spark_type}"
+                f"column {field.name!r} of type {field.dataType.simpleString().upper()}: must be {column.spark_type}"
             )
     if not schema.fields:
-        raise PipelineError("the schema has no column")
+        raise PipelineError("the schema has no columns")
     return tuple(field.name for field in schema.fields)
 
 
 class LogReader(DataSourceReader):
-    """The log between two offsets, as they are when the query is planned."""
+    """Reads the log between two offsets, which are determined when Spark plans the query."""
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self.options = options
         self.query = Query(columns, options.wanted)
         self.first = 0
-        """Filters leave nothing below it."""
+        """The lowest offset that the filters allow."""
         self.last: int | None = None
+        """The highest offset that the filters allow (None: any)."""
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Return the spans to read.
+
+        Raises:
+            DataLossError: GC has removed messages of the range.
+        """
         with self.options.place.connect() as database:
             watch: int | None
             above, up_to, watch = log_offsets.batch(database, self.options)
@@ -115,18 +143,25 @@ class LogReader(DataSourceReader):
         return planned(span, self.options, self.query, watch)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a span."""
         return read(self.options, self.query, partition)
 
 
 def read(options: SourceOptions, query: Query, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a span.
+
+    Raises:
+        DataLossError: GC has removed messages of the span.
+    """
     above, up_to, watch = partition.value
     return reading.read(options.place, replace(query, watch_above=watch), Span(above, up_to))
 
 
 class PushingLogReader(LogReader):
-    """One that takes filters. Spark refuses such a reader unless its setting for that is on, so it is a class apart."""
+    """A reader that accepts filters. Spark refuses such a class unless its setting for filter pushdown is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Add filters to the query. Yield those that Spark must evaluate."""
         for one in filters:
             if not self._takes(one):
                 yield one
@@ -138,7 +173,7 @@ class PushingLogReader(LogReader):
             return False
         (name,) = attribute
         if isinstance(one, IsNotNull):
-            return log_schema.BY_NAME[name].kind != "time"  # nothing else is ever NULL
+            return log_schema.BY_NAME[name].kind != "time"  # other columns are never NULL
         if name == "offset":
             return self._takes_offset(one, value)
         if name not in PUSHED_TEXTS:
@@ -155,7 +190,7 @@ class PushingLogReader(LogReader):
         if isinstance(one, In):
             if not value or not all(type(number) is int for number in value):
                 return False
-            # The numbers between them are left to Spark.
+            # Only the range is pushed down. Spark evaluates the list.
             self._narrow(min(value), max(value))
             return False
         if type(value) is not int:
@@ -182,23 +217,32 @@ class PushingLogReader(LogReader):
 
 
 def planned(span: Span, options: SourceOptions, query: Query, watch: int | None) -> list[InputPartition]:
-    """One partition for each task. Spark makes a partition of its own of an empty list."""
+    """Return one partition per task.
+
+    Args:
+        span: The span to read.
+        options: The options, of which ``numPartitions`` is the number of partitions.
+        query: The query.
+        watch: The offset above which GC must not have removed anything (None: no check).
+
+    Returns:
+        At least one partition: for an empty list, Spark would create a partition of its own.
+    """
     if len(span) == 0:
         return [SpanPartition(0, 0, None)]
     number = options.num_partitions
     if number is None:
-        # One partition of the log is read along its own index: to cut it by offsets would help nobody.
+        # A single partition of the log is read along the index of partitions, where splitting by offsets does not help.
         one = query.index == log_schema.BY_PARTITION
         number = 1 if one else min(options.MOST_PARTITIONS, -(-len(span) // options.ROWS_PER_PARTITION))
     return [SpanPartition(piece.above, piece.up_to, watch) for piece in span.split(number)]
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The log as a stream. An offset ``{"offset": n}`` says that all up to n have been read.
+    """Reads the log as a stream. The offset ``{"offset": n}`` means that all messages up to n have been read.
 
-    A stream that began at ``earliest`` also remembers what GC had collected by
-    then (``collected``), until it has passed that: leftovers below are read as
-    they are found.
+    The offset of a stream that began at ``earliest`` also contains ``collected``: the highest offset that GC had
+    removed by then, until the stream has passed it. Messages that are left below it are read without a check.
     """
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
@@ -207,18 +251,31 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return the offset at which a new stream begins.
+
+        Raises:
+            DataLossError: GC has removed messages that were published at or after ``startOffset``.
+            PipelineError: The stream has an ``endOffset``, or its start is beyond the end of the log.
+        """
         with self.options.place.connect() as database:
             return log_offsets.initial(database, self.options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit of a micro-batch: ``maxRowsPerBatch``, else all available messages."""
         rows = self.options.max_rows_per_batch
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Set the end of the stream to the current end of the log."""
         with self.options.place.connect() as database:
             self.target = log_offsets.highest(database)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Return the end of the next micro-batch.
+
+        Raises:
+            PipelineError: ``start`` is beyond the end of the log.
+        """
         above = start["offset"]
         with self.options.place.connect() as database:
             last = log_offsets.highest(database)
@@ -231,10 +288,16 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(start) if last <= above else log_offsets.moved(start, last)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return the end of the log."""
         with self.options.place.connect() as database:
             return {"offset": log_offsets.highest(database)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return the spans of a micro-batch.
+
+        Raises:
+            DataLossError: GC has removed messages of the micro-batch.
+        """
         span = Span(start["offset"], end["offset"])
         if len(span) == 0:
             return []
@@ -244,7 +307,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planned(span, self.options, self.query, watch)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a span."""
         return read(self.options, self.query, partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing to do: the offsets are Spark's, and the log is not told who has read it."""
+        """Do nothing: Spark stores the offsets, and the queue does not keep track of streams."""

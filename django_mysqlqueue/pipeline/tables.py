@@ -1,6 +1,6 @@
-"""The queue's other tables for the pipeline: recorded deliveries, rollups, groups, and what GC has removed.
+"""Read the queue's other tables: recorded deliveries, rollups, groups, and the offsets that GC has removed.
 
-Recorded deliveries may be many and are read by Spark's tasks; the others are small and read here.
+Recorded deliveries may be many, so Spark's tasks read them. The other tables are small and are read here.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ EVENTS_DDL = (
     "id BIGINT, consumer_group STRING, topic STRING, partition_key STRING, message_offset BIGINT, attempt BIGINT, "
     "outcome STRING, delivered_at TIMESTAMP, settled_at TIMESTAMP, handled_ms BIGINT, settled_by STRING, error STRING"
 )
-"""``outcome``: acked, failed, snoozed, lost, dead_lettered; or what an operator did: redriven, replaced, discarded."""
+"""``outcome`` is acked, failed, snoozed, lost or dead_lettered, or an operation: redriven, replaced or discarded."""
 BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
 ROLLUPS_DDL = (
     "grain BIGINT, bucket_at TIMESTAMP, consumer_group STRING, topic STRING, acked BIGINT, failed BIGINT, "
     f"dead_lettered BIGINT, {', '.join(f'{name} BIGINT' for name in BUCKETS)}"
 )
-"""``grain`` is the seconds that a row stands for; bucket n has the acks up to ``limits.LATENCY_BOUNDS_MS[n]``."""
+"""``grain`` is the length of a row's period in seconds. Bucket n counts acks up to ``limits.LATENCY_BOUNDS_MS[n]``."""
 GROUPS_DDL = "consumer_group STRING, topic STRING, mode STRING, start_offset BIGINT, paused BOOLEAN, unsettled BIGINT"
-"""``unsettled``: messages in the log that the group has neither acked nor dead-lettered now."""
+"""``unsettled`` is the number of messages in the log that the group has neither acked nor dead-lettered."""
 
 CHUNK = 20_000
-"""Ids that one query reads."""
+"""Number of ids that one query reads."""
 TASK = 200_000
-"""Ids that one task reads."""
+"""Number of ids that one task reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group of a topic, as it is now."""
+    """The current state of a consumer group on a topic."""
 
     consumer_group: str
     topic: str
@@ -59,12 +59,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """How far GC has been in a topic."""
+    """The messages of a topic that GC has removed."""
 
     topic: str
     offset: int
+    """The highest offset among them."""
     published_at: int
-    """When the latest of what is gone took its place, epoch milliseconds."""
+    """When the last of them entered the log, in epoch milliseconds."""
 
 
 def events(
@@ -75,7 +76,15 @@ def events(
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
 ) -> DataFrame:
-    """Recorded deliveries (``EVENTS_DDL``) that ended from ``since`` until before ``until``."""
+    """Return recorded deliveries (``EVENTS_DDL``).
+
+    Args:
+        spark: The session.
+        place: The queue's database.
+        topics: Only these topics (None: all).
+        since: Only deliveries that ended at or after this time.
+        until: Only deliveries that ended before this time.
+    """
     with place.connect() as database:
         first, last = database.row(f"SELECT COALESCE(MIN(id), 1), COALESCE(MAX(id), 0) FROM {EVENTS}")
     span = Span(int(first) - 1, int(last))
@@ -108,7 +117,15 @@ def rollups(
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
 ) -> DataFrame:
-    """Rollups (``ROLLUPS_DDL``) whose minute or hour begins from ``since`` until before ``until``."""
+    """Return rollups (``ROLLUPS_DDL``).
+
+    Args:
+        spark: The session.
+        place: The queue's database.
+        topics: Only these topics (None: all).
+        since: Only rollups whose minute or hour begins at or after this time.
+        until: Only rollups whose minute or hour begins before this time.
+    """
     condition, parameters = _condition("bucket_at", topics, since, until)
     names = ", ".join(column.split()[0] for column in ROLLUPS_DDL.split(", "))
     with place.connect() as database:
@@ -117,7 +134,7 @@ def rollups(
 
 
 def groups(database: Database, topics: Sequence[str] | None = None) -> list[Group]:
-    """Every registered group. Counting what it has not settled reads all of its topic's log."""
+    """Return every registered group with the number of its unsettled messages. Counting reads each topic's log."""
     condition, parameters = _condition("", topics, None, None)
     rows = database.rows(
         f"SELECT consumer_group, topic, mode, start_offset, paused FROM {GROUPS} WHERE 1 = 1{condition} "
@@ -131,13 +148,13 @@ def groups(database: Database, topics: Sequence[str] | None = None) -> list[Grou
 
 
 def groups_frame(spark: SparkSession, found: Sequence[Group]) -> DataFrame:
-    """Groups as a DataFrame (``GROUPS_DDL``)."""
+    """Return groups as a DataFrame (``GROUPS_DDL``)."""
     rows = [(one.consumer_group, one.topic, one.mode, one.start_offset, one.paused, one.unsettled) for one in found]
     return spark.createDataFrame(rows, GROUPS_DDL)
 
 
 def _unsettled(database: Database, group: str, topic: str, start: int) -> int:
-    # One statement: a claim between two would be counted twice, or not at all.
+    # One statement: with two, a claim in between would be counted twice or not at all.
     (count,) = database.row(
         f"SELECT (SELECT COUNT(*) {log_queries.claimed(database)}) "
         f"+ (SELECT COUNT(*) {log_queries.unclaimed_of_topic(database)})",
@@ -147,7 +164,7 @@ def _unsettled(database: Database, group: str, topic: str, start: int) -> int:
 
 
 def collected(database: Database, topics: Sequence[str] | None = None) -> list[Collected]:
-    """What GC has removed, of each topic of which it has removed anything."""
+    """Return the topics from which GC has removed messages."""
     condition, parameters = _condition("", topics, None, None)
     rows = database.rows(
         f"SELECT topic, collected_offset, published_at FROM {COLLECTED} WHERE 1 = 1{condition} ORDER BY topic",
@@ -157,7 +174,7 @@ def collected(database: Database, topics: Sequence[str] | None = None) -> list[C
 
 
 def now(database: Database) -> datetime.datetime:
-    """The database's clock."""
+    """Return the time of the database's clock."""
     (moment,) = database.row(f"SELECT {database.now_ms}")
     return datetime.datetime.fromtimestamp(int(moment) / 1000, datetime.UTC)
 

@@ -1,0 +1,1 @@
+"""The subscriber: handlers, polling, and processes."""

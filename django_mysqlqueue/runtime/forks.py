@@ -1,8 +1,8 @@
-"""A handler that forks: the child must not end, or talk on, the sessions of its parent.
+"""Protection for handlers that fork: the child must neither use nor end the database sessions of its parent.
 
-It has all their sockets. Python forgets the other threads in a child and frees
-their connections, and a driver says goodbye to the server when one is freed:
-measured, it ended the sessions of every other thread of the parent.
+The child inherits all their sockets. In the child, Python drops the other threads and frees their connections, and a
+driver that frees a connection tells the server to end its session. In a test this ended the sessions of all other
+threads of the parent.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from django.db.backends.signals import connection_created
 from django_mysqlqueue.sql.connection import detach
 
 _open: dict[int, weakref.ref[Any]] = {}
-"""Connections of the driver, of all threads."""
+"""The driver's connections of all threads."""
 _forking = threading.local()
 _inherited: list[Any] = []
-"""In a child: its parent's, kept until it ends by ``os._exit``, which frees nothing."""
+"""In a child, the parent's connections: kept until the child ends by ``os._exit``, which frees nothing."""
 
 
 def _remember(*, connection: Any, **kwargs: Any) -> None:
     raw = connection.connection
-    # SQLite's cannot be referred to weakly, and has no session to end.
+    # SQLite's connections allow no weak references, and have no session to end.
     with contextlib.suppress(TypeError):
         _open[id(raw)] = weakref.ref(raw, functools.partial(_forget, id(raw)))
 
@@ -43,31 +43,35 @@ connection_created.connect(_remember, dispatch_uid="django_mysqlqueue.runtime.fo
 
 @functools.cache
 def guard() -> None:
-    """From now on a child of this process leaves the sessions of its parent alone."""
-    os.register_at_fork(before=_keep, after_in_parent=_let_go, after_in_child=_detach)
+    """From now on, make children of this process leave the sessions of their parent alone."""
+    os.register_at_fork(before=_keep, after_in_parent=_release, after_in_child=_detach)
 
 
 def _keep() -> None:
     _forking.kept = [reference() for reference in list(_open.values())]
 
 
-def _let_go() -> None:
+def _release() -> None:
     _forking.kept = []
 
 
 def _detach() -> None:
-    """The child connects anew, outside its parent's transaction, as one that was not forked would."""
+    """Make the child open connections of its own, outside its parent's transaction."""
     _inherited.extend(_forking.kept)
     _inherited.extend(detach(connection) for connection in connections.all(initialized_only=True))
 
 
 def leave(error: BaseException | None = None) -> NoReturn:
-    """Ends a child that has come back out of the handler, as ``sys.exit`` or an error would have."""
+    """End a child in which the handler has returned or raised, with the status that a script would have.
+
+    Args:
+        error: the exception that the handler raised, or None.
+    """
     status = 0 if error is None else 1
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
-        # Not through sys.stderr: at the fork another thread may have held its lock.
+        # Not through sys.stderr: another thread may have held its lock at the time of the fork.
         with contextlib.suppress(OSError):
             os.write(2, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
     os._exit(status & 0xFF)

@@ -1,7 +1,7 @@
-"""A subscriber without threads: it delivers in the caller's thread, on the caller's connection.
+"""A subscriber without threads, which delivers in the caller's thread on the caller's connection.
 
-Tests and ``EAGER`` use it. Poller, inbox and handling are those of the real
-subscriber; inside a transaction (a ``TestCase``) all of it joins that one.
+``deliver_all`` and ``EAGER`` use it. Poller, inbox and handling are those of the real subscriber. Inside a transaction
+(a ``TestCase``), everything joins that transaction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
 from django_mysqlqueue.sql.session import Session
 
 MOST = 10_000
-"""After so many deliveries a handler that publishes for itself for ever is stopped."""
+"""Deliveries after which a handler that keeps publishing to itself is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,30 @@ class Delivered:
 
 
 class _NoHeartbeat:
-    """What runs for a moment in one thread has no time to lose its leases."""
+    """A heartbeat for a subscriber that runs so briefly, in one thread, that it cannot lose its leases."""
 
     beat_at = float("inf")
 
     def good(self) -> bool:
+        """Return True: the leases are always its own."""
         return True
 
     def must_verify(self) -> bool:
+        """Return False: the leases are never in doubt."""
         return False
 
     def verified(self) -> None:
-        """Nothing was in doubt."""
+        """Do nothing."""
 
 
 class InlineSubscriber:
-    """Delivers what is due, and what follows from it, until nothing is left."""
+    """Deliver the messages that are due, and those that their handlers publish, until none is left.
+
+    Args:
+        using: alias of the queue's database.
+        handlers: the handlers to run, by group and topic.
+        settings: the settings of the queue.
+    """
 
     def __init__(self, using: str, handlers: Mapping[GroupRef, Handler], settings: Settings) -> None:
         self._using = using
@@ -90,7 +98,7 @@ class InlineSubscriber:
             batch_size=settings.batch_size,
             takes_all=True,
         )
-        # GC and the like are the real subscribers'.
+        # Real subscribers do the maintenance (GC and so on).
         self._poller = Poller(context, self._handlers, only_scans=True)
         self._delivered: list[Delivered] = []
         self._errors: list[BaseException] = []
@@ -99,23 +107,27 @@ class InlineSubscriber:
     def run(
         self, *, ignore_backoff: bool, stop_at_error: bool, most: int = MOST
     ) -> tuple[list[Delivered], list[BaseException]]:
-        """Runs to the end; returns the deliveries and what handlers raised.
+        """Run until nothing is left.
 
         Args:
-            ignore_backoff: what was nacked comes again at once, whatever its delay.
-            stop_at_error: hand nothing out after the first handler that raises.
-            most: deliveries, beyond those of what is due at the start, that are not taken for endless.
+            ignore_backoff: if True, redeliver nacked messages at once, regardless of their delay.
+            stop_at_error: if True, deliver nothing after the first handler that raises.
+            most: maximum number of deliveries, in addition to one per group for each message that is due at the
+                start.
+
+        Returns:
+            The deliveries, and the exceptions that handlers raised.
 
         Raises:
-            QueueError: there is no end to it.
-            SubscriberError: a group is registered with another mode than its handler's.
+            QueueError: there were more deliveries than ``most`` allows.
+            SubscriberError: a group is registered with a mode other than its handler's.
         """
         register(self._using, self._handlers)
         heartbeats.beat(self._using, self._name, list(self._handlers), {"version": "inline"})
         self._most = most + len(self._handlers) * sequencing.count_due(Session(self._using))
         try:
             quiet = 0
-            # A first pass may only have made the rows that the next one needs.
+            # Two passes without a delivery: the first may only create the rows that the second one needs.
             while quiet < 2 and not (stop_at_error and self._errors):
                 self._look()
                 ran = self._work(ignore_backoff=ignore_backoff, stop_at_error=stop_at_error)
@@ -130,7 +142,7 @@ class InlineSubscriber:
         for group in self._poller.ordered:
             if left := group.held_elsewhere():
                 ref = group.ref
-                event(logging.WARNING, "inline.left_to_others", group=ref.group, topic=ref.topic, partitions=left)
+                event(logging.WARNING, "partitions.skipped", group=ref.group, topic=ref.topic, partitions=left)
         return self._delivered, self._errors
 
     def _look(self) -> None:
@@ -155,11 +167,11 @@ class InlineSubscriber:
             self._note(batch.items, settlements)
             if stop_at_error and self._errors:
                 break
-            self._flush()  # also so that the next suspect may start
+            self._flush()  # The next suspected poison message may start only after this.
         return count
 
     def _handle(self, items: list[Held]) -> list[Settlement]:
-        """What a database error of the handler breaks must not be the test's transaction, on any database."""
+        """Call the handler. A database error in it must not break the test's transaction, on any database."""
         with without_marks():
             return contextvars.copy_context().run(handle, items, self._using, self._errors)
 
@@ -185,7 +197,7 @@ class InlineSubscriber:
         if len(self._delivered) >= self._most:
             last = self._delivered[-1]
             raise QueueError(
-                f"{self._most} deliveries and no end: the last was to the group {last.group!r} of {last.topic!r}, "
+                f"Stopped after {self._most} deliveries: the last was to the group {last.group!r} on {last.topic!r}, "
                 f"attempt {last.attempt}, {last.outcome}."
             )
 
@@ -202,10 +214,10 @@ class InlineSubscriber:
 
 
 def _explaining(handler: Handler) -> Handler:
-    """The handler, with an error that says what to do where a ``TestCase``'s transaction makes it fail.
+    """Return the handler with an error that says what to do if the transaction of a ``TestCase`` makes it fail.
 
-    One that is not atomic may catch an error of the database and go on: it has no
-    transaction. A ``TestCase`` has one, which Django then lets nobody use.
+    A handler that is not atomic may catch a database error and continue, because it has no transaction. A ``TestCase``
+    has one, in which Django allows no query after an error.
     """
     if handler.atomic:
         return handler
@@ -217,11 +229,11 @@ def _explaining(handler: Handler) -> Handler:
             if not any_needs_rollback():
                 raise
             raise TransactionManagementError(
-                f"{handler.where}: it goes on after a database error that it has caught, or that something it called "
-                "has caught. Outside tests that works, since each statement commits by itself. Here all of them are "
-                "in the test's transaction, in which Django allows no query after an error. Put the statement "
-                "that may fail into a `with transaction.atomic():` block of its own, inside the `try`, or test the "
-                "handler in a TransactionTestCase."
+                f"{handler.where}: it continues after a database error that it, or code that it called, has caught. "
+                "Outside tests that works, because each statement commits by itself. Here all statements are in the "
+                "test's transaction, in which Django allows no query after an error. Put the statement that may fail "
+                "into a `with transaction.atomic():` block of its own, inside the `try`, or test the handler in a "
+                "TransactionTestCase."
             ) from error
 
     return dataclasses.replace(handler, function=call)
@@ -233,13 +245,17 @@ _thread = threading.local()
 
 
 def deliver_eagerly(using: str, *, most: int = MOST) -> None:
-    """After a publish has committed, with ``EAGER``: delivers what is due, in this thread.
+    """Deliver in this thread the messages that are due. With ``EAGER`` this runs after a publish has committed.
 
-    What fails waits for its backoff as always, and is tried again with a later
-    publish. What is published meanwhile is delivered by the same pass.
+    A message that fails is in backoff as always, and is redelivered with a later publish. Messages that handlers
+    publish are delivered by the same call.
+
+    Args:
+        using: alias of the queue's database.
+        most: as in ``InlineSubscriber.run``.
 
     Raises:
-        Exception: the first that a handler raised, after all have had their turn.
+        Exception: the first exception that a handler raised, after all messages were delivered.
     """
     if getattr(_thread, "delivering", False) or not polling.poll(Session(using)).due:
         return

@@ -1,9 +1,13 @@
-"""Structured log lines: one event, one verb, then its fields as ``name=value``."""
+"""Structured log lines: one event each, named ``object.verb``, followed by its details as ``key=value``.
+
+docs/reference/log.md lists all of them. A test compares names, levels and keys.
+"""
 
 from __future__ import annotations
 
 import datetime
 import logging
+import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +19,26 @@ logger = logging.getLogger("django_mysqlqueue.subscriber")
 
 
 def event(level: int, verb: str, *, exc_info: bool = False, stacks: str | None = None, **fields: Any) -> None:
-    """Logs ``verb name=value …``; the fields are also in the record as ``mysqlqueue``.
+    """Log the line ``verb key=value …``.
 
-    ``stacks`` becomes the record's ``stack_info``, which formatters show below the line.
+    The details are also in the record's attribute ``mysqlqueue``, a dict with the verb as ``event``.
+
+    Args:
+        level: a level of ``logging``.
+        verb: the name of the event.
+        exc_info: whether to add the traceback of the exception that is being handled.
+        stacks: the record's ``stack_info``, which formatters show below the line.
+        fields: the details, in the order of the line.
     """
     if not logger.isEnabledFor(level):
         return
     text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-    # The verb is in the template: Sentry and the like group lines by it.
+    # The verb is in the template because Sentry and similar tools group lines by template.
     template, extra = f"{verb} %s", {"mysqlqueue": {"event": verb, **fields}}
     if stacks is None:
         logger.log(level, template, text, exc_info=exc_info, extra=extra)
         return
-    # ``log()`` takes no stack but the caller's own.
+    # ``log()`` accepts only the caller's own stack.
     file, line, function, _ = logger.findCaller()
     logger.handle(
         logger.makeRecord(logger.name, level, file, line, template, (text,), None, function, extra, sinfo=stacks)
@@ -35,12 +46,16 @@ def event(level: int, verb: str, *, exc_info: bool = False, stacks: str | None =
 
 
 def is_worth_a_line(failures: int) -> bool:
-    """Of failures in a row the 1st, 2nd, 4th, 8th …: an outage must not fill the log."""
+    """Return whether this failure in a row is logged: the 1st, 2nd, 4th, 8th … so that an outage does not fill the log.
+
+    Args:
+        failures: number of failures in a row, this one included.
+    """
     return failures & (failures - 1) == 0
 
 
 def delivery_fields(claimed: Claimed) -> dict[str, Any]:
-    """What a line says of a delivery."""
+    """Return the keys that identify a delivery in a log line."""
     return {
         "group": claimed.ref.group,
         "topic": claimed.ref.topic,
@@ -51,10 +66,10 @@ def delivery_fields(claimed: Claimed) -> dict[str, Any]:
 
 
 def orphans_deleted(orphans: Orphans) -> None:
-    """Logs what GC has deleted from a topic that no group reads."""
+    """Log the messages that GC deleted from a topic without a consumer group."""
     event(
         logging.WARNING,
-        "gc.orphans_deleted",
+        "orphans.deleted",
         topic=orphans.topic,
         messages=orphans.messages,
         oldest=moment(orphans.oldest_at),
@@ -63,15 +78,21 @@ def orphans_deleted(orphans: Orphans) -> None:
 
 
 def moment(milliseconds: int) -> str:
-    """A time in epoch milliseconds as ISO 8601, in UTC and to the second."""
+    """Return a time in epoch milliseconds as ISO 8601, in UTC, to the second."""
     return datetime.datetime.fromtimestamp(milliseconds // 1000, datetime.UTC).isoformat()
 
 
 def error_line(error: BaseException) -> str:
-    """An exception in a line; its ``__str__`` is user code too, and may raise."""
+    """Return an exception as one line.
+
+    ``traceback`` formats it, because an exception's ``__str__`` is user code and may raise.
+    """
     return "".join(traceback.format_exception_only(error)).strip().rsplit("\n", 1)[-1]
+
+
+_NEEDS_QUOTES = re.compile(r"[\s'\"=]")
 
 
 def _shown(value: Any) -> str:
     text = str(value)
-    return repr(text) if not text or any(character.isspace() or character in "'\"=" for character in text) else text
+    return repr(text) if not text or _NEEDS_QUOTES.search(text) else text

@@ -1,7 +1,7 @@
 """Database connections of the subscriber's threads.
 
-A process can freeze at any instruction and keep its row locks. Each kind of
-thread therefore tells the server how long a silent client may live.
+A process can freeze at any instruction and keep its row locks. Each kind of thread therefore tells the server after
+how long to close an idle session.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from django_mysqlqueue.sql.connection import (
 
 _role = threading.local()
 _distrusted: dict[str, float] = {}
-"""By alias: connections that were opened before this (monotonic) may be to a server that is no longer the primary."""
+"""By alias, a monotonic time: connections opened before may lead to a server that is no longer the primary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Session time-outs in seconds."""
+    """Session timeouts in seconds."""
 
     idle: float
-    """How long the client may be silent; above the longest interval at which it speaks."""
+    """How long the client may send nothing; must be above its longest interval between two statements."""
     lock_wait: float
     network: float
     read: float
@@ -55,17 +55,21 @@ class Timeouts:
 
 
 def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
-    """Set these time-outs, and the variables that the queue needs, on each connection of this thread to ``using``.
+    """Set timeouts, and the variables that the queue needs, on each connection of this thread to ``using``.
 
-    Options of the project's own win over the time-outs. With AUTOCOMMIT off nothing
-    that the queue does would ever be committed. With ``watch`` statements that change a
-    session are noted for ``tidy``, on connections to any database.
+    The project's ``OPTIONS`` take precedence over the timeouts. AUTOCOMMIT is switched on, since without it nothing
+    that the queue does would be committed.
+
+    Args:
+        using: alias of the queue's database.
+        timeouts: the session timeouts.
+        watch: whether to note for ``tidy`` the statements that change a session, on connections to any database.
     """
     forks.guard()
     _take(using, timeouts)
     if watch:  # a handler's thread
         _role.changed = set()
-        # Behind the receivers of the project, which may set up its sessions.
+        # After the project's receivers, which may set up its sessions.
         connection_created.connect(_watch, dispatch_uid="django_mysqlqueue.runtime.sessions.watch")
     connection = connections[using]
     connection.settings_dict = {**limited_settings(connection, read=timeouts.read), "AUTOCOMMIT": True}
@@ -75,7 +79,7 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
 
 def _take(using: str | None, timeouts: Timeouts | None) -> None:
     _role.using, _role.timeouts = using, timeouts
-    # Behind the receivers of the project, which may set up its sessions.
+    # After the project's receivers, which may set up its sessions.
     connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
 
@@ -83,10 +87,9 @@ def _take(using: str | None, timeouts: Timeouts | None) -> None:
 def sound(using: str) -> Iterator[None]:
     """Set the session variables that the queue needs on this thread's connections to ``using``, for a command.
 
-    A connection that is open already is set only where it has to be. At the end
-    one that was set or opened here is closed: the project may run the command
-    from a process of its own, and its next statement finds the variables of the
-    project. Inside a transaction (a ``TestCase``) nothing is changed.
+    A connection that is already open is changed only if it has to be. At the end, a connection that was changed or
+    opened here is closed: the project may run the command from a process of its own, whose next statement must find
+    the project's variables. Inside a transaction (a ``TestCase``) nothing is changed.
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -101,7 +104,7 @@ def sound(using: str) -> Iterator[None]:
                 _execute_set_up(connection)
                 before = None
         except OperationalError:
-            # The server has ended it. The command opens another one, or tells that nobody answers.
+            # The server has closed it. The command opens another one, or reports that the server does not answer.
             drop_connection(connection)
             before = None
         try:
@@ -140,7 +143,7 @@ def _watch(*, connection: Any, **kwargs: Any) -> None:
         return
     changed.discard(connection.alias)
     if _note_changes not in connection.execute_wrappers:
-        # In front: ``execute_wrapper()`` of a handler that is under way takes the last one away at its end.
+        # At the front, because ``execute_wrapper()`` of a running handler removes the last one at its end.
         connection.execute_wrappers.insert(0, _note_changes)
 
 
@@ -149,7 +152,7 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
     used: set[str] | None = getattr(_role, "used", None)
     if used is not None:
         used.add(connection.alias)
-    changed: set[str] | None = getattr(_role, "changed", None)  # None: another thread was lent the connection
+    changed: set[str] | None = getattr(_role, "changed", None)  # None if the connection was lent to another thread.
     if changed is not None and changes_session(connection, str(sql)):
         changed.add(connection.alias)
     try:
@@ -160,11 +163,10 @@ def _note_changes(execute: Any, sql: Any, params: Any, many: bool, context: dict
 
 
 def _doubt(connection: Any, statement: str, error: Error) -> None:
-    """Whoever catches an error must not go on if what they wrote before may be gone: the ack would be committed.
+    """Mark the transaction for rollback if a handler could catch the error and commit an ack without earlier writes.
 
-    Inside a savepoint nothing is to be done: at its end Django releases it, which
-    fails if the server has rolled back everything, and the error goes on from
-    there. (A mark would roll back to the savepoint, without a word.)
+    Inside a savepoint nothing has to be done: Django releases it at its end, and that raises an error if the server
+    has rolled back everything. (A mark would roll back to the savepoint without an error.)
     """
     block = outermost_block(connection)
     if block is None or in_savepoint(connection):
@@ -172,7 +174,7 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
     if block is getattr(_role, "transaction", None):
         is_lost = not keeps_transaction(connection, statement, error)
     else:
-        # A transaction that the handler has opened itself is no promise of the queue's: as little as can be is changed.
+        # The queue guarantees nothing for a transaction that the handler opened itself: interfere as little as needed.
         is_lost = ends_transaction(connection, error)
     if is_lost:
         must_roll_back(connection, error)
@@ -180,7 +182,7 @@ def _doubt(connection: Any, statement: str, error: Error) -> None:
 
 @contextlib.contextmanager
 def transaction_of_handler(using: str) -> Iterator[None]:
-    """The transaction around an atomic handler."""
+    """Run the block in the transaction of an atomic handler."""
     block = transaction.atomic(using)
     outer, _role.transaction = getattr(_role, "transaction", None), block
     try:
@@ -191,10 +193,13 @@ def transaction_of_handler(using: str) -> Iterator[None]:
 
 
 def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
-    """Whether after an error the connection is still there, and leads to a server that takes writes.
+    """Return whether the connection has survived an error and leads to a server that accepts writes.
 
-    ``before`` is the driver's connection as it was: at the end of a transaction
-    that cannot be rolled back Django opens another one, unasked.
+    Args:
+        connection: Django's connection.
+        error: the error.
+        before: the driver's connection before the error. At the end of a transaction that cannot be rolled back,
+            Django opens another one by itself.
     """
     if connection.connection is None or connection.connection is not before or is_read_only(connection, error):
         return False
@@ -202,16 +207,15 @@ def is_sound(connection: Any, error: BaseException, *, before: Any) -> bool:
 
 
 def distrust(using: str) -> None:
-    """Says that the server behind ``using`` was away: by now the name may stand for another one.
+    """Note that the server of ``using`` did not answer for a while: its name may lead to another server now.
 
-    A connection to a primary that was demoted may live on, answer every read
-    from data that is no longer up to date, and never fail.
+    A connection to a demoted primary may stay open, answer every read from old data, and never fail.
     """
     _distrusted[using] = time.monotonic()
 
 
 def renew() -> bool:
-    """Drops this thread's connection if it was opened before that was said; returns whether."""
+    """Drop this thread's connection if it was opened before ``distrust`` was called, and return whether it was."""
     using = getattr(_role, "using", None)
     if using not in _distrusted or connections[using].connection is None:
         return False
@@ -222,14 +226,15 @@ def renew() -> bool:
 
 
 IDLE = 0.5
-"""Seconds after which a connection is asked whether it is still there."""
+"""Seconds without a message after which a connection is checked by a round trip."""
 
 
 def refresh(*, idle: bool) -> None:
-    """Before a message: drops connections that the server has ended since the one before.
+    """Drop, before a message, the connections that the server has closed since the previous message.
 
-    After a pause (``idle``) each is asked, since a route may be gone without a word; else only those that have
-    something to read.
+    Args:
+        idle: whether to ping all connections, after a pause, because a route may be lost without a trace. If False,
+            only those that have something to read are pinged.
     """
     # Not connections.all() for each message: it asks for every alias of the project.
     for connection in connections.all(initialized_only=True) if idle else getattr(_role, "open", ()):
@@ -239,16 +244,16 @@ def refresh(*, idle: bool) -> None:
 
 
 _uses: dict[Hashable, dict[str, int]] = {}
-"""By handler: the aliases that its calls have used, in any thread of this process, and how many calls ago."""
+"""By handler, the aliases that its calls have used in any thread of this process, and how many calls ago."""
 FORGOTTEN_AFTER = 100
-"""Calls of a handler after which an alias that they did not use is not opened for it any more."""
+"""Calls in a row without use after which an alias is no longer opened for a handler."""
 
 
 def begin_call() -> set[str] | None:
-    """Before a handler's call: from now on the aliases that this thread uses are noted.
+    """Note from now on, before a handler's call, the aliases that this thread uses.
 
     Returns:
-        What ``end_call`` wants: a handler may itself run handlers (``EAGER``).
+        The state of the outer call, for ``end_call``: a handler may itself run handlers (``EAGER``).
     """
     before: set[str] | None = getattr(_role, "used", None)
     _role.used = set()
@@ -256,7 +261,12 @@ def begin_call() -> set[str] | None:
 
 
 def end_call(handler: Hashable, before: set[str] | None) -> None:
-    """After the call, for ``connect``."""
+    """Remember for ``connect``, after a handler's call, the aliases that it used.
+
+    Args:
+        handler: identifies the handler.
+        before: the return value of ``begin_call``.
+    """
     used: set[str] = _role.used
     _role.used = before
     uses = _uses.get(handler)
@@ -277,13 +287,14 @@ def end_call(handler: Hashable, before: set[str] | None) -> None:
 
 
 def connect(handler: Hashable, *, insist: bool) -> None:
-    """Opens the connections that the handler's latest calls have used, where they are closed.
+    """Open the connections that the handler's latest calls have used, if they are closed.
 
-    What fails here would otherwise be the handler's first query. A handler that uses no database waits for none.
+    An error here would otherwise be an error of the handler's first query. A handler that uses no database does not
+    wait for any.
 
     Args:
-        insist: False: an alias that cannot be opened, other than the queue's, is left to the handler, which may do
-            without it.
+        handler: identifies the handler.
+        insist: if False, ignore an alias that cannot be opened, unless it is the queue's: the handler may not need it.
 
     Raises:
         django.db.Error: a connection cannot be opened.
@@ -300,18 +311,17 @@ def connect(handler: Hashable, *, insist: bool) -> None:
         except Error:
             if insist or alias == getattr(_role, "using", None):
                 raise
-            uses.pop(alias, None)  # the next calls need not wait either, until one has used it
+            uses.pop(alias, None)  # The next calls do not wait for it either, until one has used it.
 
 
 def tidy() -> None:
-    """Between two messages: what the handler left behind must not reach the next one.
+    """Clean up connections between two messages, so that nothing a handler left behind reaches the next one.
 
-    Unlike ``close_old_connections`` it keeps sound connections at CONN_MAX_AGE 0,
-    where connecting anew for each message alone cost 45%. One that an error
-    occurred on it drops unseen: a demoted primary answers a ping and refuses
-    every write, so each message after it would fail as well. So it does one
-    whose session the handler has changed by a statement of its own: in a
-    transaction begun so, what the next handlers write would never be committed.
+    Unlike ``close_old_connections``, this keeps sound connections if CONN_MAX_AGE is 0: in a measurement, new
+    connections for each message alone cost 45%. A connection on which an error occurred is dropped without a check,
+    because a demoted primary answers a ping and refuses every write, so each following message would fail too. A
+    connection whose session the handler has changed by SQL is dropped too: in a transaction begun that way, the writes
+    of the next handlers would never be committed.
     """
     changed: set[str] = getattr(_role, "changed", set())
     still_open: list[Any] = []

@@ -1,0 +1,1 @@
+"""The protocol: publishing, sequencing, claiming, settling, leasing, GC, and the record of operations."""

@@ -1,4 +1,4 @@
-"""What GC and the status need to know of the archive; ``pipeline`` makes it."""
+"""The state of the archive, for GC and the status. ``pipeline`` writes the archive."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ SEGMENTS = ArchiveSegment._meta.db_table
 
 
 def archived_offset(session: Session) -> int:
-    """All offsets up to this one are in the archive, or were when their time there ended; 0: none is.
+    """Return the highest offset up to which everything is, or was, in the archive; 0 if nothing is.
 
-    Segments follow each other without a gap. Should one be missing (somebody has
-    deleted its row), what lies behind the gap does not count.
+    Segments follow each other without a gap. If one is missing (somebody has deleted its row), the segments after the
+    gap do not count.
     """
     row = session.row(
         f"SELECT MIN(s.hi) FROM {SEGMENTS} s WHERE NOT EXISTS (SELECT 1 FROM {SEGMENTS} n WHERE n.lo = s.hi + 1)"

@@ -1,7 +1,6 @@
-"""The record of what operators did: one row for each operation, with how much it has changed so far.
+"""The audit log: one row for each operation of an operator, with the number of messages that it has changed so far.
 
-It is written in the operation's own transactions, so after a crash it says
-exactly what was done.
+It is written in the operation's own transactions, so that it is exact even after a crash.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from django_mysqlqueue.sql.session import Session, run
 OPERATIONS = Operation._meta.db_table
 
 KEEP_SECONDS = 365 * 86400.0
-"""How long the record stays."""
+"""Seconds for which rows are kept."""
 
 
 def begin(
@@ -34,12 +33,16 @@ def begin(
     topic: str = "",
     detail: str = "",
 ) -> int:
-    """Write an operation into the audit log; returns its id.
+    """Write an operation into the audit log, and return its id.
 
     Args:
-        actor: who does it.
-        reason: why, in that person's words.
-        detail: what it does, beyond its group and topic.
+        session: the operation's first transaction.
+        action: the name of the operation.
+        actor: the user who runs it.
+        reason: the reason that the user gave.
+        group: the group that it changes, if any.
+        topic: the topic that it changes, if any.
+        detail: further details of what it does.
     """
     row = Operation.objects.using(session.using).create(
         action=action, consumer_group=group, topic=topic, actor=actor[:KEY_LENGTH], detail=detail, reason=reason
@@ -48,21 +51,23 @@ def begin(
 
 
 def add(session: Session, operation: int, changed: int) -> None:
-    """Counts what the present transaction changes."""
+    """Add the number of messages that the current transaction changes."""
     if changed:
         Operation.objects.using(session.using).filter(pk=operation).update(changed=F("changed") + changed)
 
 
 def end(session: Session, operation: int) -> None:
-    """The operation is complete."""
+    """Note that the operation is complete."""
     Operation.objects.using(session.using).filter(pk=operation).update(ended_at=NowMilliseconds())
 
 
 def stop(session: Session, operation: int, why: str) -> None:
-    """The operation will not be completed; one that has ended stays as it is.
+    """Note that the operation will not be completed. An operation that has ended is not changed.
 
     Args:
-        why: added to its detail.
+        session: the current transaction.
+        operation: the id of the operation.
+        why: the reason, which is added to its detail.
     """
     row = Operation.objects.using(session.using).filter(pk=operation, ended_at=0)
     for detail in list(row.values_list("detail", flat=True)):
@@ -71,10 +76,12 @@ def stop(session: Session, operation: int, why: str) -> None:
 
 @contextlib.contextmanager
 def stopping(using: str, operation: int, kind: type[OperationRefused] = OperationRefused) -> Iterator[None]:
-    """Ends the record of an operation that is refused between two of its transactions, and says in it why.
+    """End the record of an operation if it is refused between two of its transactions, and store the reason.
 
     Args:
-        kind: the refusals after which the operation is not to be completed by another run.
+        using: alias of the queue's database.
+        operation: the id of the operation.
+        kind: the class of refusals after which the operation cannot be completed by another run.
     """
     try:
         yield
@@ -86,14 +93,14 @@ def stopping(using: str, operation: int, kind: type[OperationRefused] = Operatio
 
 @contextlib.contextmanager
 def ending(using: str, operation: int) -> Iterator[None]:
-    """Ends the record of an operation after its last transaction, or when it is refused."""
+    """End the record of an operation after its last transaction, or if it is refused."""
     with stopping(using, operation):
         yield
     run(using, lambda session: end(session, operation))
 
 
 def collect(using: str) -> int:
-    """Deletes some of the oldest rows, by primary key, that are older than ``KEEP_SECONDS``; returns how many."""
+    """Delete some of the rows that are older than ``KEEP_SECONDS``, by primary key; return how many."""
 
     def delete(session: Session) -> int:
         return delivery_events.delete_old(session, OPERATIONS, "started_at", int(KEEP_SECONDS * 1000))
@@ -112,7 +119,10 @@ def once(
     topic: str = "",
     detail: str = "",
 ) -> None:
-    """Record an operation that the present transaction does as a whole; arguments as in ``begin``."""
+    """Record an operation that the current transaction does as a whole, and that changes ``changed`` messages.
+
+    The other arguments are those of ``begin``.
+    """
     operation = begin(session, action, actor=actor, reason=reason, group=group, topic=topic, detail=detail)
     add(session, operation, changed)
     end(session, operation)

@@ -1,7 +1,7 @@
-"""Claims: taking messages of one group, from many partitions, in one transaction.
+"""Claims: taking messages for one group, from many partitions, in one transaction.
 
-Locks, in this order everywhere: group (shared), leases, offsets, delivery state,
-outbox; within a table by primary key in key order.
+Locks are taken in this order everywhere: group (shared), leases, offsets, delivery state, outbox; within a table by
+primary key, in key order.
 """
 
 from __future__ import annotations
@@ -28,103 +28,105 @@ LOG = QueueMessage._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims, and by which rules."""
+    """A subscriber's right to claim for a group, and the rules of the group."""
 
     ref: GroupRef
     subscriber: str
     max_attempts: int | None
     visibility_ms: int | None
-    """Shared mode: how long a delivery stays invisible; None: ordered mode, the lease is the visibility."""
+    """The visibility timeout in milliseconds in shared mode; None in ordered mode, in which the lease protects."""
     strict: bool = False
-    """``on_failure="block"``: nothing of a partition before its lowest unsettled row."""
+    """Whether ``on_failure="block"``: nothing of a partition is taken before its lowest unsettled row."""
     subset: Subset = EVERYTHING
-    """Shared mode: redeliveries are taken from these partitions alone."""
+    """The partitions from which redeliveries are taken in shared mode."""
 
     @property
     def shared(self) -> bool:
+        """Whether the group is in shared mode."""
         return self.visibility_ms is not None
 
     @property
     def mode(self) -> str:
+        """The mode of the group."""
         return ConsumerGroup.Mode.SHARED if self.shared else ConsumerGroup.Mode.ORDERED
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What to take from one partition: redeliveries, or else rows above the cursor."""
+    """A request for messages of one partition: redeliveries, or else messages above its position."""
 
     key: str
     due: tuple[int, ...] = ()
-    """Offsets believed due for redelivery, ascending (ordered mode)."""
+    """Offsets that are probably due for redelivery, in ascending order (ordered mode)."""
     look_at: int = 0
-    """How many rows above the cursor to look at."""
+    """Number of messages above the position to look at."""
 
 
 @dataclass(slots=True)
 class Claim:
-    """What a claim found. The deliveries are this process's from the COMMIT on."""
+    """The result of a claim. After the COMMIT, this process holds the deliveries."""
 
     flushed: Flushed
     deliveries: list[Claimed] = field(default_factory=list)
     dead: list[tuple[Claimed, str]] = field(default_factory=list)
-    """Suspects that had used up their attempts, and the error: now in the DLQ."""
+    """Suspected poison messages that had used up their attempts, with the error. They are in the DLQ now."""
     lost: set[str] = field(default_factory=set)
-    """Partitions whose lease is somebody else's by now."""
+    """Partitions whose lease the claimant no longer owns."""
     missing: set[str] = field(default_factory=set)
-    """Partitions without an offsets row: create them and claim again."""
+    """Partitions without an offsets row: create the row, and claim again."""
     looked_at: set[str] = field(default_factory=set)
-    """Partitions whose rows above the cursor were looked at."""
+    """Partitions whose messages above the position were looked at."""
     drained: set[str] = field(default_factory=set)
-    """Partitions seen, under their lock, to have nothing above the cursor."""
+    """Partitions that had, under their lock, no messages above the position."""
     settled: set[tuple[str, int]] = field(default_factory=set)
-    """Expected redeliveries that turned out to be settled."""
+    """Expected redeliveries that are already settled."""
     locked: set[str] = field(default_factory=set)
-    """Partitions left out because somebody has locked a row that is due (ordered mode)."""
+    """Partitions that were left out because another transaction has locked a due row (ordered mode)."""
     later: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Expected redeliveries that are not due yet → when, epoch milliseconds."""
+    """Expected redeliveries that are not due yet → when they are, in epoch milliseconds."""
     dropped: bool = False
     paused: bool = False
     other_mode: str = ""
-    """The group's mode, if it is not the claimant's: nothing was taken."""
+    """The group's mode, if it differs from the claimant's: then nothing was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What one claim transaction writes and takes."""
+    """The settlements that a claim transaction writes, and the messages that it takes."""
 
     claimant: Claimant
     wants: Sequence[Want]
-    """What to take from which partitions; leased ones in ordered mode."""
+    """The messages to take, by partition. In ordered mode, the claimant must own the partitions."""
     token: int
-    """Names these deliveries; from ``new_token``, never used before."""
+    """The token of the new deliveries, from ``new_token``. It must never have been used before."""
     settlements: Sequence[Settlement] = ()
-    """Of earlier deliveries of the group: written first, as by ``settling.flush``."""
+    """Settlements of earlier deliveries of the group. They are written first, as by ``settling.flush``."""
     also: Collection[str] = ()
-    """Partitions whose watermarks have further to go."""
+    """Further partitions whose watermarks can advance."""
     max_due: int = 0
-    """Redeliveries to take in shared mode, oldest first, of any partition."""
+    """Maximum number of redeliveries to take in shared mode, oldest first, from any partition."""
     due_window: int = 0
-    """Redeliveries to look at for that, where locked ones are in front."""
+    """Number of due rows to look at for that, because the first ones may be locked."""
     exclude: Collection[tuple[str, int]] = ()
-    """(Partition key, offset) of what the claimant holds already (shared mode)."""
+    """The (partition key, offset) of deliveries that the claimant already holds (shared mode)."""
     max_bytes: int = 2**62
-    """Payload bytes to take at most, but at least one message."""
+    """Maximum number of payload bytes to take. The first message is always taken."""
     max_rows: int = 2**62
-    """Messages to take at most, whatever the wants come to."""
+    """Maximum number of messages to take."""
     after_clock_step: bool = False
-    """In shared mode, also look for rows that a mended clock left far ahead."""
+    """In shared mode, whether to look for rows that a clock, since corrected, left far in the future."""
 
 
 def new_token() -> int:
-    """A random 63-bit token: it names the deliveries of one claim transaction and never comes again."""
+    """Return a random 63-bit token for the deliveries of one claim. It is never used again."""
     return randbits(63) or 1
 
 
 def claim(using: str, request: ClaimRequest) -> Claim:
-    """Writes the group's pending settlements and takes new deliveries, in one transaction.
+    """Write the group's pending settlements and take new deliveries, in one transaction.
 
     Raises:
-        CommitOutcomeUnknown: the deliveries may be this process's or not; see ``undo``.
+        CommitOutcomeUnknown: it is unknown whether this process holds the deliveries; see ``undo``.
     """
     return run(using, lambda session: _claim(session, request))
 
@@ -151,7 +153,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     taking = _Taking(session, request, fence.now, _Budget(request.max_bytes, request.max_rows), result)
     redelivered = _redeliver(taking, _due(taking))
     fresh, cursors = _above_cursors(taking, offsets)
-    # Where it has only passed rows for another group nothing will be settled that takes the watermark along.
+    # If a position has only moved past messages for other groups, no later settlement will advance the watermark.
     flushed.unfinished |= cursors.keys() - {delivery.key for delivery in fresh}
     _insert_rows(taking, fresh)
     watermarks.store(session, ref, offsets, flushed.watermarks, cursors)
@@ -161,12 +163,12 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Taking:
-    """One run of a claim's transaction, under the group's lock."""
+    """The state of a claim's transaction, under the group's lock."""
 
     session: Session
     request: ClaimRequest
     now: int
-    """The database's clock, epoch milliseconds."""
+    """The database's time in epoch milliseconds."""
     budget: _Budget
     result: Claim
 
@@ -176,15 +178,15 @@ class _Taking:
 
     @property
     def until(self) -> int:
-        """When what is taken becomes visible to others (shared mode)."""
+        """When the deliveries become visible to other subscribers (shared mode)."""
         return self.now + (self.claimant.visibility_ms or 0)
 
     def wants(self) -> list[Want]:
-        """Those of partitions that are still the claimant's."""
+        """Return the wants of partitions that the claimant still owns."""
         return [want for want in self.request.wants if want.key not in self.result.lost]
 
     def claimed(self, key: str, offset: int, size: int, *, retries: int = 0, suspect: bool = False) -> Claimed:
-        """A delivery that this claim takes."""
+        """Return a delivery that this claim takes."""
         return Claimed(
             self.claimant.ref,
             key,
@@ -199,7 +201,7 @@ class _Taking:
 
 
 class _Budget:
-    """Payload bytes and messages that a claim may still take; the first message always fits."""
+    """The payload bytes and messages that a claim may still take. The first message always fits."""
 
     def __init__(self, max_bytes: int, max_rows: int) -> None:
         self._left = max_bytes
@@ -208,7 +210,7 @@ class _Budget:
         self._full = False
 
     def takes(self, size: int) -> bool:
-        """Once one was refused, all are: an empty payload must not overtake."""
+        """Take a message if it fits. After one was refused, all are: a smaller message must not overtake it."""
         self._full = self._full or (self._any and (size > self._left or self._rows <= 0))
         if self._full:
             return False
@@ -222,7 +224,7 @@ class _Budget:
 
 
 def _due(taking: _Taking) -> list[tuple[str, int]]:
-    """Rows that are believed due for redelivery."""
+    """Return rows that are probably due for redelivery."""
     if not taking.claimant.shared:
         return [(want.key, offset) for want in taking.wants() for offset in want.due]
     exclude = taking.request.exclude
@@ -230,11 +232,11 @@ def _due(taking: _Taking) -> list[tuple[str, int]]:
 
 
 def _due_shared(taking: _Taking) -> list[tuple[str, int]]:
-    """Rows that look due, read without locks from the head of the index."""
+    """Return rows that look due, read without locks from the start of the index."""
     session, claimant, request, now = taking.session, taking.claimant, taking.request, taking.now
     if request.max_due <= 0:
         return []
-    # Those held here count for nothing: they must not use up the limit.
+    # Deliveries that the claimant holds must not use up the limit.
     limit = max(request.max_due, request.due_window) + len(request.exclude)
     inside, parameters = claimant.subset.condition(session.dialect, "partition_key")
     select = (
@@ -255,10 +257,9 @@ def _due_shared(taking: _Taking) -> list[tuple[str, int]]:
 
 
 def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]:
-    """Takes rows again, by primary key; a locked one is never waited for.
+    """Take rows again, by primary key, without waiting for locked ones.
 
-    In ordered mode a locked row leaves its whole partition out of this claim,
-    so that nothing behind it overtakes it.
+    In ordered mode, a locked row excludes its whole partition from this claim, so that no later message overtakes it.
     """
     if not due:
         return []
@@ -274,7 +275,7 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
         result.settled |= set(due) - set(rows) - unsettled
     sizes = _sizes(session, [offset for _, offset in rows])
     taken: list[Claimed] = []
-    letters: list[FailedDelivery] = []
+    failed: list[FailedDelivery] = []
     lost: list[Event] = []
     for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
         if not claimant.shared and key in locked:
@@ -287,11 +288,11 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
         suspect = bool(delivered_by)
         size = sizes.get(offset, 0)
         claimed = taking.claimed(key, offset, size, retries=retries, suspect=suspect)
-        # The delivery that its holder was lost with.
+        # The delivery with which its subscriber was lost.
         last = claimed._replace(attempt=retries, delivered_at=delivered_at, by=delivered_by) if suspect else None
         if last is not None and dead_letters.is_final(ref.topic, retries, claimant.max_attempts):
-            text = f"The subscriber {delivered_by!r} vanished while it handled attempt {retries}."
-            letters.append(FailedDelivery.of(last, f"{error}\n{text}" if error else text))
+            text = f"The subscriber {delivered_by!r} was lost while it handled attempt {retries}."
+            failed.append(FailedDelivery.of(last, f"{error}\n{text}" if error else text))
             result.dead.append((last, text))
         elif len(taken) < most and taking.budget.takes(size):
             taken.append(claimed)
@@ -299,8 +300,8 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
                 lost.append(Event.of(last, Outcome.LOST))
     if lost and delivery_events.level(ref) != "none":
         delivery_events.record(session, lost)
-    if letters:
-        dead_letters.dead_letter(session, ref, letters)
+    if failed:
+        dead_letters.dead_letter(session, ref, failed)
     _renew_rows(taking, taken)
     return taken
 
@@ -321,7 +322,7 @@ def _lock_due(
 
 
 def _still_unsettled(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Which of the rows that SKIP LOCKED left out are there unsettled, so locked by somebody."""
+    """Return those of the rows that SKIP LOCKED left out that exist unsettled: another transaction has locked them."""
     found: set[tuple[str, int]] = set()
     for chunk in session.chunks(sorted(rows)):
         found.update(
@@ -370,14 +371,14 @@ def _renew_rows(taking: _Taking, taken: Sequence[Claimed]) -> None:
         )
 
 
-# -- rows above the cursor ----------------------------------------------------
+# -- messages above the position ----------------------------------------------
 
 
 def _above_cursors(taking: _Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claimed], dict[str, int]]:
-    """Takes rows above the cursors; returns them and the new cursors.
+    """Take messages above the positions ("cursors"), and return them with the new positions.
 
-    A cursor moves to the last row looked at, also past rows for another
-    ``target_group``: else watermark and GC would stick there.
+    A position moves to the last message that was looked at, even past messages with another ``target_group``:
+    otherwise the watermark and GC would stop there.
     """
     session, claimant, result = taking.session, taking.claimant, taking.result
     places: dict[str, tuple[int, int]] = {}
@@ -389,7 +390,7 @@ def _above_cursors(taking: _Taking, offsets: Mapping[str, Offsets]) -> tuple[lis
         else:
             result.missing.add(want.key)
     if claimant.shared and result.missing:
-        # A locked row looks missing to SKIP LOCKED. It is not an empty poll: the partition stays on the list.
+        # SKIP LOCKED hides locked rows. These are not missing, and the partition stays in the poller's list.
         result.missing -= watermarks.existing(session, claimant.ref, result.missing)
     taken: list[Claimed] = []
     cursors: dict[str, int] = {}
@@ -411,7 +412,7 @@ def _above_cursors(taking: _Taking, offsets: Mapping[str, Offsets]) -> tuple[lis
 
 
 def _look(session: Session, topic: str, places: Mapping[str, tuple[int, int]]) -> dict[str, list[tuple[int, str, int]]]:
-    """The next rows of each partition: (offset, target group, size), in offset order."""
+    """Return the next messages of each partition: (offset, target group, size), in offset order."""
     one = (
         f"SELECT partition_key, `offset`, target_group, size FROM {LOG}"
         f"{session.dialect.force_index('queue_messages_partition')} "
@@ -434,7 +435,7 @@ def _insert_rows(taking: _Taking, taken: Sequence[Claimed]) -> None:
     session, claimant = taking.session, taking.claimant
     common = (*claimant.ref, taking.request.token, claimant.subscriber, taking.now, taking.until)
     for chunk in session.chunks(taken):
-        # What all rows have in common stands in the text once: 0.6 of the time of a multi-row VALUES.
+        # The values that all rows share are sent only once: this takes 0.6 of the time of a multi-row VALUES.
         session.execute(
             f"INSERT INTO {STATE} (consumer_group, topic, partition_key, message_offset, delivery_token, "
             "delivered_by, delivered_at, invisible_until) "
@@ -447,13 +448,13 @@ def _insert_rows(taking: _Taking, taken: Sequence[Claimed]) -> None:
 
 
 def undo(using: str, ref: GroupRef, token: int) -> None:
-    """Gives back, uncounted, what a claim with an unknown outcome may have taken.
+    """Release the deliveries that a claim with an unknown outcome may have taken. No attempt is counted.
 
-    The exclusive lock on the group row waits until that claim's transaction,
-    which held it shared, is over on the server.
+    The exclusive lock on the group row waits until the claim's transaction, which holds it shared, has ended on the
+    server.
     """
 
-    def give_back(session: Session) -> None:
+    def release(session: Session) -> None:
         groups.wait_for_claims(session, ref)
         rows = session.rows(
             f"SELECT partition_key, message_offset, retry_count FROM {STATE}"
@@ -467,4 +468,4 @@ def undo(using: str, ref: GroupRef, token: int) -> None:
         ]
         settling.apply(session, ref, unstarted, {}, max_attempts=None)
 
-    run(using, give_back)
+    run(using, release)

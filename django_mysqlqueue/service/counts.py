@@ -1,4 +1,4 @@
-"""Counts that may stop before the end, so that what they count may be as long as it likes."""
+"""Counts that may stop before the end, so that their cost is bounded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number that may stand for more: a count that stopped."""
+    """A number that is exact, or a lower bound if the count stopped."""
 
     value: int
     exact: bool = True
 
     @classmethod
     def up_to(cls, cap: int, number: int) -> Count:
-        """The count of a query that stops at ``cap + 1``."""
+        """Return the count of a query that stops at ``cap + 1``."""
         return cls(min(number, cap), number <= cap)
 
     def __str__(self) -> str:
@@ -28,10 +28,10 @@ class Count:
         return self.value > 0
 
     def capped(self, cap: int) -> Count:
-        """The same, stopped at ``cap``: of a sum of two that stopped, one cap is enough."""
+        """Return this count, cut off at ``cap``."""
         return Count(min(self.value, cap), self.exact and self.value <= cap)
 
 
 def total(counts: Iterable[Count]) -> Count:
-    """The sum of some counts; of none it is 0."""
+    """Return the sum of counts; 0 if there are none."""
     return sum(counts, Count(0))

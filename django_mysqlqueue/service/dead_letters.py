@@ -21,16 +21,16 @@ STATE = DeliveryState._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
 REPLACES = limits.RESERVED_PREFIX + "replaces"
-"""Metadata of a corrected message: the id of the one that it takes the place of."""
+"""The metadata of an edited message that holds the id of the message that it replaces."""
 
 
 class FailedDelivery(NamedTuple):
-    """A delivery that has failed for good."""
+    """A delivery that is to be dead-lettered."""
 
     key: str
     offset: int
     attempts: int
-    """How many have failed."""
+    """Number of attempts that have failed."""
     error: str
     delivered_at: int = 0
     handled_ms: int = 0
@@ -39,30 +39,34 @@ class FailedDelivery(NamedTuple):
 
     @classmethod
     def of(cls, delivery: Claimed, error: str, handled_ms: int = 0) -> FailedDelivery:
-        """The dead letter of a delivery whose attempt was the last."""
+        """Return the failed delivery of a claim whose attempt was the last."""
         attempt, delivered_at = delivery.attempt, delivery.delivered_at
         return cls(delivery.key, delivery.offset, attempt, error, delivered_at, handled_ms, delivery.by)
 
 
 def is_final(topic: str, attempt: int, max_attempts: int | None, *, rejected: bool = False) -> bool:
-    """Whether a failed attempt makes a dead letter of its message: the last attempt, or one that rejected it.
+    """Return whether a failed attempt dead-letters its message: the last attempt, or one that rejected it.
 
-    In a DLQ topic none does, since it has no DLQ of its own.
+    On a DLQ topic none does, because it has no DLQ of its own.
     """
     is_last = max_attempts is not None and attempt >= max_attempts
     return (rejected or is_last) and not naming.is_dlq(topic)
 
 
-def dead_letter(session: Session, ref: GroupRef, letters: Sequence[FailedDelivery]) -> None:
-    """Settles deliveries for this group and puts copies into the outbox for the DLQ topic.
+def dead_letter(session: Session, ref: GroupRef, failed: Sequence[FailedDelivery]) -> None:
+    """Settle deliveries for this group, and put copies into the outbox for the DLQ topic.
 
-    ``letters`` are of rows that this transaction has locked and found unsettled. Both happen in the one
-    transaction: at every crash point the message is live or in the DLQ. The log
-    row stays, since other groups still need it. The copy has a fresh id: with
-    the old one it would be dropped as a repeat the second time.
+    Both happen in one transaction, so at every crash point the message is either live or in the DLQ. The message stays
+    in the log, because other groups still need it. The copy has a new id: with the old one, a second dead letter of
+    the message would be dropped as a duplicate.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        failed: the deliveries, whose rows this transaction has locked and found unsettled.
     """
-    ordered = sorted(letters)
-    ids = {(letter.key, letter.offset): naming.new_message_id() for letter in ordered}
+    ordered = sorted(failed)
+    ids = {(one.key, one.offset): naming.new_message_id() for one in ordered}
     for chunk in session.chunks(ordered):
         session.execute(
             session.dialect.update_joined(
@@ -72,10 +76,10 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[FailedDeliver
                 BY_ROW,
                 {"acked": "1", "delivery_token": "0", "delivered_by": "''", "retry_count": "v.n"},
             ),
-            (*flat(letter[:3] for letter in chunk), *ref),
+            (*flat(one[:3] for one in chunk), *ref),
         )
     now = session.dialect.now_ms
-    for chunk in session.chunks(ordered, weight=lambda letter: len(letter.error)):
+    for chunk in session.chunks(ordered, weight=lambda one: len(one.error)):
         session.execute(
             f"INSERT INTO {OUTBOX} (topic, partition_key, id, payload, metadata, original_id, original_topic, "
             "original_offset, failed_group, failed_at, failure_count, last_error) "
@@ -89,10 +93,7 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[FailedDeliver
             (
                 naming.dlq_topic(ref.topic),
                 ref.group,
-                *flat(
-                    (letter.offset, ids[letter.key, letter.offset], letter.attempts, cut_error(letter.error))
-                    for letter in chunk
-                ),
+                *flat((one.offset, ids[one.key, one.offset], one.attempts, cut_error(one.error)) for one in chunk),
             ),
         )
     if delivery_events.level(ref) != "none":
@@ -101,39 +102,40 @@ def dead_letter(session: Session, ref: GroupRef, letters: Sequence[FailedDeliver
             [
                 delivery_events.Event(
                     ref,
-                    letter.key,
-                    letter.offset,
-                    letter.attempts,
+                    one.key,
+                    one.offset,
+                    one.attempts,
                     Outcome.DEAD_LETTERED,
-                    letter.delivered_at,
-                    letter.handled_ms,
-                    letter.by,
-                    letter.error,
-                    ids[letter.key, letter.offset],
+                    one.delivered_at,
+                    one.handled_ms,
+                    one.by,
+                    one.error,
+                    ids[one.key, one.offset],
                 )
-                for letter in ordered
+                for one in ordered
             ],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """A selection of dead letters of a DLQ topic: those that meet every condition."""
+    """A selection of the dead letters of a DLQ topic that meet all conditions."""
 
     topic: str
     """The DLQ topic."""
     offsets: tuple[int, ...] | None = None
-    """Exactly these; None: all of the topic."""
+    """The offsets of the dead letters; None: all of the topic."""
     group: str | None = None
-    """That this group failed."""
+    """The group that dead-lettered them."""
     error: str | None = None
-    """Whose error text has this in it."""
+    """A text that the error contains."""
     since: int | None = None
+    """The earliest time of failure, in epoch milliseconds."""
     until: int | None = None
-    """That failed in this time, epoch milliseconds."""
+    """The latest time of failure, in epoch milliseconds."""
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
-        """For a WHERE on the log as ``m``, beside the topic."""
+        """Return the condition for a WHERE on the log as ``m``, without the topic, and its parameters."""
         parts, parameters = ["m.failed_group <> ''"], []
         for sql, value in (
             ("m.failed_group = %s", self.group),
@@ -147,14 +149,20 @@ class DeadLetterFilter:
         return " AND ".join(parts), tuple(parameters)
 
 
-def matching_offsets(session: Session, letters: DeadLetterFilter, *, size: int) -> Iterator[list[int]]:
-    """The offsets of matching dead letters, in order of partition key and offset, as they are now.
+def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -> Iterator[list[int]]:
+    """Yield the offsets of matching dead letters, in order of partition key and offset.
 
-    It reads the topic's rows along the index; it sees none that come behind where it is.
+    This reads the topic's rows along the index. It does not see rows that are added before the place that it has
+    reached.
+
+    Args:
+        session: the session.
+        chosen: the selection.
+        size: maximum number of rows per query.
     """
-    condition, parameters = letters.condition()
-    if letters.offsets is not None:
-        ordered = sorted(set(letters.offsets))
+    condition, parameters = chosen.condition()
+    if chosen.offsets is not None:
+        ordered = sorted(set(chosen.offsets))
         for start in range(0, len(ordered), size):
             piece = ordered[start : start + size]
             found = [
@@ -163,7 +171,7 @@ def matching_offsets(session: Session, letters: DeadLetterFilter, *, size: int) 
                     f"SELECT m.`offset` FROM {session.dialect.rows(('o',), len(piece))} "
                     f"{session.dialect.join_to(LOG, 'm')} "
                     f"ON m.`offset` = v.o AND m.topic = %s AND {condition}",
-                    (*piece, letters.topic, *parameters),
+                    (*piece, chosen.topic, *parameters),
                 )
             ]
             if found:
@@ -172,15 +180,15 @@ def matching_offsets(session: Session, letters: DeadLetterFilter, *, size: int) 
     hint = session.dialect.force_index("queue_messages_partition")
     key, above = "", -1
     while True:
-        # The rest of this partition first, then the next ones: two ranges of the index, each read in its order.
+        # First the rest of this partition, then the next ones: two ranges of the index, each read in its order.
         looked = session.rows(
             f"SELECT partition_key, `offset` FROM {LOG}{hint} WHERE topic = %s AND partition_key = %s "
             "AND `offset` > %s ORDER BY `offset` LIMIT %s",
-            (letters.topic, key, above, size),
+            (chosen.topic, key, above, size),
         ) or session.rows(
             f"SELECT partition_key, `offset` FROM {LOG}{hint} WHERE topic = %s AND partition_key > %s "
             "ORDER BY partition_key, `offset` LIMIT %s",
-            (letters.topic, key, size),
+            (chosen.topic, key, size),
         )
         if not looked:
             return
@@ -203,7 +211,7 @@ def matching_offsets(session: Session, letters: DeadLetterFilter, *, size: int) 
 
 
 def failed_groups(session: Session, topic: str) -> set[str]:
-    """The groups that failed the dead letters of a DLQ topic, whether or not they are still registered."""
+    """Return the groups that dead-lettered the messages of a DLQ topic, whether or not they are still registered."""
     hint = session.dialect.force_index("queue_messages_partition")
     rows = session.rows(
         f"SELECT DISTINCT m.failed_group FROM {LOG} m{hint} WHERE m.topic = %s AND m.failed_group <> ''", (topic,)

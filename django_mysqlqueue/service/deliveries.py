@@ -1,4 +1,4 @@
-"""The values that pass between claiming, the subscriber process and settling."""
+"""The values that are passed between claiming, the subscriber process and settling."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from django_mysqlqueue.service.refs import GroupRef
 
 
 class Claimed(NamedTuple):
-    """A delivery that a claim has handed to this process: one row and its token.
+    """A delivery that this process has claimed: one row and its token.
 
-    (A tuple is made in a fifth of the time of a frozen dataclass, and each message needs three.)
+    It is a tuple because creating one takes a fifth of the time of a frozen dataclass, and each message needs three.
     """
 
     ref: GroupRef
@@ -21,30 +21,31 @@ class Claimed(NamedTuple):
     offset: int
     token: int
     attempt: int
-    """The number of this attempt, fixed at the claim; 1 is the first."""
+    """The number of this attempt, from 1, set at the claim."""
     suspect: bool
-    """An earlier holder of this message vanished: its start goes on record before it runs."""
+    """Whether it is a suspected poison message, because an earlier subscriber was lost with it: its start is recorded
+    before it runs."""
     size: int
     """Payload size in bytes."""
     delivered_at: int = 0
-    """When it was claimed, epoch milliseconds."""
+    """When it was claimed, in epoch milliseconds."""
     by: str = ""
     """The subscriber that claimed it."""
 
 
 class Action(Enum):
-    """What a flush does with a delivery: a handler's verb, or what its process found without calling the handler."""
+    """The action of a flush on a delivery, chosen by the handler, or by its process without calling the handler."""
 
     ACK = "ack"
     NACK = "nack"
     SNOOZE = "snooze"
     REJECT = "reject"
     RELEASE = "release"
-    """Make it due again, uncounted: it was claimed and never started, or did not fail itself."""
+    """Make it due again without counting an attempt: it never started, or it did not fail itself."""
     DELETED = "deleted"
-    """Its message was deleted from the log after the claim: settle it without having run."""
+    """Settle it without a call: its message was deleted from the log after the claim."""
     STALE = "stale"
-    """Found to be another's before it started: write nothing, only forget it here."""
+    """Only forget it here: it was found to be stale before it started."""
 
 
 OUTCOMES = {
@@ -56,40 +57,40 @@ OUTCOMES = {
     Action.DELETED: Outcome.DELETED,
     Action.STALE: Outcome.LOST,
 }
-"""The outcome of each action, but for two cases that the flush decides: a nack of the last attempt dead-letters, and
-whatever is done with a delivery that is another's by then, it is lost."""
+"""The outcome of each action, except for two cases that the flush decides: a nack of the last attempt dead-letters,
+and a delivery that is stale by then is lost."""
 
 
 class Settlement(NamedTuple):
-    """A delivery's end in this process, to be written by the next flush."""
+    """The end of a delivery in this process, to be written by the next flush."""
 
     delivery: Claimed
     action: Action
     delay_ms: int = 0
     error: str = ""
     is_written: bool = False
-    """The handler's own transaction has written it (an ack or a reject); the flush only moves the watermark past it."""
+    """Whether the handler's transaction has written it (an ack or a reject): the flush only advances the watermark."""
     handled_ms: int = 0
-    """How long the handler's call took; one call of a batch handler is counted for each of its messages."""
+    """Duration of the handler's call in milliseconds; for a batch, that of the whole call."""
     held: object = None
-    """What the process wants to find with it again after the flush; nothing here looks at it."""
+    """An object that the process wants to get back after the flush. The service layer does not use it."""
 
 
 @dataclass(slots=True)
 class Flushed:
-    """What a flush found."""
+    """The result of a flush."""
 
     stale: list[Settlement] = field(default_factory=list)
-    """Settlements whose delivery was no longer this process's: nothing was changed for them."""
+    """Settlements of stale deliveries: nothing was written for them."""
     locked: list[Settlement] = field(default_factory=list)
-    """Settlements whose row another transaction has locked: to be written by a later flush."""
+    """Settlements whose row another transaction has locked: a later flush has to write them."""
     dead: list[tuple[Claimed, str]] = field(default_factory=list)
-    """Deliveries that went to the DLQ, and the error."""
+    """Deliveries that were dead-lettered, with the error."""
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)
-    """(partition key, offset) of what is to come again → when, epoch milliseconds."""
+    """(partition key, offset) of messages to be redelivered → when, in epoch milliseconds."""
     watermarks: dict[str, int] = field(default_factory=dict)
     """New watermarks, to be stored by the same transaction."""
     unfinished: set[str] = field(default_factory=set)
-    """Partitions whose watermark has further to go: flush them again."""
+    """Partitions whose watermark can advance further: flush them again."""
     skipped: set[str] = field(default_factory=set)
-    """Partitions whose offsets row was locked by another: flush them again a little later."""
+    """Partitions whose offsets row another transaction had locked: flush them again a little later."""

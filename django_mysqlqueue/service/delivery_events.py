@@ -1,8 +1,7 @@
-"""Recorded deliveries: what became of each, kept after its state row has gone.
+"""Recorded deliveries: the outcome of each, kept after its state row is deleted.
 
-How much is recorded is a setting (``RECORD_DELIVERIES``). Rows are written by
-the transaction that they tell of, but for what an atomic handler's own
-transaction has settled: that is recorded by the flush behind it.
+The setting ``RECORD_DELIVERIES`` determines what is recorded. Rows are written by the transaction that settles the
+delivery, except for deliveries that an atomic handler's own transaction settles: the flush after it records those.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ CHUNK = 1000
 
 
 class Event(NamedTuple):
-    """One delivery's end for a group, or what an operator did with a message."""
+    """The outcome of a delivery, or an operator's action on a message."""
 
     ref: GroupRef
     key: str
     offset: int
     attempt: int
     outcome: str
-    """An ``Outcome``, or what an operator did (``DeliveryEvent.Outcome``)."""
+    """An ``Outcome``, or an operator's action (``DeliveryEvent.Outcome``)."""
     delivered_at: int
     handled_ms: int
     by: str
@@ -42,7 +41,7 @@ class Event(NamedTuple):
 
     @classmethod
     def of(cls, delivery: Claimed, outcome: Outcome, error: str = "", handled_ms: int = 0) -> Event:
-        """The end of a delivery."""
+        """Return the event for the outcome of a delivery."""
         return cls(
             delivery.ref,
             delivery.key,
@@ -57,12 +56,12 @@ class Event(NamedTuple):
 
 
 def level(ref: GroupRef) -> str:
-    """What is recorded of a group: ``"all"``, ``"failures"`` or ``"none"``."""
+    """Return what is recorded for a group: ``"all"``, ``"failures"`` or ``"none"``."""
     return get_settings().recorded_of(ref.group)
 
 
 def record(session: Session, events: Sequence[Event]) -> None:
-    """Adds events, at the database's clock, in multi-row inserts."""
+    """Insert events, with the database's time, in multi-row statements."""
     row = f"(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, {session.dialect.now_ms})"
     for chunk in session.chunks(events, weight=lambda event: len(event.error)):
         session.execute(
@@ -83,15 +82,21 @@ def record(session: Session, events: Sequence[Event]) -> None:
 
 
 def collect(using: str) -> int:
-    """Deletes some of the oldest events that have outlived ``HISTORY_RETENTION``, by primary key; returns how many."""
+    """Delete some of the events that are older than ``HISTORY_RETENTION``, by primary key; return how many."""
     keep_ms = int(get_settings().history_retention * 1000)
     return run(using, lambda session: delete_old(session, EVENTS, "settled_at", keep_ms))
 
 
 def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
-    """Deletes rows at the head of a table whose ids are given out in order of time; returns how many.
+    """Delete old rows of a table whose ids are in order of time; return how many.
 
-    What is old is read from the head of the primary key, so no index on the time is needed.
+    The rows are read from the start of the primary key, so no index on the time is needed.
+
+    Args:
+        session: the current transaction.
+        table: the table.
+        column: the column with the time.
+        keep_ms: age in milliseconds up to which rows are kept.
     """
     ids = [
         row_id
@@ -108,7 +113,7 @@ def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
 
 
 def of_message(session: Session, offsets: Iterable[int]) -> list[tuple[object, ...]]:
-    """Everything recorded of some messages, in order of time."""
+    """Return all recorded events of messages, in order of time."""
     rows: list[tuple[object, ...]] = []
     for chunk in session.chunks(sorted(set(offsets))):
         rows += session.rows(

@@ -1,4 +1,4 @@
-"""Consumer groups: registering them, fencing claims from them, pausing them."""
+"""Consumer groups: registering and locking them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = ConsumerGroup._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A group as the database knows it."""
+    """A registered group."""
 
     ref: GroupRef
     mode: str
@@ -28,46 +28,60 @@ class Registered:
 
 
 def waiting_since(published_at: int, registered_at: int, sought_at: int) -> int:
-    """Since when a message of the log waits for a group: not from before it could be handled at all.
+    """Return since when a message of the log waits for a group, not counting time in which the group could not get it.
+
+    All times are in epoch milliseconds.
 
     Args:
-        published_at: when it took its place in the log, epoch milliseconds.
+        published_at: when the message entered the log.
         registered_at: when the group was registered.
-        sought_at: when its last seek began or ended; 0: never.
+        sought_at: when the group's last seek began or ended; 0 if there was none.
     """
     return max(published_at, registered_at, sought_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A group row locked shared: until the transaction ends it is not paused, sought, dropped or changed."""
+    """A group row under a shared lock: the group cannot be paused, sought, dropped or changed before the COMMIT."""
 
     paused: bool
     start_offset: int
     now: int
     operation: int
-    """Id of the seek or drop that is under way; 0: none."""
+    """The id of the seek or drop in progress; 0 if there is none."""
     after_seek: str
     mode: str
 
 
 def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
-    """Registers a group if it is new: from then on GC keeps what it has not passed.
+    """Register a group if it is new. From then on, GC keeps messages that the group has not settled.
 
-    ``start="latest"`` begins behind the log's present end: messages that were
-    published but not yet sequenced still reach the group.
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        mode: the mode of a new group.
+        start: where a new group starts. ``"latest"`` is the current end of the log: messages that were published but
+            have not entered the log are delivered to the group.
+
+    Returns:
+        The group as it is registered, which may be with another mode.
+
+    Raises:
+        SubscriberError: the group was dropped at the same time.
     """
     run(using, lambda session: _insert(session, ref, mode, start))
     registered = find(using, ref)
     if registered is None:
-        raise SubscriberError(f"The group {ref.group!r} of {ref.topic!r} was dropped while it was registered.")
+        raise SubscriberError(
+            f"The group {ref.group!r} on topic {ref.topic!r} was dropped while it was being registered."
+        )
     return registered
 
 
 def _insert(session: Session, ref: GroupRef, mode: str, start: str) -> None:
     if ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).exists():
-        return  # so that a start-up takes no lock that a running group would wait for
-    # Read before, not inside the INSERT: that would lock what it reads at some isolation levels.
+        return  # Without a lock, so that a running group does not wait for a subscriber that starts.
+    # Read before the INSERT, not inside it: at some isolation levels, the INSERT would lock the rows that it reads.
     offset = log.end_of_log(session) if start == "latest" else 0
     session.execute(
         f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset) VALUES (%s, %s, %s, %s)"
@@ -77,7 +91,10 @@ def _insert(session: Session, ref: GroupRef, mode: str, start: str) -> None:
 
 
 def find(using: str, ref: GroupRef) -> Registered | None:
-    """Reads a group; None if it is not registered. (``migrate`` reads groups too, on the schema of any release.)"""
+    """Return a group, or None if it is not registered.
+
+    This reads only columns that every release has, because ``migrate`` calls it on the schema of any release.
+    """
     row = (
         ConsumerGroup.objects.using(using)
         .filter(consumer_group=ref.group, topic=ref.topic)
@@ -88,13 +105,13 @@ def find(using: str, ref: GroupRef) -> Registered | None:
 
 
 def registered_refs(using: str) -> list[GroupRef]:
-    """Every group, in order of topic and group."""
+    """Return all groups, in order of topic and group."""
     rows = ConsumerGroup.objects.using(using).order_by("topic", "consumer_group")
     return [GroupRef(*row) for row in rows.values_list("consumer_group", "topic")]
 
 
 def fence(session: Session, ref: GroupRef) -> Fence | None:
-    """Locks the group row shared; None if the group has been dropped."""
+    """Lock a group's row shared, and return it; None if the group was dropped."""
     row = session.row(
         f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, after_seek, mode FROM {GROUPS} "
         f"WHERE consumer_group = %s AND topic = %s{session.dialect.share_lock}",
@@ -104,23 +121,23 @@ def fence(session: Session, ref: GroupRef) -> Fence | None:
 
 
 def wait_for_claims(session: Session, ref: GroupRef) -> None:
-    """Locks the group row exclusively: every claim that held it shared is over."""
+    """Lock a group's row exclusively, which waits for the end of all claims that hold it shared."""
     group = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
     list(group.select_for_update().values_list("id"))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupControls:
-    """What operators have said of a group, for subscribers to follow."""
+    """Operators' settings of a group that subscribers have to follow."""
 
     paused: bool
     mode: str
     revision: int
-    """Rises when what a subscriber remembers of the group is out of date."""
+    """A number that grows when subscribers' memory of the group is out of date."""
 
 
 def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, GroupControls]:
-    """Reads what operators have said of some groups, one query; a dropped group is not in it."""
+    """Return operators' settings of groups, by one query. Groups that were dropped are missing."""
     if not refs:
         return {}
     rows = session.rows(
@@ -137,20 +154,20 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
 
 
 class Locked(NamedTuple):
-    """A group row under its exclusive lock: no claim of the group is under way, and none begins."""
+    """A group row under its exclusive lock: no claim of the group is in progress, and none begins."""
 
     id: int
-    """The number of this registration: a group that is dropped and registered again has another one."""
+    """The id of the registration. A group that is dropped and registered again has another one."""
     paused: bool
     start_offset: int
     after_seek: str
     operation: int
-    """Id of the seek or drop that is under way; 0: none."""
+    """The id of the seek or drop in progress; 0 if there is none."""
     mode: str
 
 
 def lock(session: Session, ref: GroupRef) -> Locked:
-    """Locks a group's row exclusively.
+    """Lock a group's row exclusively, and return it.
 
     Raises:
         OperationRefused: there is no such group.
@@ -163,21 +180,22 @@ def lock(session: Session, ref: GroupRef) -> Locked:
 
 
 def no_group_text(ref: GroupRef) -> str:
-    """What is said of a group that is not registered."""
-    return f"There is no group {ref.group!r} of {ref.topic!r}."
+    """Return the error for a group that is not registered."""
+    return f"There is no group {ref.group!r} on topic {ref.topic!r}."
 
 
 def unfinished(after_seek: str) -> Literal["", "seek", "drop"]:
-    """What has begun on a group and not ended, by the column ``after_seek`` of its row."""
+    """Return which operation on a group has not finished, from the column ``after_seek`` of its row."""
     if not after_seek:
         return ""
     return "drop" if after_seek == ConsumerGroup.AfterSeek.DROPPED else "seek"
 
 
 def refuse_unfinished(ref: GroupRef, after_seek: str) -> None:
-    """Keeps other operations from what a seek or drop has only half done.
+    """Refuse an operation on a group whose seek or drop has not finished.
 
     Args:
+        ref: the group.
         after_seek: the column of the group row, read under its exclusive lock.
 
     Raises:
@@ -185,23 +203,33 @@ def refuse_unfinished(ref: GroupRef, after_seek: str) -> None:
     """
     if action := unfinished(after_seek):
         raise OperationRefused(
-            f"A {action} of the group {ref.group!r} of {ref.topic!r} has not finished. "
+            f"A {action} of the group {ref.group!r} on topic {ref.topic!r} has not finished. "
             "If it was interrupted, run it again."
         )
 
 
 def change(session: Session, ref: GroupRef, *, revise: bool = False, **columns: object) -> None:
-    """Writes to a group row that is locked; with ``revise`` subscribers read the group's state anew."""
+    """Change columns of a locked group row.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        revise: whether to make subscribers read the group's state again.
+        columns: the new values.
+    """
     values: dict[str, object] = {**columns, "revision": F("revision") + 1} if revise else columns
     ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).update(**values)
 
 
 def delete_rows(session: Session, ref: GroupRef, model: type[Model], key: str, most: int) -> int:
-    """Deletes the group's next rows of a table by primary key, at most ``most``; returns how many.
+    """Delete the next rows of a group from a table, by primary key; return how many.
 
     Args:
-        model: of a table whose primary key is group, topic and one more column.
+        session: the current transaction.
+        ref: the group.
+        model: the model of a table whose primary key is group, topic and one more column.
         key: that column.
+        most: maximum number of rows to delete.
     """
     table = model._meta.db_table
     rows = session.rows(

@@ -1,4 +1,4 @@
-"""Signs of life. A subscriber's leases are good as long as its heartbeat is fresh."""
+"""Heartbeats. A subscriber's leases are valid as long as its heartbeat is recent."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from django_mysqlqueue.sql.session import Session, flat, run
 HEARTBEATS = SubscriberHeartbeat._meta.db_table
 KEY = ("consumer_group", "topic", "subscriber_name")
 FORGET_AFTER_MS = 86_400_000
-"""Every start is a new incarnation with a row of its own: rows a day old are deleted."""
+"""Milliseconds after which rows are deleted: each start of a subscriber adds rows of its own."""
 
 
 def beat(using: str, subscriber: str, refs: Sequence[GroupRef], info: Mapping[str, Any]) -> None:
-    """Writes the subscriber's heartbeat for all its groups at the database's clock."""
+    """Write a subscriber's heartbeat for all its groups, with the database's time."""
 
     def write(session: Session) -> None:
         now = session.dialect.now_ms
@@ -37,12 +37,12 @@ def beat(using: str, subscriber: str, refs: Sequence[GroupRef], info: Mapping[st
 
 
 def deregister(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
-    """Says that the subscriber has left: its leases are free at once."""
+    """Deregister a subscriber: its leases can be acquired at once."""
     run(using, lambda session: mark_deregistered(session, subscriber, refs))
 
 
 def mark_deregistered(session: Session, subscriber: str, refs: Iterable[GroupRef]) -> None:
-    """The same, in the caller's transaction."""
+    """Deregister a subscriber in the caller's transaction."""
     rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
     on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
     session.execute(
@@ -52,7 +52,7 @@ def mark_deregistered(session: Session, subscriber: str, refs: Iterable[GroupRef
 
 
 def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
-    """Deletes the subscriber's rows, by primary key: it was here for a moment, and nobody will ask."""
+    """Delete a subscriber's rows, by primary key. ``InlineSubscriber`` leaves no trace."""
 
     def delete(session: Session) -> None:
         rows = sorted((ref.group, ref.topic, subscriber) for ref in refs)
@@ -63,16 +63,16 @@ def forget(using: str, subscriber: str, refs: Iterable[GroupRef]) -> None:
 
 
 def names(session: Session) -> list[str]:
-    """Every subscriber that has a row, in order: those of the last day, dead or alive."""
+    """Return all subscribers that have a row, in order: those of the last day, live or lost."""
     rows = session.rows(f"SELECT subscriber_name FROM {HEARTBEATS}")
     return sorted({name for (name,) in rows})
 
 
 def count_lost(session: Session, subscriber: str, lease_ms: int) -> int:
-    """How many heartbeats a lost subscriber has, one for each of its groups.
+    """Return how many heartbeat rows a lost subscriber has, one for each of its groups.
 
     Raises:
-        OperationRefused: it is alive.
+        OperationRefused: the subscriber is alive.
     """
     rows = session.rows(
         f"SELECT CASE WHEN {fresh('s', session)} THEN 1 ELSE 0 END FROM {HEARTBEATS} s WHERE s.subscriber_name = %s",
@@ -88,13 +88,20 @@ def _alive_text(subscriber: str) -> str:
 
 
 def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: str = "") -> int:
-    """Deletes a dead subscriber's rows, for all its groups: nobody waits for its leases to run out.
+    """Delete the rows of a lost subscriber for all its groups, so that its leases can be acquired at once.
+
+    Args:
+        using: alias of the queue's database.
+        subscriber: the full name of the subscriber.
+        actor: the user, for the audit log.
+        lease_ms: LEASE_DURATION in milliseconds.
+        reason: the reason, for the audit log.
 
     Returns:
-        How many rows there were.
+        The number of rows.
 
     Raises:
-        OperationRefused: it is alive.
+        OperationRefused: the subscriber is alive.
     """
 
     def delete(session: Session) -> int:
@@ -106,7 +113,7 @@ def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: st
         )
         if not places:
             return 0
-        # By primary key and under lock: it may beat at this moment.
+        # By primary key and under lock, because the subscriber may send a heartbeat at this moment.
         on = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
         alive = session.rows(
             f"SELECT CASE WHEN {fresh('s', session)} THEN 1 ELSE 0 END "
@@ -115,7 +122,7 @@ def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: st
             (lease_ms, lease_ms, *flat(places)),
         )
         if not alive:
-            return 0  # somebody else has removed them meanwhile
+            return 0  # Somebody else has removed them in the meantime.
         if any(is_alive for (is_alive,) in alive):
             raise OperationRefused(_alive_text(subscriber))
         session.execute(session.dialect.delete_joined(HEARTBEATS, KEY, len(places), on), flat(places))
@@ -127,17 +134,17 @@ def remove(using: str, subscriber: str, *, actor: str, lease_ms: int, reason: st
 
 
 def fresh(alias: str, session: Session) -> str:
-    """The condition that a heartbeat row is fresh; takes the lease duration in ms twice.
+    """Return the condition that a heartbeat row is recent. Its parameters are LEASE_DURATION in milliseconds, twice.
 
-    A beat further ahead of now than a lease lasts was written by a clock that
-    has been mended since, and counts as long ago.
+    A heartbeat further in the future than the duration of a lease was written by a clock that was corrected since. It
+    counts as old.
     """
     now = session.dialect.now_ms
     return f"{alias}.deregistered_at = 0 AND {alias}.heartbeat_at > {now} - %s AND {alias}.heartbeat_at < {now} + %s"
 
 
 def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, dict[str, Subset]]:
-    """The live subscribers of each group, in order of name, and the subset that each works on."""
+    """Return the live subscribers of each group, in order of name, with their subsets."""
     found: dict[GroupRef, dict[str, Subset]] = {ref: {} for ref in refs}
     for group, topic, name, info in session.rows(
         "SELECT h.consumer_group, h.topic, h.subscriber_name, h.info "
@@ -151,7 +158,7 @@ def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
 
 
 def forget_old(using: str, *, limit: int = 500) -> int:
-    """Deletes heartbeats that are a day old, by primary key; returns how many."""
+    """Delete heartbeats that are a day old, by primary key; return how many."""
 
     def delete(session: Session) -> int:
         rows = session.rows(

@@ -1,4 +1,4 @@
-"""``STRICT_TOPICS``: the topics that this project names, in ``TOPICS`` or by a handler."""
+"""``STRICT_TOPICS``: the topics that this project names in ``TOPICS`` or by a handler."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from django_mysqlqueue.exceptions import UnknownTopic
 from django_mysqlqueue.humanize import close_names, did_you_mean, listed
 
 SHOWN = 10
-"""An error lists no more topics than that."""
+"""Maximum number of topics that an error lists."""
 
 discover: Callable[[], None] | None = None
-"""Imports the modules that declare handlers; the app puts it here."""
+"""A function that imports the modules that declare handlers, set by the app."""
 
 _handled: set[str] = set()
 
 
 def declare(topic: str) -> None:
-    """Notes that this project has a handler of a topic."""
+    """Note that this project has a handler for a topic."""
     _handled.add(topic)
 
 
 def require(topic: str) -> None:
-    """Checks a topic that is about to be published to.
+    """Check a topic before a message is published to it.
 
-    Only for a topic that is not known yet the handlers are looked for. That is done again for each such topic:
-    it finds the modules imported, and what another thread is importing at that moment it waits for.
+    Handlers are discovered only if the topic is not known yet, and again for each such topic: that is cheap if the
+    modules are imported, and waits if another thread is importing them.
 
     Raises:
         UnknownTopic: neither ``TOPICS`` nor a handler of this project names it.

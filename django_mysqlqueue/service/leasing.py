@@ -1,10 +1,9 @@
-"""Partition leases of ordered groups: who may work on a partition.
+"""Partition leases of ordered groups, which determine the owner of each partition.
 
-The lease row is the record of responsibility. It exists while its partition may
-have work, is given away only under its own lock, and is deleted only when the
-partition is seen drained under that lock. So a subscriber that has read a live
-owner in it may forget the partition: the owner either drains it or leaves the
-row behind, unowned or with a stale owner.
+The lease row is the record of responsibility. It exists while its partition may have work, changes its owner only
+under its own lock, and is deleted only if the partition is found drained under that lock. So a subscriber that has
+read a live owner in it may forget the partition: the owner either drains it, or leaves the row behind without an owner
+or with a lost one.
 """
 
 from __future__ import annotations
@@ -25,40 +24,39 @@ STATE = DeliveryState._meta.db_table
 LOG = QueueMessage._meta.db_table
 
 CLOCK_STEP_MS = 5000
-"""A row last written so far ahead of now was written by a clock that has been mended
-since: the time until which it waits counts as passed. Less is ordinary slewing."""
+"""Milliseconds. A row that was written further in the future was written by a clock that was corrected since: the time
+until which it waits counts as over. Smaller differences are ordinary slewing."""
 
 BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease row with what its owner's heartbeat says."""
+    """A lease row, with the state of its owner."""
 
     key: str
     owner: str
-    """The owner's name; empty if nobody has taken it."""
+    """The owner's name; empty if it has no owner."""
     good: bool
-    """The owner's heartbeat is fresh."""
+    """Whether the owner's heartbeat is recent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A claimed delivery that a new owner finds not settled."""
+    """A claimed delivery that a new owner finds unsettled."""
 
     key: str
     offset: int
     token: int
     due: int
-    """When it may be handed out again, epoch milliseconds; 0: its holder was lost, now."""
+    """When it may be redelivered, in epoch milliseconds; 0 if its subscriber was lost: at once."""
 
 
 def fair_shares(partitions: int, subscribers: Collection[str], ref: GroupRef) -> dict[str, int]:
-    """How many partitions each live subscriber may hold; the caps sum to ``partitions``.
+    """Return how many partitions each live subscriber may own. The numbers sum up to ``partitions``.
 
-    floor(P/n) each and one more for the first P mod n, in an order rotated by a
-    hash of the group and topic, so that the extra ones of many groups do not
-    all fall to the same subscriber.
+    Each may own floor(P/n), and the first P mod n one more, in an order rotated by a hash of the group and topic, so
+    that the extra ones of many groups do not all go to the same subscriber.
     """
     names = sorted(subscribers)
     if not names:
@@ -69,7 +67,7 @@ def fair_shares(partitions: int, subscribers: Collection[str], ref: GroupRef) ->
 
 
 def read(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[GroupRef, list[Lease]]:
-    """All lease rows of some groups, one query, in order of key."""
+    """Return all lease rows of groups, in order of key, by one query."""
     found: dict[GroupRef, list[Lease]] = {ref: [] for ref in refs}
     for group, topic, key, owner, good in session.rows(
         f"SELECT s.consumer_group, s.topic, s.partition_key, s.leased_by, h.subscriber_name IS NOT NULL "
@@ -87,15 +85,18 @@ def read(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
 
 
 def lock(session: Session, ref: GroupRef, keys: Sequence[str], *, skip_locked: bool = False) -> dict[str, str]:
-    """Locks lease rows in order of key; returns the owner of each that there is."""
+    """Lock lease rows in order of key, and return the owner of each that exists."""
     return owners(session, ref, keys, session.dialect.skip_locked if skip_locked else session.dialect.for_update)
 
 
 def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = "") -> dict[str, str]:
-    """Partition key → who holds its lease, ``''``: nobody; a partition without a lease row is not in it.
+    """Return a dict from partition key to the owner of its lease, ``''`` if it has none. Missing rows are left out.
 
     Args:
-        locking: the clause that locks the rows; without one nothing is locked.
+        session: the session.
+        ref: the group.
+        keys: the partitions.
+        locking: the clause that locks the rows (default: do not lock).
     """
     found: dict[str, str] = {}
     for chunk in session.chunks(sorted(keys)):
@@ -111,26 +112,34 @@ def owners(session: Session, ref: GroupRef, keys: Sequence[str], locking: str = 
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What an attempt to take leases came to; keys in neither set were locked by somebody."""
+    """The result of an attempt to acquire leases. Partitions in neither set were locked by other transactions."""
 
     held: set[str]
-    """Leases that the subscriber now holds."""
+    """Partitions that the subscriber now owns."""
     elsewhere: set[str]
-    """Leases of a live owner, or (without ``steal``) of a stale one."""
+    """Partitions of a live owner, or (without ``steal``) of a lost one."""
     paused: bool = False
-    """Nothing was tried: the group is paused."""
+    """Whether nothing was acquired because the group is paused."""
     dropped: bool = False
-    """Nothing was tried: the group is not registered any more."""
+    """Whether nothing was acquired because the group is no longer registered."""
     other_mode: str = ""
-    """Nothing was tried: the group's mode is this one, in which there are no leases."""
+    """The group's mode, if nothing was acquired because it is not ordered."""
 
 
 def acquire(
     using: str, ref: GroupRef, subscriber: str, keys: Collection[str], *, lease_ms: int, steal: bool = True
 ) -> Acquired:
-    """Takes the leases that are free or, with ``steal``, stale.
+    """Acquire leases that have no owner or, with ``steal``, a lost one.
 
-    A row that is locked (its owner is at work) is passed over, never waited for.
+    Locked rows are skipped, not waited for: their owner is using them.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        subscriber: the full name of the new owner.
+        keys: the partitions.
+        lease_ms: LEASE_DURATION in milliseconds.
+        steal: whether to take leases over from lost subscribers.
     """
     wanted = sorted(keys)
 
@@ -141,7 +150,7 @@ def acquire(
         if fence.mode != ConsumerGroup.Mode.ORDERED:
             return Acquired(set(), set(), other_mode=fence.mode)
         _create_missing(session, ref, wanted)
-        # The lock first, then the owner's heartbeat: what is read after the lock cannot be out of date.
+        # First the lock, then the owner's heartbeat: a heartbeat that is read under the lock is not out of date.
         owners = lock(session, ref, wanted, skip_locked=True)
         alive = set(heartbeats.live(session, [ref], lease_ms)[ref])
         kept = {owner for owner in owners.values() if owner and (owner in alive or not steal)} - {subscriber}
@@ -153,7 +162,7 @@ def acquire(
 
 
 def _create_missing(session: Session, ref: GroupRef, keys: Sequence[str]) -> None:
-    """Inserts the rows that are not there, unowned. Existing ones are not touched: they may be locked."""
+    """Insert missing rows without an owner. Existing rows are not touched, because they may be locked."""
     for chunk in session.chunks(keys):
         there = owners(session, ref, chunk)
         missing = [key for key in chunk if key not in there]
@@ -177,7 +186,7 @@ def _assign(session: Session, ref: GroupRef, keys: Sequence[str], subscriber: st
 
 
 def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettled]:
-    """Every claimed delivery of some partitions that is not settled, in offset order."""
+    """Return the claimed and unsettled deliveries of partitions, in offset order."""
     found: list[Unsettled] = []
     for chunk in session.chunks(sorted(keys)):
         found += [
@@ -195,7 +204,7 @@ def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettl
 
 
 def verify_owned(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
-    """Which of these leases the subscriber still holds, read under lock (after doubt)."""
+    """Return which partitions the subscriber still owns, read under lock, after its leases were in doubt."""
 
     def check(session: Session) -> set[str]:
         return {key for key, owner in lock(session, ref, sorted(keys)).items() if owner == subscriber}
@@ -204,7 +213,7 @@ def verify_owned(using: str, ref: GroupRef, subscriber: str, keys: Collection[st
 
 
 def release(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> None:
-    """Gives back leases whose partitions still have work: the rows stay, unowned."""
+    """Release the leases of partitions that still have work. The rows remain, without an owner."""
     if keys:
         run(using, lambda session: unassign(session, ref, subscriber, keys))
 
@@ -212,7 +221,7 @@ def release(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -
 def unassign(
     session: Session, ref: GroupRef, subscriber: str, keys: Collection[str], *, skip_locked: bool = False
 ) -> int:
-    """The same, in the caller's transaction; returns how many of the leases were the subscriber's."""
+    """Release leases in the caller's transaction; return how many of them the subscriber owned."""
     owners = lock(session, ref, sorted(keys), skip_locked=skip_locked)
     owned = sorted(key for key, owner in owners.items() if owner == subscriber)
     _assign(session, ref, owned, "")
@@ -220,13 +229,20 @@ def unassign(
 
 
 def revoke(using: str, ref: GroupRef, keys: Collection[str], *, actor: str, reason: str = "") -> int:
-    """Takes leases away from whoever holds them: any subscriber may have them next.
+    """Take leases away from their owners, so that any subscriber may acquire them.
 
-    The holder notices with its next claim or tick and starts nothing more of
-    them; what it is handling ends stale if another has taken it meanwhile.
+    The owner notices it with its next claim or tick, and starts no more messages of the partitions. Its running
+    deliveries are stale if another subscriber has claimed them in the meantime.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        keys: the partitions.
+        actor: the user, for the audit log.
+        reason: the reason, for the audit log.
 
     Returns:
-        How many leases there were.
+        The number of leases that had an owner.
     """
 
     def free(session: Session) -> int:
@@ -241,7 +257,7 @@ def revoke(using: str, ref: GroupRef, keys: Collection[str], *, actor: str, reas
 
 
 def drop_drained(using: str, ref: GroupRef, subscriber: str, keys: Collection[str]) -> set[str]:
-    """Deletes the subscriber's leases whose partitions have nothing left; returns which."""
+    """Delete the subscriber's leases of drained partitions; return which."""
 
     def delete(session: Session) -> set[str]:
         owned = sorted(key for key, owner in lock(session, ref, sorted(keys)).items() if owner == subscriber)
@@ -254,12 +270,12 @@ def drop_drained(using: str, ref: GroupRef, subscriber: str, keys: Collection[st
 
 
 def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
-    """The partitions that have rows above the cursor, or a watermark that has not come up to it."""
+    """Return the partitions that have messages above the position, a watermark below it, or state rows."""
     busy: set[str] = set()
     start = f"(SELECT start_offset FROM {groups.GROUPS} WHERE consumer_group = %s AND topic = %s)"
-    # Terms of constants, since both servers read only the end of an index for MAX there: asked for any row above the
-    # cursor of a joined row, they walk the settled messages that the partition still has in the log. The rest is
-    # joined: as subqueries of each term it cost six times as much.
+    # With constants in each term, both servers read only the end of the index for MAX. With the position of a joined
+    # row, they would walk the settled messages that the partition still has in the log. The rest is joined: as
+    # subqueries of each term it cost six times as much.
     one = f"SELECT %s AS k, MAX(`offset`) AS top FROM {LOG} WHERE topic = %s AND partition_key = %s"
     ordered = sorted(keys)
     for place in range(0, len(ordered), UNION_TERMS):
@@ -279,16 +295,23 @@ def with_work(session: Session, ref: GroupRef, keys: Iterable[str]) -> set[str]:
 
 
 def find_work(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> tuple[list[str], str | None]:
-    """Partitions that may have work, read partition by partition along an index.
+    """Find partitions that may have work, partition by partition along an index.
 
-    Serves the start and the slow safety net, not the poll: its cost grows with
-    the number of partitions in the log and of the group.
+    The cost grows with the number of partitions in the log and of the group. So this runs at the start and in the
+    maintenance, not in a poll.
+
+    Args:
+        session: the session.
+        ref: the group.
+        after: the partition after which to continue; None: from the start.
+        limit: number of partitions to look at.
 
     Returns:
-        The keys with work among the next ``limit`` partitions, and where to go on (None: at the end).
+        The partitions with work among the next ``limit`` ones, and the partition after which to continue (None at the
+        end).
     """
     in_log = partitions.in_log(session, ref.topic, after=after, limit=limit)
-    # A delivery may outlive its message: one that was discarded while it was in flight.
+    # A partition may have state rows without messages in the log: of messages that were discarded while in flight.
     in_state = partitions.in_state(session, ref, after=after, limit=limit)
     keys = sorted({*in_log, *in_state}, key=str.encode)[:limit]
     return sorted(with_work(session, ref, keys)), (keys[-1] if len(keys) == limit else None)

@@ -1,4 +1,4 @@
-"""The log's topics, where it and their partitions end, and what stands between two offsets; all along an index."""
+"""Reads of the log along an index: its topics, the ends of the log and of partitions, and counts between offsets."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
 LOG = QueueMessage._meta.db_table
 PUBLISHED_ID = "CASE WHEN m.original_id = '' THEN m.id ELSE m.original_id END"
-"""SQL, with the log as ``m``: the id that ``publish`` returned. Dead letters and what is redriven have others."""
+"""SQL, with the log as ``m``, for the id that ``publish`` returned. Dead letters and redriven messages have others."""
 NEWEST = 2000
-"""So many of the newest messages are looked through for partitions beyond those that are looked at."""
+"""Number of the newest messages that are searched for partitions beyond those that are read."""
 WAITING = 2500
-"""So many of the oldest rows of the outbox are looked through for topics."""
+"""Number of the oldest rows of the outbox that are searched for topics."""
 
 
 def end_of_log(session: Session) -> int:
-    """The highest offset that is or was in the log, 0 if there was none: all up to it is final."""
+    """Return the highest offset that is or was in the log, or 0 if there was none. The log is final up to it."""
     return log_queries.end_of_log(session)
 
 
 def first_since(session: Session, moment: int) -> int:
-    """The lowest offset from which on all messages entered the log at a moment (epoch milliseconds) or later.
+    """Return the lowest offset from which all messages entered the log at a time (epoch milliseconds) or later.
 
-    It is one above the end of the log if all messages are older, or GC has deleted all of them.
+    It is one above the end of the log if all messages are older, or if GC has deleted all of them.
     """
     return log_queries.first_since(session, moment)
 
 
 def all_topics(session: Session) -> list[str]:
-    """Every topic that has a message in the log, one look along the index for each."""
+    """Return all topics that have messages in the log, by one query along the index for each."""
     hint = session.dialect.force_index("queue_messages_partition")
     found: list[str] = []
     while True:
@@ -45,9 +45,9 @@ def all_topics(session: Session) -> list[str]:
 
 
 def used(session: Session) -> list[str]:
-    """Every topic that has messages in the log or the outbox, or had some that GC has deleted, in order.
+    """Return all topics that have messages in the log or the outbox, or had some that GC has deleted, in order.
 
-    Of an outbox with more than ``WAITING`` rows, the topics of the oldest.
+    If the outbox has more than ``WAITING`` rows, only the oldest are searched.
     """
     hint = session.dialect.force_index("PRIMARY")
     waiting = session.rows(
@@ -58,7 +58,7 @@ def used(session: Session) -> list[str]:
 
 
 def known(session: Session) -> list[str]:
-    """Every topic that operators may name, in order: those in use, those of groups, those that ``TOPICS`` has."""
+    """Return all topics that operators may name, in order: those in use, those of groups, and those in ``TOPICS``."""
     of_groups = ConsumerGroup.objects.using(session.using).values_list("topic", flat=True)
     return sorted({*used(session), *of_groups, *get_settings().topics})
 
@@ -66,8 +66,11 @@ def known(session: Session) -> list[str]:
 class Ends:
     """The last offset of each partition of a topic, read once for all its groups.
 
-    It is one look along an index for each partition, up to ``most`` of them, and
-    those that the newest messages are in.
+    Up to ``most`` partitions are read, one index lookup each, and in addition those of the newest messages.
+
+    Args:
+        session: the session.
+        most: maximum number of partitions to read.
     """
 
     def __init__(self, session: Session, most: int) -> None:
@@ -76,14 +79,14 @@ class Ends:
         self._found: dict[str, tuple[dict[str, int], bool]] = {}
 
     def of(self, topic: str) -> tuple[dict[str, int], bool]:
-        """Last offsets by partition key, and whether that is all of them."""
+        """Return the last offsets by partition key, and whether these are all partitions."""
         if topic not in self._found:
             self._found[topic] = self._read(topic)
         return self._found[topic]
 
     def _read(self, topic: str) -> tuple[dict[str, int], bool]:
-        # Both servers jump from key to key, and stop at the LIMIT, only if the whole prefix of the index is grouped
-        # by and none of it is a constant: then one of them would read all of them into a temporary table.
+        # Both servers jump from key to key, and stop at the LIMIT, only if the query groups by the whole prefix of the
+        # index and none of its columns is a constant. Otherwise one of them reads everything into a temporary table.
         rows = self._session.rows(
             f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
             f"{self._session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s "
@@ -106,9 +109,13 @@ class Ends:
 
 
 def count_between(session: Session, topic: str, ranges: Mapping[str, tuple[int, int]], most: int) -> dict[str, int]:
-    """Counts messages in the log: partition key → (above, up to) → how many, at most ``most`` for each.
+    """Count messages of the log between two offsets, by partition. Only the counted entries of the index are read.
 
-    It reads what it counts of the index, and nothing else.
+    Args:
+        session: the session.
+        topic: the topic.
+        ranges: by partition key, the offset above which and the offset up to which to count.
+        most: maximum count for each partition.
     """
     one = (
         f"SELECT %s AS k, COUNT(*) AS n FROM (SELECT 1 FROM {LOG}"

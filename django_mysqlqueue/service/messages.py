@@ -1,4 +1,4 @@
-"""What a message is on its way in and out: validation, encoding, decoding."""
+"""Validation, encoding and decoding of messages."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ BINARY_TYPE = "application/octet-stream"
 CONTENT_TYPE = "content_type"
 GIVEN_TYPES = ((CONTENT_TYPE, JSON_TYPE), (CONTENT_TYPE, BINARY_TYPE))
 PLAIN_JSON, PLAIN_BINARY = (f'{{"{CONTENT_TYPE}":"{kind}"}}' for kind in (JSON_TYPE, BINARY_TYPE))
-"""The metadata of a message without any of its own, as they are stored."""
+"""The stored metadata of a message that was published without metadata: JSON, and bytes."""
 ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to publish, for ``publish_many``; the fields are those of ``publish``."""
+    """A message for ``publish_many``. The fields are the arguments of ``publish``."""
 
     payload: Any
     key: str | None = None
     id: str | None = None
-    """The message is dropped if one with this id, under the same topic and key, is in the log, handled or not."""
+    """The message is dropped if the log has one with this id in the topic and partition, even if that was handled."""
     metadata: Mapping[str, Any] | None = None
     delay: float | datetime.timedelta | None = None
     deliver_at: datetime.datetime | None = None
@@ -57,16 +57,16 @@ class OutboxRow(NamedTuple):
     payload: bytes
     metadata: str
     delay_ms: int | None
-    """Milliseconds from the database's now; None: ``deliver_at`` counts."""
+    """Milliseconds from the database's current time; None: ``deliver_at`` applies."""
     deliver_at: int
     """Epoch milliseconds; 0: at once."""
 
 
 def encode(topic: str, message: Message) -> OutboxRow:
-    """Checks a message for a checked topic and gives it its partition.
+    """Check and encode a message for a valid topic, and choose its partition.
 
     Raises:
-        InvalidMessage: naming the value and the rule that it breaks.
+        InvalidMessage: the message breaks a rule. The error names the value and the rule.
     """
     message_id = naming.new_message_id() if message.id is None else naming.check_text("id", message.id)
     if not message_id:
@@ -79,12 +79,12 @@ def encode(topic: str, message: Message) -> OutboxRow:
 
 
 def encode_body(payload: Any, metadata: Mapping[str, Any]) -> tuple[bytes, str]:
-    """A payload and its metadata, the queue's own included, as they are stored.
+    """Return a payload and its metadata as they are stored. The metadata may include the queue's own.
 
-    A content type that ``publish`` gave follows the payload; another one stays.
+    A content type that ``publish`` has set is set again for the payload; another one is kept.
 
     Raises:
-        InvalidMessage: naming the value and the rule that it breaks.
+        InvalidMessage: the message breaks a rule. The error names the value and the rule.
     """
     kept = {name: value for name, value in metadata.items() if (name, value) not in GIVEN_TYPES}
     body = _payload(payload, kept)
@@ -120,9 +120,9 @@ def _json(value: Any, what: str) -> bytes:
 
 
 def _culprit(value: Any, depth: int = 1) -> tuple[str, Any]:
-    """The part of a value that JSON has no form for, and its place as a subscript: ``['lines'][2]``."""
+    """Return the place of the part that cannot be written as JSON, as a subscript (``['lines'][2]``), and the part."""
     if depth > MAX_METADATA_DEPTH:
-        return "", value  # it may contain itself
+        return "", value  # It may contain itself.
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         items = value.items()
@@ -144,14 +144,14 @@ def _metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         raise InvalidMessage(f"metadata {metadata!r}: must be a mapping with str keys")
     for name in metadata:
         if name.startswith(RESERVED_PREFIX):
-            raise InvalidMessage(f"metadata {name!r}: names beginning with {RESERVED_PREFIX!r} are the queue's own")
+            raise InvalidMessage(f"metadata {name!r}: names that start with {RESERVED_PREFIX!r} are reserved")
     if CONTENT_TYPE in metadata and not isinstance(metadata[CONTENT_TYPE], str):
         raise InvalidMessage(f"metadata {CONTENT_TYPE}={metadata[CONTENT_TYPE]!r}: must be a str")
     return dict(metadata)
 
 
 def _stored(metadata: dict[str, Any]) -> str:
-    if len(metadata) == 1:  # the content type alone: nearly every message has no more
+    if len(metadata) == 1:  # Only the content type, as for most messages.
         kind = metadata[CONTENT_TYPE]
         if kind == JSON_TYPE:
             return PLAIN_JSON
@@ -177,13 +177,13 @@ def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str,
 
 
 def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
-    """``delay`` in milliseconds, or None and ``deliver_at`` in epoch milliseconds (0 if neither was given).
+    """Return ``delay`` in milliseconds, or None and ``deliver_at`` in epoch milliseconds (0 if both are None).
 
     Raises:
-        InvalidMessage: naming the value and the rule that it breaks.
+        InvalidMessage: a value breaks a rule. The error names the value and the rule.
     """
     if delay is not None and deliver_at is not None:
-        raise InvalidMessage("delay and deliver_at were both given: one of them says when")
+        raise InvalidMessage("delay and deliver_at were both given: pass one of them")
     if delay is not None:
         return duration_ms("delay", delay, longest=100 * 366 * 86400.0), 0
     if deliver_at is None:
@@ -193,18 +193,23 @@ def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.date
         raise InvalidMessage(f"deliver_at {moment!r}: must be a datetime")
     if timezone.is_naive(moment):
         if django_settings.USE_TZ:
-            raise InvalidMessage(f"deliver_at {moment!r}: must be aware, since USE_TZ is True")
+            raise InvalidMessage(f"deliver_at {moment!r}: must be aware because USE_TZ is True")
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
     milliseconds = (moment - EPOCH) // datetime.timedelta(milliseconds=1)
-    # 0 stands for "at once"; a moment at or before the epoch is long due.
+    # 0 means "at once"; a time at or before the epoch is long due.
     return None, min(max(milliseconds, 1), LATEST_DELIVERY)
 
 
 def duration_ms(what: str, value: object, *, longest: float) -> int:
-    """Milliseconds of a duration in seconds or a timedelta, from 0 to ``longest`` seconds.
+    """Return a duration in milliseconds.
+
+    Args:
+        what: the name of the argument, for the error.
+        value: the duration in seconds or as a timedelta.
+        longest: the maximum in seconds.
 
     Raises:
-        InvalidMessage: naming the value and the rule.
+        InvalidMessage: the value breaks a rule. The error names the value and the rule.
     """
     seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= longest:
@@ -214,12 +219,12 @@ def duration_ms(what: str, value: object, *, longest: float) -> int:
 
 
 def decode(body: bytes, metadata: Mapping[str, Any]) -> Any:
-    """A body in its published form: JSON where the content type says so, else bytes.
+    """Return a body as it was published: a JSON value if the content type is JSON, else bytes.
 
-    A row that plain SQL enqueued has no content type: it is JSON if it parses.
+    A message that was published by plain SQL has no content type: it is JSON if it can be parsed.
 
     Raises:
-        InvalidMessage: the content type says JSON and the body is none.
+        InvalidMessage: the content type is JSON, but the body is not valid JSON.
     """
     content_type = metadata.get(CONTENT_TYPE)
     if content_type is None:
@@ -232,11 +237,13 @@ def decode(body: bytes, metadata: Mapping[str, Any]) -> Any:
     try:
         return _from_json(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"payload {body[:80]!r}: its content type is {JSON_TYPE}, but: {error}") from error
+        raise InvalidMessage(
+            f"payload {body[:80]!r}: its content type is {JSON_TYPE}, but it is not valid JSON: {error}"
+        ) from error
 
 
 def _from_json(body: bytes) -> Any:
-    """Strictly: UTF-8, and no NaN or Infinity, which are not JSON."""
+    """Parse JSON strictly: it must be UTF-8, and NaN and Infinity are not JSON."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
@@ -245,34 +252,34 @@ def _from_json(body: bytes) -> Any:
 
 
 ERROR_LENGTH = 16_000
-"""Characters of an error that are kept: its end, where a traceback names the exception."""
+"""Number of characters of an error that are kept: the end, where a traceback names the exception."""
 
 
 def cut_error(error: str) -> str:
-    """An error text that fits its column and that UTF-8 can encode."""
+    """Return an error text that fits its column and that UTF-8 can encode."""
     text = error.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= ERROR_LENGTH else "…" + text[1 - ERROR_LENGTH :]
 
 
 def last_line(error: str) -> str:
-    """What a traceback says in the end."""
+    """Return the last line of a traceback."""
     lines = error.strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what the queue itself keeps there."""
+    """Return metadata without the names that the queue reserves."""
     return {name: value for name, value in metadata.items() if not name.startswith(RESERVED_PREFIX)}
 
 
 def publisher_key(partition_key: str, metadata: Mapping[str, Any]) -> str | None:
-    """The publisher's key, also where it was hashed to a partition; None if there was none."""
+    """Return the publisher's key, even if it was hashed to a partition; None if there was none."""
     if partition_key.startswith(naming.PARTITION_PREFIX):
         return metadata.get(PUBLISHER_KEY)
     return partition_key
 
 
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata as the driver gives it; what plain SQL stored as no object counts as empty."""
+    """Return metadata from the driver's value. A value that is not an object, stored by plain SQL, counts as empty."""
     value = json.loads(text) if isinstance(text, (str, bytes)) else text
     return dict(value) if isinstance(value, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Which partitions there are: read along an index, from key to key."""
+"""Lists of partitions, read along an index from key to key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ STATE = DeliveryState._meta.db_table
 
 
 def in_log(session: Session, topic: str, *, after: str | None, limit: int, since: str = "") -> list[str]:
-    """The next partitions of a topic that have messages in the log, in order of key.
+    """Return the next partitions of a topic that have messages in the log, in order of key.
 
     Args:
-        since: the first key that is wanted, where there is no ``after``.
+        session: the session.
+        topic: the topic.
+        after: the partition after which to continue; None: from the start.
+        limit: maximum number of partitions.
+        since: the first partition, if ``after`` is None.
     """
     return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
 
 
 def in_state(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> list[str]:
-    """The next partitions, in order of key, that have state rows of the group."""
+    """Return the next partitions that have state rows of a group, in order of key."""
     return _keys(session, STATE, "PRIMARY", "consumer_group = %s AND topic = %s", ref, after, limit)
 
 
@@ -37,11 +41,10 @@ def _keys(
     limit: int,
     since: str = "",
 ) -> list[str]:
-    """Distinct keys in index order; its cost grows with the partitions read, not with their rows.
+    """Return distinct keys in index order, at a cost that grows with the partitions read, not with their rows.
 
-    Not ``SELECT DISTINCT``: both servers answered that from every row of the
-    topic (0.1 s for 200,000, and 5 s in which nothing else is done for 10
-    million), or from every partition of it, whatever the LIMIT.
+    This is not a ``SELECT DISTINCT``: regardless of the LIMIT, both servers answered that from all rows of the topic
+    (0.1 s for 200,000 rows, 5 s for 10 million), or from all of its partitions.
     """
     found: list[str] = []
     page = limit
@@ -59,7 +62,7 @@ def _keys(
         if len(rows) < page:
             break
         after = keys[-1]
-        # A page is skipped past its last key: small ones jump over large partitions, large ones read many small.
+        # The next page starts after the last key: small pages skip large partitions, large pages read many small ones.
         if len(keys) * 2 >= page:
             page = min(limit, page * 2)
         elif len(keys) * 8 < page:

@@ -1,4 +1,4 @@
-"""What messages say: read from the log after a claim has committed."""
+"""The contents of messages, read from the log after a claim has committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG = QueueMessage._meta.db_table
 
 
 class Body(NamedTuple):
-    """A message's content, read from the log after the claim has committed."""
+    """The content of a message."""
 
     message_id: str
     payload: bytes
@@ -27,10 +27,10 @@ class Body(NamedTuple):
 
 
 def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
-    """Reads messages from the log, outside any transaction.
+    """Return messages of the log by offset, read outside of any transaction.
 
-    A process that is frozen while rows stream to it must hold no locks (they
-    were kept for 60 s). That an offset is missing proves nothing: see ``deleted``.
+    A process that freezes while it receives rows must not hold locks (they were kept for 60 s). A missing offset does
+    not prove that the message is deleted: see ``deleted``.
     """
     session = Session(using)
     found: dict[int, Body] = {}
@@ -47,10 +47,10 @@ def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
 
 
 def deleted(using: str, offsets: Iterable[int]) -> set[int]:
-    """Which offsets the database says are not in the log: GC or an operator has deleted those messages.
+    """Return the offsets that, as the database confirms, are not in the log: GC or an operator has deleted them.
 
-    A message that is missing from an answer may be there all the same: ``sql_select_limit``, or something between the
-    server and this process, may have cut the answer. So there is an answer for each offset here, by primary key.
+    A message that is missing from an answer may still exist: ``sql_select_limit``, or something between the server and
+    this process, may have cut off the answer. So this query returns a row for each offset.
     """
     session = Session(using)
     found: set[int] = set()
@@ -68,5 +68,5 @@ def deleted(using: str, offsets: Iterable[int]) -> set[int]:
 
 
 def content(payload: object) -> bytes:
-    """SQLite keeps what plain SQL gave it: a payload may be text there, or a number, which is not so many NULs."""
+    """Return a payload as bytes. SQLite stores values of any type: plain SQL may have inserted a text or a number."""
     return bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else str(payload).encode()

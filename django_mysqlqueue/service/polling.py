@@ -1,4 +1,4 @@
-"""What happened since the last look: few queries for all topics, groups and partitions."""
+"""The queries of a poll: few for all topics, groups and partitions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LEASES = PartitionLease._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What waits, by the database's clock."""
+    """The result of a poll, by the database's clock."""
 
     now: int
     due: bool
-    """Something in the outbox is."""
+    """Whether the outbox has due messages."""
     next_deliver_at: int | None
-    """When the next scheduled row comes due, epoch milliseconds, above ``now``; None: none will."""
+    """When the next scheduled message comes due, in epoch milliseconds, above ``now``; None if there is none."""
     free_leases: bool
-    """Partitions with work that nobody has taken."""
+    """Whether there are partitions with work but no owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Partitions that got messages, and how far the log has been read."""
+    """The partitions with new messages, and the offset up to which the log was read."""
 
     partitions: set[tuple[str, str]]
     """(topic, partition key)."""
@@ -40,10 +40,14 @@ class News:
 
 
 def poll(session: Session, ordered: Sequence[GroupRef] = ()) -> PollResult:
-    """One query: is anything due, when will the next scheduled message be, and is a lease of these groups free?
+    """Return whether messages are due, when the next scheduled one will be, and whether leases are free, by one query.
 
-    A scheduled row that is due and stays (its cancel has not committed) is not the next one: subscribers would
-    poll for it without a pause.
+    A scheduled message that is due but locked (its cancel has not committed) does not count as the next one:
+    subscribers would poll for it without a pause.
+
+    Args:
+        session: the session.
+        ordered: the groups whose leases are checked.
     """
     now_ms = session.dialect.now_ms
     free = "0"
@@ -59,16 +63,16 @@ def poll(session: Session, ordered: Sequence[GroupRef] = ()) -> PollResult:
         f"WHERE deliver_at > {now_ms} ORDER BY deliver_at LIMIT 1), {free}",
         flat(ordered),
     )
-    assert row is not None  # noqa: S101  # a SELECT without FROM has one row
+    assert row is not None  # noqa: S101  # A SELECT without FROM has one row.
     now, earliest, scheduled, free_leases = row
     return PollResult(int(now), earliest is not None and earliest <= now, scheduled, bool(free_leases))
 
 
 def read_news(session: Session, tail: int, *, limit: int) -> News:
-    """Partitions with messages above ``tail``.
+    """Return the partitions with messages above ``tail``.
 
-    Read by primary key with a limit: with a WHERE on the topic both optimizers
-    switched to a whole secondary index.
+    The query reads the primary key with a limit: with a WHERE on the topic, both optimizers read a whole secondary
+    index.
     """
     rows = session.rows(
         "SELECT n.topic, n.partition_key, MAX(n.`offset`), COUNT(*) FROM "
@@ -84,7 +88,7 @@ def read_news(session: Session, tail: int, *, limit: int) -> News:
 
 
 def next_due(session: Session, refs: list[GroupRef], subset: Subset = EVERYTHING) -> dict[GroupRef, int]:
-    """When each shared group's next redelivery is due (epoch milliseconds), one query for all."""
+    """Return when each shared group's next redelivery is due, in epoch milliseconds, by one query."""
     inside, parameters = subset.condition(session.dialect, "partition_key")
     one = (
         "SELECT * FROM (SELECT %s AS g, %s AS t, invisible_until FROM "

@@ -1,4 +1,4 @@
-"""Where a tracer of publishing is plugged in (``django_mysqlqueue.otel``); without one nothing happens here."""
+"""The hook for tracing publishing (``django_mysqlqueue.otel``). Without a tracer, this module does nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from django_mysqlqueue.service.messages import Message, OutboxRow, encode
 
 
 class Sending(Protocol):
-    """A publish that is traced, or is not."""
+    """A publish, traced or not."""
 
     def stamped(self, message: Message) -> Message:
-        """The message with the context of the trace in its metadata; the same object where there is nothing to add."""
+        """Return the message with the trace's context in its metadata, or the same object if there is none to add."""
 
     def sent(self, count: int, message_id: str = "") -> None:
-        """So many messages were stored, or the one of this id."""
+        """Note the number of messages that were stored, and the id if it is one."""
 
 
 class _Untraced:
@@ -34,31 +34,31 @@ class _Untraced:
         return message
 
     def sent(self, count: int, message_id: str = "") -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
 
 _UNTRACED = _Untraced()
 trace: Callable[[str, str, Message | None], AbstractContextManager[Sending]] | None = None
-"""Opens a span around a publish: of topic, database alias, and message (None: many); ``django_mysqlqueue.otel`` puts
-it here."""
+"""A function that opens a span around a publish, from topic, database alias and message (None: many). Set by
+``django_mysqlqueue.otel``."""
 
 
 def sending(topic: str, using: str, message: Message | None) -> AbstractContextManager[Sending]:
-    """Around a publish of one message, or with None of many."""
+    """Return the context manager around a publish of one message, or of many if ``message`` is None."""
     return _UNTRACED if trace is None else trace(topic, using, message)
 
 
 def encode_stamped(topic: str, message: Message, span: Sending) -> OutboxRow:
-    """``encode``, with the context of the trace in the metadata if it fits there.
+    """Encode a message, with the trace's context in its metadata if it fits.
 
     Raises:
-        InvalidMessage: the message as it was given breaks a rule.
+        InvalidMessage: the message, as it was given, breaks a rule.
     """
     stamped = span.stamped(message)
     if stamped is not message:
         try:
             return encode(topic, stamped)
         except InvalidMessage:
-            # Metadata that was just within its limit, or the message itself: then it is said of that.
+            # The metadata are too long with the context, or the message itself is invalid: then the error is about it.
             pass
     return encode(topic, message)

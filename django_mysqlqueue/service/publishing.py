@@ -1,7 +1,7 @@
-"""Publishing: rows of the outbox, in the caller's transaction.
+"""Publishing: inserting into the outbox, in the caller's transaction.
 
-Nothing is locked and nothing shared is updated here: at REPEATABLE READ with
-MariaDB's snapshot isolation that could roll back the user's transaction.
+Publishing locks nothing and updates no shared row: at REPEATABLE READ with MariaDB's snapshot isolation, that could
+roll back the caller's transaction.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from django_mysqlqueue.sql.session import Session, flat
 OUTBOX = OutboxMessage._meta.db_table
 CHUNK_ROWS = 500
 CHUNK_BYTES = 1_048_576
-"""Bounds of one multi-row INSERT, and so of what publish_many keeps in memory."""
+"""Limits of one multi-row INSERT, and so of the memory that ``publish_many`` needs."""
 
 OnMismatch = Literal["error", "commit_now", "on_commit"]
 
 
 def queue_alias(using: str | None = None) -> str:
-    """The database alias of the queue: the one given, the setting's, else the router's."""
+    """Return the alias of the queue's database: ``using``, else ``MYSQLQUEUE["DATABASE"]``, else the router's choice.
+
+    Raises:
+        InvalidMessage: ``DATABASES`` does not contain ``using``.
+    """
     if using is not None and using not in connections:
         raise InvalidMessage(f"using {using!r}: there is no such database in DATABASES")
     return using or get_settings().database or router.db_for_write(OutboxMessage)
@@ -51,38 +55,36 @@ def publish(
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
-    """Publishes one message, in the open transaction of the queue's database if there is one.
+    """Publish a message, in the open transaction of the queue's database if there is one.
 
     Args:
-        topic: 1 to 100 letters, digits, ``.``, ``_``, ``-``; not ending in the DLQ suffix. With
-            ``STRICT_TOPICS`` one that ``TOPICS`` or a handler of this project names.
-        payload: anything DjangoJSONEncoder can write, or bytes.
-        key: messages of one key keep their order (at most 190 characters). None
-            spreads messages over ``KEYLESS_PARTITIONS`` partitions by their id.
-        id: None for a fresh one. Of two messages with one id under the same topic
-            and key the second is dropped, without an error, as long as the first is in
-            the log. That is so even if the first was handled: an id names one message,
-            not one that is pending. Whether it is dropped is decided after the
-            commit, so ``publish`` cannot tell.
-        metadata: a JSON object that travels beside the payload, at most 65,535 bytes.
-        delay: seconds or a timedelta to wait before delivery.
-        deliver_at: when to deliver (aware where USE_TZ is on); a past one is at once.
-        using: the database alias; the setting's or the router's by default.
-        on_mismatch: what to do when the queue's database has no open transaction
-            and another one has. ``"error"`` refuses; ``"commit_now"`` commits the
-            message by itself (it stays even if the other transaction rolls back);
-            ``"on_commit"`` publishes after the other commits (it is lost if the
-            process dies between the two).
+        topic: the topic: 1 to 100 characters (ASCII letters, digits, ``.``, ``_`` and ``-``), not ending in the DLQ
+            suffix. With ``STRICT_TOPICS``, ``TOPICS`` or a handler of this project must name it.
+        payload: any value that ``DjangoJSONEncoder`` can encode, or bytes.
+        key: the partition key, at most 190 characters. Messages with the same key keep their order. Without a key,
+            messages are spread over ``KEYLESS_PARTITIONS`` partitions by their ids.
+        id: the message id (default: a new one). A message is dropped, without an error, if the log contains one with
+            the same id in the same topic and partition, even if that was handled already. Duplicates are detected after
+            the commit, so ``publish`` cannot report them.
+        metadata: a JSON object to store beside the payload, at most 65,535 bytes.
+        delay: time to wait before delivery, in seconds or as a timedelta.
+        deliver_at: time of delivery (aware if ``USE_TZ`` is True). If it is in the past, the message is delivered at
+            once.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        on_mismatch: what to do if the queue's database has no open transaction but another database has one:
+            ``"error"`` refuses; ``"commit_now"`` commits the message in a transaction of its own (it remains even if
+            the other transaction rolls back); ``"on_commit"`` publishes after the other transaction has committed (the
+            message is lost if the process dies in between).
 
     Returns:
-        The message's id. For a given one that does not say that the message will be delivered: see ``id``.
+        The message's id. An id that you passed is returned even if the message will be dropped as a duplicate.
 
     Raises:
-        InvalidMessage: nothing was stored; the text names the value and the rule.
-        UnknownTopic: an ``InvalidMessage``; see ``topic``.
+        InvalidMessage: a value breaks a rule; nothing was stored. The error names the value and the rule.
+        UnknownTopic: ``STRICT_TOPICS`` does not allow the topic. This is an ``InvalidMessage``.
         TransactionMismatch: see ``on_mismatch``.
-        ImproperlyConfigured: outside a transaction, in a session that has autocommit off
-            behind Django's back (E017): nothing was stored.
+        ImproperlyConfigured: outside a transaction, the session has autocommit off without Django's knowledge (E017);
+            nothing was stored.
     """
     alias = queue_alias(using)
     if isinstance(payload, Message):
@@ -104,20 +106,20 @@ def publish_many(
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> int:
-    """Publishes many messages to one topic, all or none of them, in bounded memory.
+    """Publish many messages to one topic, all or none of them, in bounded memory.
 
     Args:
         topic: as in ``publish``.
-        messages: ``Message`` objects or bare payloads; any iterable, read once.
+        messages: an iterable of ``Message`` objects or payloads. It is read once.
         using: as in ``publish``.
-        on_mismatch: as in ``publish``; ``"on_commit"`` keeps the encoded messages
-            in memory until the other transaction commits.
+        on_mismatch: as in ``publish``. ``"on_commit"`` keeps the encoded messages in memory until the other
+            transaction commits.
 
     Returns:
-        The number of messages, those among them that will be dropped for their id (see ``publish``).
+        The number of messages, including those that will be dropped as duplicates (see ``publish``).
 
     Raises:
-        InvalidMessage: names the first bad message by its place; none was stored.
+        InvalidMessage: a message breaks a rule; none was stored. The error names its index, the value and the rule.
         UnknownTopic: see ``publish``; no message was read.
         TransactionMismatch: see ``publish``.
     """
@@ -140,11 +142,11 @@ async def apublish(
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
-    """``publish`` for async code, where it joins no transaction: the message commits by itself.
+    """Publish a message from async code, with the arguments of ``publish``.
 
-    Django has no transactions in async code. To publish with your data, put
-    both into one sync function and call that by ``sync_to_async``. (Called through
-    ``async_to_sync`` by sync code that has a transaction open, it joins that one.)
+    The message commits in a transaction of its own: Django has no transactions in async code. To publish in a
+    transaction with your data, put both into a sync function, and call it through ``sync_to_async``. (If sync code with
+    an open transaction calls this through ``async_to_sync``, the message joins that transaction.)
     """
     return await sync_to_async(publish)(
         topic,
@@ -166,10 +168,10 @@ async def apublish_many(
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> int:
-    """``publish_many`` for async code: all or none, in a transaction of its own.
+    """Publish many messages from async code, with the arguments of ``publish_many``: all or none of them.
 
-    It joins no other one, as ``apublish``. An async iterable is read to its end
-    before anything is stored, so it is kept in memory.
+    They commit in a transaction of their own, as with ``apublish``. An async iterable is read to its end before
+    anything is stored, so all messages are kept in memory.
     """
     if isinstance(messages, AsyncIterable):
         messages = [message async for message in messages]
@@ -186,7 +188,7 @@ def _checked(topic: object) -> str:
 def _encoded(topic: str, messages: Iterable[Any], span: publish_hooks.Sending) -> Iterator[OutboxRow]:
     single = isinstance(messages, (str, bytes, bytearray, memoryview, Mapping, Message))
     if single or not isinstance(messages, Iterable):
-        raise InvalidMessage(f"messages: must be an iterable of messages, not one {type(messages).__name__}")
+        raise InvalidMessage(f"messages: must be an iterable of messages, not a single {type(messages).__name__}")
     for place, message in enumerate(messages):
         try:
             yield publish_hooks.encode_stamped(
@@ -205,8 +207,8 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
     if on_mismatch == "error":
         raise TransactionMismatch(
             f"The queue is on the database {alias!r}, which has no open transaction, but {other!r} has one: "
-            f"the message would not commit with it. Write your rows to {alias!r} in the same transaction, or choose "
-            "what may go wrong: on_mismatch='commit_now' or 'on_commit'."
+            f"the message would not commit with it. Write your rows to {alias!r} in the same transaction, or accept "
+            "the risk of on_mismatch='commit_now' or 'on_commit'."
         )
     if not connections[other].in_atomic_block:
         raise TransactionMismatch(
@@ -219,7 +221,7 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
 
 
 def transaction_elsewhere(alias: str) -> str | None:
-    """Another database with an open transaction while the queue's has none."""
+    """Return another database that has an open transaction, if the queue's has none; otherwise None."""
     queue = connections[alias]
     if in_transaction(queue):
         return None
@@ -248,7 +250,7 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
     published = 0
     if is_manual(session.connection):
         session.dialect.begin_manual(session.connection)
-    # A savepoint inside a caller's transaction: all or nothing also for one who catches the error.
+    # Inside a caller's transaction this is a savepoint: all or nothing, even if the caller catches an error.
     with transaction.atomic(alias):
         for chunk in chain((first,), (chunk for chunk, _ in chunks)):
             _insert_chunk(session, chunk)
@@ -258,7 +260,7 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
 
 
 def wake_on_commit(session: Session) -> None:
-    """Wakes subscribers of this process when the message is there for them to see."""
+    """Wake the subscribers of this process when the message has committed, and deliver it if ``EAGER`` is on."""
     if get_settings().eager and wakeups.eager is not None:
         _deliver_on_commit(session)
     if not wakeups.has_listeners(session.using):
@@ -266,17 +268,17 @@ def wake_on_commit(session: Session) -> None:
     if tells_commit(session.connection):
         using = session.using
 
-        def wake() -> None:  # no partial: a failing robust hook is logged by its name
+        def wake() -> None:  # Not a partial: Django logs the name of a robust hook that fails.
             wakeups.notify(using)
 
         transaction.on_commit(wake, using=using, robust=True)
-    # With autocommit off Django cannot tell when the caller commits: the next poll finds it.
+    # With autocommit off, Django cannot tell when the caller commits: the next poll finds the message.
 
 
 def _deliver_on_commit(session: Session) -> None:
-    """``EAGER``: as a hook of ``on_commit``; right now where only a ``TestCase`` keeps a transaction open."""
+    """Deliver with ``EAGER``: on commit, or at once if the only open transaction is that of a ``TestCase``."""
     deliver, using = wakeups.eager, session.using
-    assert deliver is not None  # noqa: S101  # the caller has looked
+    assert deliver is not None  # noqa: S101  # The caller has checked it.
     if in_testcase(session.connection):
         deliver(using)
     elif tells_commit(session.connection):
@@ -284,7 +286,7 @@ def _deliver_on_commit(session: Session) -> None:
 
 
 def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[tuple[list[OutboxRow], bool]]:
-    """Pieces that one statement takes, and whether it is the last."""
+    """Yield chunks for one statement each, and whether it is the last."""
     chunk: list[OutboxRow] = []
     size = 0
     for row in rows:
@@ -299,7 +301,7 @@ def _chunks(rows: Iterator[OutboxRow], limit: int) -> Iterator[tuple[list[Outbox
 
 
 def _weight(row: OutboxRow) -> int:
-    """Bytes that a row takes in a statement before its escaping, at most: four for a character."""
+    """Return the maximum number of bytes of a row in a statement before escaping, at four bytes per character."""
     text = len(row.metadata) + len(row.topic) + len(row.partition_key) + len(row.message_id)
     return len(row.payload) + 4 * text + 100
 
@@ -322,18 +324,18 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
             "(%s, %s, %s, %s, %s, %s)" if row.delay_ms is None else f"(%s, %s, %s, %s, %s, {now} + %s)" for row in chunk
         )
     alone = session.connection.get_autocommit()
-    if alone:  # an id must not be returned for a row that nobody will commit
+    if alone:  # No id may be returned for a row that will not be committed.
         values = values.replace("%s", session.dialect.if_autocommit(session.connection, "%s"), 1)
     try:
-        # As Model.save() does: a caller who catches a deadlock, which rolled everything back, must not commit the rest.
+        # As Model.save() does: after a deadlock, which rolls back everything, a caller that catches it must not commit.
         with transaction.mark_for_rollback_on_error(session.using):
             session.execute(f"INSERT INTO {OUTBOX} ({columns}) VALUES {values}", flat(rows))
     except Error as error:
         if alone and session.dialect.is_uncommitted(error):
             raise ImproperlyConfigured(
-                f"The connection to {session.using!r} has autocommit off, and Django takes it to be on: the message "
-                f"would never be committed. Nothing was stored. Run manage.py check --database {session.using}, "
-                "which says how to turn it on, or publish inside transaction.atomic()."
+                f"The connection to {session.using!r} has autocommit off, but Django assumes that it is on: the "
+                "message would never be committed. Nothing was stored. Run manage.py check --database "
+                f"{session.using}, which tells how to turn it on, or publish inside transaction.atomic()."
             ) from error
         raise
     if alone:
@@ -341,7 +343,7 @@ def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
 
 
 def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
-    """Refuses a single row that the server would refuse by closing the connection; ``_chunks`` counts several."""
+    """Refuse a single row for which the server would close the connection. ``_chunks`` limits several rows."""
     if len(chunk) > 1:
         return
     size = len(chunk[0].payload) + len(chunk[0].metadata.encode()) + 2000
@@ -351,5 +353,5 @@ def _check_packet(session: Session, chunk: list[OutboxRow]) -> None:
     if size * 2 > limit:
         largest = max(len(row.payload) for row in chunk)
         raise InvalidMessage(
-            f"payload of {largest} bytes: the server's max_allowed_packet of {limit} bytes takes at most half of that"
+            f"payload of {largest} bytes: the server's max_allowed_packet of {limit} bytes allows at most half of that"
         )

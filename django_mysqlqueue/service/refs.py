@@ -1,4 +1,4 @@
-"""What names a consumer group."""
+"""The name of a consumer group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class GroupRef(NamedTuple):
-    """A consumer group of a topic."""
+    """A consumer group on a topic."""
 
     group: str
     topic: str

@@ -1,4 +1,4 @@
-"""Release everything that a subscriber holds, so that nobody waits for its lease or a visibility timeout."""
+"""Releasing everything that a subscriber holds, so that no lease or visibility timeout has to expire first."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ LEASES = PartitionLease._meta.db_table
 STATE = DeliveryState._meta.db_table
 
 SEARCHED = 10_000
-"""Rows of a group that are searched for those of one subscriber: no index leads to them, and messages in backoff lie
-among them. The rest become visible when their visibility timeout is over."""
+"""Number of rows of a group that are searched for those of one subscriber: there is no index for it, and messages in
+backoff are among them. Further deliveries become visible after their visibility timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What a subscriber had held."""
+    """The number of leases and deliveries that were released."""
 
     leases: int
     deliveries: int
-    """Deliveries of shared groups. Those of ordered groups go with their leases."""
+    """Deliveries of shared groups. Those of ordered groups are released with their leases."""
 
 
 def release_all(
@@ -38,19 +38,20 @@ def release_all(
 ) -> Released:
     """Deregister a subscriber and release its leases and deliveries for immediate redelivery.
 
-    Only for a process that has ended, or that leaves right after this: what it
-    still ran would run twice. The deliveries stay suspects, so each further
-    attempt at them is recorded before it starts.
+    Call this only for a process that has ended, or that exits right after it: messages that it is still handling would
+    be handled twice. The deliveries remain suspected poison messages, so that each further attempt at them is recorded
+    before it starts.
 
-    Only the subscriber's own heartbeat is waited for. Locked leases and
-    deliveries are skipped: a transaction of the subscriber may still be open on
-    the server. Such a lease is stale by then, and can be stolen.
+    Only the lock of the subscriber's own heartbeat is waited for. Locked leases and deliveries are skipped, because a
+    transaction of the subscriber may still be open on the server. Such a lease can be stolen, since its owner is
+    deregistered.
 
     Args:
-        subscriber: its full name, with the incarnation.
+        using: alias of the queue's database.
+        subscriber: the full name of the subscriber.
         refs: its consumer groups.
         shared: those of ``refs`` that are in shared mode.
-        searched: rows of each of those that are looked through.
+        searched: number of rows of each shared group to search.
     """
 
     def release(session: Session) -> Released:
@@ -75,7 +76,7 @@ def _release_leases(session: Session, subscriber: str) -> int:
 
 
 def _release_deliveries(session: Session, subscriber: str, ref: GroupRef, searched: int) -> int:
-    """Make deliveries due that are invisible; those that are not are due already."""
+    """Make invisible deliveries due. The others are due already."""
     due = session.dialect.force_index("queue_delivery_state_due")
     rows = session.rows(
         "SELECT w.partition_key, w.message_offset FROM (SELECT partition_key, message_offset, delivered_by "

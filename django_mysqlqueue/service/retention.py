@@ -1,4 +1,4 @@
-"""GC: deletes from the log what every group has passed and the retention has outlived."""
+"""GC: deletes messages from the log that every group has settled and whose retention has expired."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ NO_FLOOR = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one step of GC does."""
+    """Limits of one step of GC."""
 
     rows: int = 2000
-    """Rows that its transaction deletes, of all its partitions together."""
+    """Maximum number of rows that its transaction deletes, of all partitions together."""
     partitions: int = 100
-    """Partitions that it reads; well below the terms that SQLite takes in a UNION."""
+    """Maximum number of partitions that it reads; well below the number of terms that SQLite allows in a UNION."""
 
 
 STEP = Limits()
-"""For a poller that does the housekeeping in turn: whatever one step takes, claims wait for it."""
+"""The limits for a poller, whose claims wait for the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where an incremental collection goes on: partitions up to here have been looked at."""
+    """The place from which an incremental collection continues. Partitions up to it have been looked at."""
 
     topic: str | None = None
-    """None: at none yet. (Plain SQL may give the empty topic.)"""
+    """The topic; None at the start. (The empty topic is possible, by plain SQL.)"""
     key: str = ""
     rest: tuple[tuple[str, int], ...] = ()
-    """Partitions that have more to collect, and above which offset."""
+    """Partitions with more messages to collect, and the offset above which they are."""
     group: GroupRef | None = None
-    """Last of all, group by group: whose offsets rows are looked at."""
+    """In the last phase, the group whose offsets rows are looked at."""
 
 
 class Orphans(NamedTuple):
-    """Messages that GC took (or would take) from a topic without a consumer group that is not ``GROUPLESS``."""
+    """Messages that GC deleted (or would delete) from a topic that has no consumer group and is not ``GROUPLESS``."""
 
     topic: str
     messages: int
     oldest_at: int
-    """When the first of them took its place in the log, epoch milliseconds."""
+    """When the first of them entered the log, in epoch milliseconds."""
     newest_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one step of GC did (or would do)."""
+    """The result of a step of GC, or of a dry run."""
 
     messages: int
     offsets_rows: int
     place: Checkpoint | None
-    """Where to go on; None: the round is complete."""
+    """The place from which to continue; None if the round is complete."""
     orphans: tuple[Orphans, ...] = ()
-    """Those of the messages whose topic had no group, by topic."""
+    """The messages among them whose topic had no group, by topic."""
 
 
 def collect(
@@ -76,12 +76,13 @@ def collect(
     tell: Callable[[Orphans], object] | None = None,
     limits: Limits = STEP,
 ) -> Collected:
-    """A full round over every topic and partition.
+    """Run a full round over all topics and partitions.
 
     Args:
-        dry_run: only count.
-        tell: called after each step that has taken orphans, with those of the step.
-        limits: of each step.
+        using: alias of the queue's database.
+        dry_run: if True, only count.
+        tell: called after each step that deleted orphans, with those of the step.
+        limits: the limits of each step.
     """
     messages = rows = 0
     orphans: dict[str, Orphans] = {}
@@ -103,15 +104,22 @@ def collect(
 
 
 def collect_step(using: str, place: Checkpoint, *, dry_run: bool = False, limits: Limits = STEP) -> Collected:
-    """Deletes one chunk, of busy partitions too, and says where to go on.
+    """Delete one chunk, even of partitions in use, in one short transaction.
 
-    One short transaction: whoever does the housekeeping has other things to do.
+    Args:
+        using: alias of the queue's database.
+        place: the place from which to continue.
+        dry_run: if True, only count.
+        limits: the limits of the step.
+
+    Returns:
+        The counts, and the place from which to continue.
     """
     session = Session(using)
     if place.group is not None:
         return _forget_step(session, place, place.group, limits.rows)
     if place.rest:
-        assert place.topic is not None  # noqa: S101  # it has been at these
+        assert place.topic is not None  # noqa: S101  # These partitions are of the topic.
         topic, above, last = place.topic, dict(place.rest), place.key
     else:
         found = _next_partitions(session, place, limits.partitions)
@@ -138,13 +146,19 @@ def _next_partitions(session: Session, place: Checkpoint, most: int) -> tuple[st
 
 
 def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | None = None) -> dict[str, int] | None:
-    """How far every registered group has passed each partition; None: the topic has no group.
+    """Return the lowest watermark of all registered groups in each partition, or None if the topic has no group.
 
-    A group without an offsets row in a partition counts with its start offset:
-    one that is being deployed must lose nothing.
+    For a group without an offsets row in a partition, its start offset counts: a group that is being deployed must
+    not lose messages.
+
+    Args:
+        session: the current transaction.
+        topic: the topic.
+        keys: the partitions.
+        leaving_out: a group to ignore.
     """
     starts: dict[str, int] = dict(
-        # A group that is missing would lose what it has not read.
+        # ``whole``: a group that is missing from the answer would lose messages.
         session.whole(
             f"SELECT consumer_group, start_offset FROM {ConsumerGroup._meta.db_table} WHERE topic = %s{last_row(2)}",
             (topic,),
@@ -166,9 +180,9 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
 
 
 def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
-    """How many messages of a topic GC keeps for this group alone, at most ``most``.
+    """Return how many messages of a topic GC keeps only for this group, at most ``most``.
 
-    Once they are old enough it may delete them when the group is gone.
+    If the group is dropped, GC may delete them when their retention has expired.
     """
     held = 0
     after: str | None = None
@@ -185,12 +199,17 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int) -> int:
 def _collect_chunk(
     session: Session, topic: str, above: dict[str, int], last: str, rows: int, *, dry_run: bool
 ) -> Collected:
-    """Deletes messages of each partition above the given offsets, ``rows`` of all together at most.
+    """Delete messages of partitions above the given offsets.
 
-    Whether the topic has a group is read here, in the transaction of the deletes.
+    Whether the topic has a group is read in the same transaction.
 
     Args:
-        last: the last partition of those that have been looked at so far.
+        session: the current transaction.
+        topic: the topic.
+        above: by partition, the offset above which to delete.
+        last: the last partition that has been looked at.
+        rows: maximum number of rows to delete, of all partitions together.
+        dry_run: if True, only count.
     """
     limit = max(1, rows // len(above))
     lowest = floors(session, topic, sorted(above))
@@ -220,7 +239,7 @@ def _collect_chunk(
     deleted = len(times)
     if doomed and not dry_run:
         offsets = sorted(offset for of_key in doomed.values() for offset in of_key)
-        # Not len(offsets): another GC, a redrive or a discard may have taken some of them, and counts those.
+        # Not len(offsets): another GC, a redrive or a discard may have deleted some of them, and counts those.
         deleted = sum(
             session.execute(session.dialect.delete_joined(LOG, ("o",), len(chunk), "s.`offset` = v.o"), chunk)
             for chunk in session.chunks(offsets)
@@ -234,7 +253,7 @@ def _collect_chunk(
 
 
 def _note(session: Session, topic: str, offset: int, published_at: int) -> None:
-    """Says for those who read the log by offset how far the topic has been collected."""
+    """Store the highest collected offset of a topic, so that readers by offset notice missing messages."""
     now, greatest = session.dialect.now_ms, session.dialect.greatest
     assign = {
         "collected_offset": f"{greatest}({COLLECTED}.collected_offset, %s)",
@@ -256,7 +275,7 @@ def _next_group(session: Session, after: GroupRef | None) -> GroupRef | None:
 
 
 def _forget_step(session: Session, place: Checkpoint, ref: GroupRef, most: int) -> Collected:
-    """Deletes offsets rows of partitions of which the log holds nothing any more: those among the next ``most``."""
+    """Delete offsets rows of partitions without messages in the log, among the next ``most`` rows of a group."""
     after = None if place.topic is None else place.key
     above = "" if after is None else "AND s.partition_key > %s "
     rows = session.rows(
@@ -276,7 +295,10 @@ def _forget_step(session: Session, place: Checkpoint, ref: GroupRef, most: int) 
 
 
 def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:
-    """Locks the rows first and looks at the log then: the other way round settled messages came again."""
+    """Delete offsets rows of empty partitions.
+
+    The rows are locked first, and the log is read then: in the other order, settled messages were delivered again.
+    """
     locked = watermarks.lock(session, ref, keys, skip_locked=True)
     if not locked:
         return 0

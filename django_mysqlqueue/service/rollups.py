@@ -1,8 +1,7 @@
-"""Rollups: counts of each minute and hour, for charts that must not read the log.
+"""Rollups: counts per minute and hour, for charts that must not read the log.
 
-A subscriber counts in memory and adds what it has counted every few seconds. A
-process that is killed takes its last few seconds of counts with it: these are
-for looking, nothing rests on them.
+A subscriber counts in memory, and adds its counts to the rows every few seconds. If a process is killed, its last few
+seconds of counts are lost. The rollups are only for display: no operation depends on them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 ROLLUPS = Rollup._meta.db_table
 MINUTE, HOUR = 60, 3600
-"""Seconds that a row stands for."""
+"""Length in seconds of the period of a row."""
 MINUTES_KEPT = 6 * HOUR
-"""Rows of minutes are kept so many seconds; those of hours as long as ``HISTORY_RETENTION`` says."""
+"""Seconds for which rows of minutes are kept. Those of hours are kept for ``HISTORY_RETENTION``."""
 KEY = ("grain", "bucket_at", "consumer_group", "topic")
 BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
 COUNTS = ("acked", "failed", "dead_lettered", *BUCKETS)
@@ -31,23 +30,23 @@ CHUNK = 1000
 
 @dataclass(slots=True)
 class Tally:
-    """What one process has counted of a group since it wrote last."""
+    """The counts of one process for a group since it last wrote them."""
 
     failed: int = 0
     dead_lettered: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
 
     def acked(self, latency_ms: int) -> None:
-        """Counts an ack, by the time since the message took its place in the log."""
+        """Count an ack, with the time in milliseconds since the message entered the log."""
         self.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
 
     def counts(self) -> tuple[int, ...]:
-        """In the order of ``COUNTS``."""
+        """Return the counts in the order of ``COUNTS``."""
         return (sum(self.buckets), self.failed, self.dead_lettered, *self.buckets)
 
 
 def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
-    """Adds to the rows of the present minute and hour, by the database's clock."""
+    """Add counts to the rows of the current minute and hour, by the database's clock."""
     counted = sorted((ref, tally.counts()) for ref, tally in tallies.items())
     if not any(any(counts) for _, counts in counted):
         return
@@ -76,7 +75,7 @@ def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
 
 
 def collect(using: str) -> int:
-    """Deletes rows that are too old, by primary key; returns how many."""
+    """Delete rows that are too old, by primary key; return how many."""
     keep_ms = {MINUTE: MINUTES_KEPT * 1000, HOUR: int(get_settings().history_retention * 1000)}
 
     def delete(session: Session) -> int:
@@ -97,20 +96,27 @@ def collect(using: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A minute's or an hour's counts of one group."""
+    """The counts of a minute or an hour for one group."""
 
     ref: GroupRef
     at: int
-    """When it began, epoch milliseconds."""
+    """When the minute or hour began, in epoch milliseconds."""
     acked: int
     failed: int
     dead_lettered: int
     latency: tuple[int, ...]
-    """Acks by latency: bucket n reaches up to ``LATENCY_BOUNDS_MS[n]``."""
+    """Numbers of acks by latency: bucket n counts latencies up to ``LATENCY_BOUNDS_MS[n]``."""
 
 
 def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None) -> list[Bucket]:
-    """The rows of a grain (seconds) from a moment on (epoch milliseconds), in order of time."""
+    """Return the rows since a time, in order of time.
+
+    Args:
+        session: the session.
+        grain: ``MINUTE`` or ``HOUR``.
+        moment: the time in epoch milliseconds.
+        ref: the group (default: all groups).
+    """
     one, parameters = ("", ()) if ref is None else (" AND consumer_group = %s AND topic = %s", tuple(ref))
     rows = session.rows(
         f"SELECT consumer_group, topic, bucket_at, {', '.join(COUNTS)} FROM {ROLLUPS} "
@@ -125,10 +131,14 @@ def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None
 
 
 def percentile(latency: Sequence[int], share: float) -> float | None:
-    """The latency in milliseconds that so large a share of the acks stays within; None: nothing was acked.
+    """Return the latency in milliseconds that a share of the acks did not exceed, or None if there were no acks.
 
-    Within a bucket acks count as spread evenly, so the answer is as exact as
-    the bucket is narrow; above the last bound it is that bound.
+    Acks are assumed to be spread evenly within a bucket, so the result is as precise as the bucket is narrow. Above the
+    last bound it is that bound.
+
+    Args:
+        latency: numbers of acks by bucket.
+        share: the share, from 0 to 1.
     """
     total = sum(latency)
     if not total:

@@ -1,9 +1,8 @@
-"""Scheduled messages: found by their published id, cancelled and moved in the caller's transaction.
+"""Scheduled messages: finding them by their published id, cancelling and rescheduling them in the caller's transaction.
 
-A scheduled row belongs to whoever has it locked. That is the sequencer, which
-passes over rows that others have locked, or a transaction that cancels or moves
-the row. The mutex of the sequencer is for none of that: a caller who held it
-until COMMIT would stop the whole queue.
+A scheduled row belongs to the transaction that has locked it: that of the sequencer, which skips rows that others have
+locked, or one that cancels or reschedules the message. These do not take the sequencer's mutex: a caller that held it
+until its COMMIT would stop the whole queue.
 """
 
 from __future__ import annotations
@@ -28,38 +27,35 @@ STATE = DeliveryState._meta.db_table
 
 
 class Found(NamedTuple):
-    """A scheduled message that bears an id."""
+    """A scheduled message that was found by its id."""
 
     outbox_id: int
     message_id: str
 
 
 def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = None) -> int:
-    """Cancels the scheduled message with an id, in the open transaction of the queue's database if there is one.
+    """Cancel the scheduled message with an id, in the open transaction of the queue's database if there is one.
 
-    The message is never delivered once that transaction has committed; if it
-    rolls back, the message stays scheduled. Until then the message is locked:
-    if it comes due meanwhile, it waits, and other messages do not.
+    If the transaction commits, the message is never delivered. If it rolls back, the message stays scheduled. Until
+    then the message is locked: if it comes due in the meantime, it waits, but other messages do not.
 
     Args:
         id: the id that ``publish`` returned.
-        topic: the topic that it was published to.
-        key: only the message of this key. None: all scheduled messages of the
-            topic with this id. (Ids are unique within a key.)
-        using: the database alias; the setting's or the router's by default.
+        topic: the topic to which the message was published.
+        key: the key of the message (default: all scheduled messages of the topic with this id; ids are unique within a
+            partition).
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
 
     Returns:
-        The number of messages cancelled. 0: none with this id is scheduled; it
-        has come due, was cancelled before, or never existed.
+        The number of messages that were cancelled. It is 0 if no message with this id is scheduled: it has come due,
+        was cancelled before, or never existed.
 
     Raises:
-        InvalidMessage: names the value and the rule; nothing was cancelled.
-        TransactionMismatch: the queue's database has no open transaction while
-            another one has; nothing was cancelled.
-        OperationRefused: the open transaction is at SERIALIZABLE; nothing was
+        InvalidMessage: a value breaks a rule; nothing was cancelled. The error names the value and the rule.
+        TransactionMismatch: the queue's database has no open transaction, but another database has one; nothing was
             cancelled.
-        CommitOutcomeUnknown: outside a transaction: the connection broke during
-            COMMIT. Call it again.
+        OperationRefused: the open transaction is at SERIALIZABLE; nothing was cancelled.
+        CommitOutcomeUnknown: outside a transaction, the connection broke during COMMIT. Call the function again.
     """
     return _change(id, topic, key, using, lambda session, ids: remove(session, ids, wait=True))
 
@@ -73,33 +69,37 @@ def reschedule(
     key: str | None = None,
     using: str | None = None,
 ) -> int:
-    """Gives the scheduled message with an id another time of delivery, as transactional as ``cancel``.
+    """Change the time of the scheduled message with an id, in a transaction as with ``cancel``.
 
     Args:
         id: the id that ``publish`` returned.
-        topic: the topic that it was published to.
-        delay: seconds or a timedelta from now; 0 is at once.
-        deliver_at: when to deliver (aware where USE_TZ is on); a past one is at once.
+        topic: the topic to which the message was published.
+        delay: time from now until delivery, in seconds or as a timedelta; 0: at once.
+        deliver_at: time of delivery (aware if ``USE_TZ`` is True). If it is in the past, the message is delivered at
+            once.
         key: as in ``cancel``.
         using: as in ``cancel``.
 
     Returns:
-        The number of messages rescheduled; 0 as in ``cancel``.
+        The number of messages that were rescheduled; 0 as in ``cancel``.
 
     Raises:
-        InvalidMessage: names the value and the rule; nothing was changed.
+        InvalidMessage: a value breaks a rule; nothing was changed. The error names the value and the rule.
         TransactionMismatch: as in ``cancel``.
         OperationRefused: as in ``cancel``.
         CommitOutcomeUnknown: as in ``cancel``.
     """
     delay_ms, moment = messages.schedule(delay, deliver_at)
     if delay_ms is None and not moment:
-        raise InvalidMessage("delay or deliver_at: one of them must say when to deliver")
+        raise InvalidMessage("delay, deliver_at: pass one of them")
     return _change(id, topic, key, using, lambda session, ids: move(session, ids, delay_ms, moment, wait=True))
 
 
 async def acancel(id: str, *, topic: str, key: str | None = None, using: str | None = None) -> int:
-    """``cancel`` for async code, where it joins no transaction (see ``apublish``): it commits by itself."""
+    """Cancel from async code, with the arguments of ``cancel``.
+
+    The change commits in a transaction of its own (see ``apublish``).
+    """
     return await sync_to_async(cancel)(id, topic=topic, key=key, using=using)
 
 
@@ -112,7 +112,10 @@ async def areschedule(
     key: str | None = None,
     using: str | None = None,
 ) -> int:
-    """``reschedule`` for async code, where it joins no transaction (see ``apublish``): it commits by itself."""
+    """Reschedule from async code, with the arguments of ``reschedule``.
+
+    The change commits in a transaction of its own (see ``apublish``).
+    """
     return await sync_to_async(reschedule)(id, topic=topic, delay=delay, deliver_at=deliver_at, key=key, using=using)
 
 
@@ -143,23 +146,22 @@ def _change(
     if session.connection.in_atomic_block or not session.connection.get_autocommit():
         if session.dialect.locks_reads(session.connection):
             raise OperationRefused(
-                "In a transaction at SERIALIZABLE, where every read locks, this would hold up the whole queue until "
-                "it ends. Use READ COMMITTED or REPEATABLE READ, or call it outside the transaction."
+                "In a transaction at SERIALIZABLE, where every read locks, this would block the whole queue until the "
+                "transaction ends. Use READ COMMITTED or REPEATABLE READ, or call it outside the transaction."
             )
         if not session.connection.in_atomic_block:
             session.dialect.begin_manual(session.connection)
-        # As Model.save() does: a caller who catches a deadlock, which rolled everything back, must not commit the rest.
+        # As Model.save() does: after a deadlock, which rolls back everything, a caller that catches it must not commit.
         with transaction.mark_for_rollback_on_error(alias):
             return operation(session)
     return run(alias, operation)
 
 
 def find(session: Session, topic: str, ids: Sequence[str], key: str | None = None) -> list[Found]:
-    """Scheduled messages of a topic, and of a publisher's key if one is given, that have one of some ids.
+    """Return the scheduled messages of a topic with one of the given ids, and with the publisher's key if it is given.
 
-    It reads the index from now on to its end: 17 to 34 ms for 200,000 scheduled
-    messages. Nothing is locked. A search that locks would, at REPEATABLE READ,
-    lock gaps too, and with them the publishing of other messages.
+    This reads the index from the current time to its end: 17 to 34 ms for 200,000 scheduled messages. It locks
+    nothing. A locking search would, at REPEATABLE READ, lock gaps too, and block the publishing of other messages.
     """
     columns = "s.outbox_id, s.id" if key is None else "s.outbox_id, s.id, s.partition_key, s.metadata"
     hint = session.dialect.force_index("queue_outbox_due")
@@ -183,7 +185,7 @@ def _publisher_key(partition_key: str, metadata: str | bytes) -> str | None:
 
 
 def count_scheduled(session: Session, ids: Sequence[int]) -> int:
-    """How many of some scheduled messages, by primary key of the outbox, have not come due."""
+    """Return how many of the scheduled messages with these primary keys of the outbox have not come due."""
     number = 0
     for chunk in session.chunks(sorted(set(ids))):
         row = session.row(
@@ -191,17 +193,18 @@ def count_scheduled(session: Session, ids: Sequence[int]) -> int:
             f"ON s.outbox_id = v.i AND s.deliver_at > {session.dialect.now_ms}",
             chunk,
         )
-        assert row is not None  # noqa: S101  # an aggregate has one row
+        assert row is not None  # noqa: S101  # An aggregate has one row.
         number += int(row[0])
     return number
 
 
 def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
-    """Deletes those of some scheduled rows that have not come due; returns how many.
+    """Delete scheduled rows that have not come due; return how many.
 
     Args:
+        session: the current transaction.
         ids: primary keys of rows with a time of delivery.
-        wait: wait for rows that another transaction has locked, instead of leaving them.
+        wait: whether to wait for rows that another transaction has locked, instead of skipping them.
     """
     return sum(
         session.execute(session.dialect.delete_joined(OUTBOX, ("i",), len(chunk), "s.outbox_id = v.i"), chunk)
@@ -210,11 +213,12 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
 
 
 def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at: int, *, wait: bool) -> int:
-    """Gives those of some scheduled rows that have not come due another time; returns how many.
+    """Change the time of scheduled rows that have not come due; return how many.
 
     Args:
+        session: the current transaction.
         ids: primary keys of rows with a time of delivery.
-        delay_ms: milliseconds from now; None: ``deliver_at`` counts.
+        delay_ms: milliseconds from now; None: ``deliver_at`` applies.
         deliver_at: epoch milliseconds, at least 1.
         wait: as in ``remove``.
     """
@@ -230,14 +234,19 @@ def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at:
 
 
 def advance(using: str, milliseconds: int) -> None:
-    """Brings every scheduled message and every backoff so much nearer, as if the time had passed: for tests."""
+    """Bring all scheduled messages and backoffs nearer, as if the time had passed. For tests.
+
+    Args:
+        using: alias of the queue's database.
+        milliseconds: the time.
+    """
 
     def nearer(session: Session) -> None:
         if not take_mutex(session):
-            raise Retry  # it is being sequenced
-        # By primary key, as everybody locks these rows: by the index of what is due it deadlocked with cancellations.
+            raise Retry  # The sequencer is running.
+        # By primary key, as all transactions lock these rows: by the index on due times it deadlocked with cancels.
         by_key = session.dialect.force_index("PRIMARY")
-        # 0 stands for "at once", which is before what has come due.
+        # Not 0, which means "at once" and comes before messages that have come due.
         earlier = f"{session.dialect.greatest}(1, {{column}} - %s)"
         session.execute(
             f"UPDATE {OUTBOX}{by_key} SET deliver_at = {earlier.format(column='deliver_at')} WHERE deliver_at > 0",

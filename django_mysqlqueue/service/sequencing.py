@@ -1,9 +1,8 @@
 """The sequencer: moves committed outbox rows into the log, one transaction at a time.
 
-AUTO_INCREMENT values are handed out before COMMIT, so a log that publishers
-wrote themselves would show offset 2 before offset 1. Here a one-row mutex lets
-one transaction at a time append: what a reader sees below the highest visible
-offset is final. Watermarks, GC and every other reader rest on that.
+AUTO_INCREMENT values are assigned before COMMIT, so if publishers wrote the log themselves, offset 2 could become
+visible before offset 1. A one-row mutex lets only one transaction at a time append, so the log is final below its
+highest visible offset. Watermarks, GC and all other readers depend on that.
 """
 
 from __future__ import annotations
@@ -22,37 +21,42 @@ MUTEX_ID = SEQUENCER_ID
 
 BATCH_ROWS = 2000
 BATCH_BYTES = 8 * 1_048_576
-"""Bounds of one pass: 200 rows of 1 MB held the mutex for 0.4 to 1.3 s."""
+"""Limits of one pass: 200 rows of 1 MB held the mutex for 0.4 to 1.3 s."""
 LOCKED_PAGES = 10
-"""How many pages of due rows a pass reads while other transactions have rows of them locked."""
+"""Maximum number of pages of due rows that a pass reads if other transactions have locked rows of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """What one pass of the sequencer did."""
+    """The result of a pass of the sequencer."""
 
     moved: int
-    """Rows taken from the outbox; repeats of an id are among them and not in the log."""
+    """Rows removed from the outbox, including duplicates, which do not enter the log."""
     more: bool
-    """The pass was cut by a limit: there may be more that is due."""
+    """Whether a limit ended the pass, so that there may be more due messages."""
     busy: bool = False
-    """Somebody else is sequencing."""
+    """Whether another process has the mutex."""
 
 
 def count_due(session: Session) -> int:
-    """How many rows of the outbox are due."""
+    """Return how many rows of the outbox are due."""
     row = session.row(f"SELECT COUNT(*) FROM {OUTBOX} WHERE deliver_at <= {session.dialect.now_ms}")
-    assert row is not None  # noqa: S101  # an aggregate has one row
+    assert row is not None  # noqa: S101  # An aggregate has one row.
     return int(row[0])
 
 
 def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES) -> Sequenced:
-    """Appends what is due to the log, in order, and removes it from the outbox.
+    """Append due messages to the log, in order, and remove them from the outbox.
 
-    Whoever does not get the mutex returns at once with ``busy``.
+    If another process has the mutex, this returns at once with ``busy``.
 
-    Order: rows published at once by ``outbox_id``, so that a publish that began
-    after another one's commit comes after it; scheduled rows as they come due.
+    Messages without a delay are ordered by ``outbox_id``, so that one that is published after another one's commit
+    follows it in the log. Scheduled messages are ordered by the time at which they come due.
+
+    Args:
+        using: alias of the queue's database.
+        max_rows: maximum number of rows.
+        max_bytes: maximum number of payload bytes. The first message is always taken.
     """
     return run(using, lambda session: _sequence(session, max_rows, max_bytes))
 
@@ -62,7 +66,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
         return Sequenced(0, more=False, busy=True)
     immediate, scheduled, more, is_locked = _due_ids(session, max_rows, max_bytes)
     if not immediate and not scheduled:
-        if is_locked:  # by transactions that cancel or move it: monitoring must not take the sequencer for dead
+        if is_locked:  # By transactions that cancel or reschedule: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
         return Sequenced(0, more=False)
     for ids, order in ((immediate, "outbox_id"), (scheduled, "deliver_at, outbox_id")):
@@ -82,11 +86,11 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
 
 
 def take_mutex(session: Session) -> bool:
-    """Locks the mutex row if it is free; a missing one (a flushed database) is put back first."""
+    """Lock the mutex row if it is free, and return whether it was. A missing row (a flushed database) is inserted."""
     mutex = Sequencer.objects.using(session.using).filter(pk=MUTEX_ID)
     if list(mutex.select_for_update(skip_locked=True).values_list("pk")):
         return True
-    # SKIP LOCKED shows a missing row and a held one alike; a plain read tells them apart.
+    # With SKIP LOCKED, a missing row and a locked one look the same. A plain read tells them apart.
     if mutex.exists():
         return False
     session.execute(
@@ -96,14 +100,16 @@ def take_mutex(session: Session) -> bool:
 
 
 def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int], list[int], bool, bool]:
-    """Ids to move now: published at once, come due; whether a limit cut them, and whether what came due is all locked.
+    """Return the ids to move now: of messages without a delay, and of scheduled ones that have come due.
 
-    Always read from the head of the index: a lower bound would break the order
-    when an old transaction commits late. Each kind has its share, so that
-    neither starves the other.
+    The index is always read from its start: with a lower bound, the order would break when an old transaction commits
+    late. Each kind has its share, so that neither starves the other.
+
+    Returns:
+        Both lists of ids, whether a limit cut them off, and whether all messages that have come due are locked.
     """
     hint = session.dialect.force_index("queue_outbox_due")
-    # Below 0 is a time before 1970, which plain SQL may give: as good as at once.
+    # A time below 0 is before 1970, which plain SQL may have inserted: it counts as "at once".
     immediate = session.rows(
         f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at <= 0 ORDER BY deliver_at, outbox_id LIMIT %s",
         (max_rows,),
@@ -117,7 +123,7 @@ def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int]
 
 
 def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tuple[int, int, int]]:
-    """(outbox_id, size, deliver_at) of the next rows that have come due, behind one by its (deliver_at, outbox_id)."""
+    """Return (outbox_id, size, deliver_at) of the next rows that have come due, after a (deliver_at, outbox_id)."""
     at, last = after
     return session.rows(
         f"SELECT outbox_id, size, deliver_at FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
@@ -130,12 +136,11 @@ def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tup
 def _take_scheduled(
     session: Session, page: list[tuple[int, int, int]], limit: int, max_rows: int, max_bytes: int
 ) -> tuple[list[int], bool]:
-    """Locks rows that have come due; returns their ids, and whether there may be more to take.
+    """Lock rows that have come due; return their ids, and whether there may be more to take.
 
-    A row that is locked belongs to a transaction that cancels or moves it. It is
-    passed over, and those behind it are taken: what that transaction does with
-    it, the next pass sees. Without these locks a row could be copied into the
-    log whose DELETE commits a moment later.
+    A locked row belongs to a transaction that cancels or reschedules it. It is skipped, and the rows after it are
+    taken: the next pass sees the result of that transaction. Without these locks, a row could be copied into the log
+    although its DELETE commits a moment later.
     """
     ids: list[int] = []
     for _ in range(LOCKED_PAGES):
@@ -156,15 +161,16 @@ def _take_scheduled(
 
 
 def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: bool = False) -> list[int]:
-    """Locks scheduled rows of the outbox; returns the ids of those that it has, in the order given.
+    """Lock scheduled rows of the outbox; return the ids of those that are locked, in the given order.
 
-    Whoever moves, cancels or sequences a scheduled row holds this lock on it,
-    and decides by the row as it is then.
+    Every transaction that reschedules, cancels or sequences a scheduled row holds this lock, and decides by the row as
+    it is under the lock.
 
     Args:
+        session: the current transaction.
         ids: primary keys of rows with a time of delivery.
-        due: only rows that have come due, or only those that have not.
-        wait: wait for rows that another transaction has locked, instead of leaving them out.
+        due: True for rows that have come due, False for rows that have not.
+        wait: whether to wait for rows that another transaction has locked, instead of skipping them.
     """
     time = f"s.deliver_at > 0 AND s.deliver_at <= {session.dialect.now_ms}"
     if not due:
@@ -172,7 +178,7 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
     suffix = session.dialect.for_update if wait else session.dialect.skip_locked
     got: set[int] = set()
     for chunk in session.chunks(sorted(ids)):
-        # By primary key: by any other index, rows and gaps that nobody asked for would be locked too.
+        # By primary key: with any other index, further rows and gaps would be locked too.
         got.update(
             outbox_id
             for (outbox_id,) in session.rows(
@@ -185,7 +191,7 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
 
 
 def _within(rows: Sequence[tuple[int, ...]], max_rows: int, max_bytes: int) -> tuple[list[int], bool]:
-    """The leading ids within both bounds (at least one), and whether any were left out."""
+    """Return the first ids within both limits (at least one), and whether any were left out."""
     ids: list[int] = []
     total = 0
     for outbox_id, size, *_ in rows:
@@ -199,7 +205,7 @@ def _within(rows: Sequence[tuple[int, ...]], max_rows: int, max_bytes: int) -> t
 def _append(session: Session, ids: Sequence[int], order: str) -> None:
     columns = ", ".join(COPIED_COLUMNS)
     places = ", ".join(["%s"] * len(ids))
-    # A repeat of an id is dropped here by an upsert that changes nothing.
+    # Duplicates are dropped here, by an upsert that changes nothing.
     keep = session.dialect.on_conflict_keep(LOG, ("topic", "partition_key", "id"))
     session.execute(
         f"INSERT INTO {LOG} ({columns}, created_at, published_at) "

@@ -1,8 +1,7 @@
-"""Ack, nack, snooze, reject, give back, extend.
+"""Ack, nack, snooze, reject, release and extend.
 
-Each is an UPDATE (or DELETE) by primary key and token, never an upsert: a
-delivery whose token has been replaced is no longer its holder's, and a late
-word about it changes nothing.
+Each is an UPDATE (or DELETE) by primary key and token, never an upsert: a delivery whose token has been replaced is
+stale, and a late outcome of it changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from django_mysqlqueue.sql.session import Session, flat, run
 
 STATE = DeliveryState._meta.db_table
 ACKS = (Action.ACK, Action.DELETED)
-"""What settles a message, so that the watermark may pass it."""
+"""The actions that settle a message, so that the watermark can include it."""
 FAILED = (Action.NACK, Action.REJECT)
 LEFT_ALONE = (*ACKS, Action.STALE)
 ONE_ROW = (
@@ -41,10 +40,10 @@ def _one(delivery: Claimed) -> tuple[object, ...]:
 
 
 def ack_here(using: str, delivery: Claimed) -> None:
-    """Acks in the transaction that is open on the queue's database.
+    """Ack a delivery in the open transaction on the queue's database.
 
     Raises:
-        StaleDelivery: it has been handed out again or settled.
+        StaleDelivery: the delivery was revoked, claimed again or settled.
     """
     if not _ack_one(Session(using), delivery):
         raise StaleDelivery(_stale_text(delivery), delivery=delivery)
@@ -55,18 +54,23 @@ def _ack_one(session: Session, delivery: Claimed) -> bool:
 
 
 def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[Claimed, str]]) -> set[Claimed]:
-    """Acks and dead-letters deliveries of one group in the transaction that is open on the queue's database.
+    """Ack and dead-letter deliveries of one group in the open transaction on the queue's database.
+
+    Args:
+        using: alias of the queue's database.
+        acked: the deliveries to ack.
+        rejected: the deliveries to dead-letter, with their reasons.
 
     Returns:
-        Those that have been handed out again or settled: with any of them, roll the transaction back.
+        The deliveries that are stale. If there are any, the caller must roll the transaction back.
     """
     session = Session(using)
-    if len(acked) == 1 and not rejected:  # the handler of single messages: one statement
+    if len(acked) == 1 and not rejected:  # A handler of single messages needs only one statement.
         return set() if _ack_one(session, acked[0]) else {acked[0]}
     everything = [*acked, *(delivery for delivery, _ in rejected)]
     ref = everything[0].ref
     places = sorted((delivery.key, delivery.offset) for delivery in everything)
-    # Waited for: who has locked a row of this process's own is its poller, and that for a moment.
+    # Wait for locks: only the poller of this process locks these rows, and only for a moment.
     tokens = _lock_rows(session, ref, places, session.dialect.for_update)
     stale = {delivery for delivery in everything if tokens.get((delivery.key, delivery.offset)) != delivery.token}
     if stale:
@@ -82,9 +86,9 @@ def settle_here(using: str, acked: Sequence[Claimed], rejected: Sequence[tuple[C
 
 
 def record_start(using: str, delivery: Claimed) -> bool:
-    """Puts the start of a suspect on record; False if it is no longer this process's.
+    """Record the start of a suspected poison message, and return whether the delivery is still this process's.
 
-    A handler that kills its process leaves nothing else behind to count.
+    If the handler kills its process, this record is all that is left to count the attempt.
     """
 
     def store(session: Session) -> bool:
@@ -96,18 +100,24 @@ def record_start(using: str, delivery: Claimed) -> bool:
 
 
 def extend(using: str, delivery: Claimed, *, milliseconds: int, shared: bool) -> None:
-    """Keeps a delivery for at least so much longer; in ordered mode only checks that it is held.
+    """Extend a delivery; in ordered mode, only check that it is not stale.
 
-    On a connection of its own: in the handler's transaction it would read an
-    old snapshot, and keep the row from those who extend it regularly.
+    This uses a connection of its own: in the handler's transaction, it would read an old snapshot, and its lock would
+    block the regular extensions of the poller.
+
+    Args:
+        using: alias of the queue's database.
+        delivery: the delivery.
+        milliseconds: the minimum time from now for which other subscribers must not claim it.
+        shared: whether the group is in shared mode.
 
     Raises:
-        StaleDelivery: it has been handed out again or settled.
+        StaleDelivery: the delivery was revoked, claimed again or settled.
     """
 
     def store(session: Session) -> int:
         held = len(session.rows(f"SELECT 1 FROM {STATE} WHERE {ONE_ROW}", _one(delivery)))
-        # A row that the handler's own transaction has locked (an early ack) nobody else can take.
+        # If the handler's own transaction has locked the row (by an early ack), no other subscriber can take it.
         if held and shared and session.rows(f"SELECT 1 FROM {STATE} WHERE {ONE_ROW}{skip_locked}", _one(delivery)):
             until = f"{session.dialect.greatest}(invisible_until, {session.dialect.now_ms} + %s)"
             session.execute(
@@ -125,23 +135,28 @@ def extend(using: str, delivery: Claimed, *, milliseconds: int, shared: bool) ->
 def _stale_text(delivery: Claimed) -> str:
     return (
         f"Delivery {delivery.token} of {delivery.ref.topic}[{delivery.offset}] to the group "
-        f"{delivery.ref.group!r} has been handed out again or settled."
+        f"{delivery.ref.group!r} was claimed again or settled."
     )
 
 
-# -- all that a process holds -------------------------------------------------
+# -- all deliveries of a process ----------------------------------------------
 
 
 def extend_all(
     using: str, ref: GroupRef, deliveries: Collection[Claimed], *, milliseconds: int
 ) -> set[tuple[str, int, int]]:
-    """Extends every delivery of a shared group that a living process holds.
+    """Extend all deliveries of a shared group that a process holds.
 
-    Rows that an atomic handler has locked are passed over: its lock keeps
-    others from claiming them as well.
+    Rows that an atomic handler has locked are skipped: its lock prevents other subscribers from claiming them.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        deliveries: the deliveries.
+        milliseconds: the time from now for which other subscribers must not claim them.
 
     Returns:
-        (partition key, offset, token) of those that are not this process's any more.
+        The (partition key, offset, token) of deliveries that this process no longer holds.
     """
 
     def store(session: Session) -> set[tuple[str, int, int]]:
@@ -184,11 +199,18 @@ def flush(
     shared: bool,
     also: Collection[str] = (),
 ) -> Flushed:
-    """Writes the settlements of a group and moves its watermarks, in one transaction.
+    """Write the settlements of a group and advance its watermarks, in one transaction.
 
-    ``also`` names partitions whose watermarks have further to go. In shared
-    mode a locked offsets row is passed over: its settlements are written, its
-    watermark waits for the next flush.
+    In shared mode, locked offsets rows are skipped: the settlements are written, and the next flush advances the
+    watermark.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        settlements: the settlements to write.
+        max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
+        shared: whether the group is in shared mode.
+        also: further partitions whose watermarks can advance.
     """
 
     def write(session: Session) -> Flushed:
@@ -210,9 +232,17 @@ def apply(
     max_attempts: int | None,
     also: Collection[str] = (),
 ) -> Flushed:
-    """The body of a flush, in a transaction that has locked the offsets rows in ``offsets``.
+    """Do a flush in the caller's transaction.
 
-    It stores the new watermarks afterwards, where a claim may have moved cursors as well.
+    The caller stores the new watermarks afterwards, together with the positions that a claim has moved.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        settlements: the settlements to write.
+        offsets: the offsets rows that the transaction has locked.
+        max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
+        also: further partitions whose watermarks can advance.
     """
     flushed = Flushed()
     acks: dict[str, dict[int, int]] = {}
@@ -224,7 +254,8 @@ def apply(
             by_row[delivery.key, delivery.offset] = settlement
     touched = {settlement.delivery.key for settlement in settlements} | set(also)
     locked = {key: offsets[key] for key in sorted(touched) if key in offsets}
-    # First what may wait for rows of delivery state, while none is locked here; the rest skips locked rows.
+    # First the statement that may wait for rows of delivery state, while none is locked here. The others skip locked
+    # rows.
     advanced = watermarks.advance(session, ref, locked, acks)
     beyond = advanced.beyond + [
         (key, offset, token) for key, mine in acks.items() if key not in locked for offset, token in mine.items()
@@ -238,7 +269,7 @@ def apply(
     _record_acks(session, ref, settlements, flushed)
     flushed.watermarks, flushed.unfinished = advanced.watermarks, advanced.unfinished
     left = touched - set(locked)
-    # One without a row (the group was dropped, the partition collected) has no watermark to move.
+    # A partition without an offsets row (the group was dropped, or GC deleted it) has no watermark to advance.
     flushed.skipped = watermarks.existing(session, ref, left) if left else set()
     return flushed
 
@@ -246,7 +277,7 @@ def apply(
 def _pass_dead(
     session: Session, ref: GroupRef, locked: Mapping[str, Offsets], advanced: Advanced, keys: Collection[str]
 ) -> None:
-    """Moves the watermarks of some partitions past the messages that this transaction has dead-lettered."""
+    """Advance the watermarks of partitions beyond the messages that this transaction has dead-lettered."""
     places = {
         key: Offsets(advanced.watermarks.get(key, locked[key].acked), locked[key].claimed)
         for key in sorted(keys)
@@ -258,9 +289,9 @@ def _pass_dead(
 
 
 def _record_acks(session: Session, ref: GroupRef, settlements: Sequence[Settlement], flushed: Flushed) -> None:
-    """One row for each ack that this flush has written, or the handler's own transaction before it.
+    """Record each ack that this flush, or the handler's own transaction before it, has written.
 
-    Of messages that were deleted always, since nothing else says what became of them.
+    Deleted messages are always recorded, because there is no other trace of their outcome.
     """
     recorded: tuple[Action, ...] = (Action.DELETED,)
     if delivery_events.level(ref) == "all":
@@ -287,7 +318,7 @@ def _mark_acked(
     by_row: Mapping[tuple[str, int], Settlement],
     flushed: Flushed,
 ) -> None:
-    """Marks acks that the watermark cannot pass yet; tells the stale ones apart."""
+    """Mark acks that the watermark cannot include yet, and find the stale ones."""
     held = _lock_rows(session, ref, [(key, offset) for key, offset, _ in rows], session.dialect.skip_locked)
     mine = [(key, offset) for key, offset, token in rows if held.get((key, offset)) == token]
     for chunk in session.chunks(mine):
@@ -303,7 +334,7 @@ def _mark_acked(
         passed = found is None and key in offsets and offset <= offsets[key].acked
         if found == (token, False):
             flushed.locked.append(by_row[key, offset])
-        # Settled with this token, or passed: done already, perhaps by a COMMIT whose answer was lost.
+        # Settled with this token, or below the watermark: done already, perhaps by a COMMIT whose answer was lost.
         elif found != (token, True) and not passed:
             flushed.stale.append(by_row[key, offset])
 
@@ -311,7 +342,7 @@ def _mark_acked(
 def _read_rows(
     session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], tuple[int, bool]]:
-    """The token of each row and whether it is settled, without locks."""
+    """Return the token of each row, and whether it is settled, without locks."""
     found: dict[tuple[str, int], tuple[int, bool]] = {}
     for chunk in session.chunks(rows):
         for key, offset, token, acked in session.rows(
@@ -330,7 +361,7 @@ def _apply_failures(
     places = [(settlement.delivery.key, settlement.delivery.offset) for settlement in ordered]
     held = _lock_rows(session, ref, places, session.dialect.skip_locked)
     there = _read_rows(session, ref, [place for place in places if place not in held])
-    letters: list[FailedDelivery] = []
+    dead: list[FailedDelivery] = []
     events: list[Event] = []
     waits: list[tuple[str, int, int, int, str | None, int]] = []
     for settlement in ordered:
@@ -342,21 +373,21 @@ def _apply_failures(
         elif held.get((key, offset)) != delivery.token:
             flushed.stale.append(settlement)
         elif failed and is_final(ref.topic, attempt, max_attempts, rejected=action is Action.REJECT):
-            letters.append(FailedDelivery.of(delivery, settlement.error, settlement.handled_ms))
+            dead.append(FailedDelivery.of(delivery, settlement.error, settlement.handled_ms))
             flushed.dead.append((delivery, settlement.error))
         else:
-            # Nack stores the attempt that failed; the others store what was there before it.
+            # A nack stores the number of the attempt, which failed; the others store the number before it.
             count = attempt if failed else attempt - 1
             error = settlement.error if failed else None
-            # A suspect that never started stays one.
+            # A suspected poison message that never started remains one.
             keep = action is Action.RELEASE and delivery.suspect
             waits.append((key, offset, settlement.delay_ms, count, error and cut_error(error), int(keep)))
             if failed:
                 events.append(Event.of(delivery, Outcome.FAILED, settlement.error, settlement.handled_ms))
             elif settlement.action is Action.SNOOZE:
                 events.append(Event.of(delivery, Outcome.SNOOZED, settlement.error, settlement.handled_ms))
-    if letters:
-        dead_letters.dead_letter(session, ref, letters)
+    if dead:
+        dead_letters.dead_letter(session, ref, dead)
     _record(session, ref, events)
     if waits:
         _make_wait(session, ref, waits)
@@ -366,7 +397,7 @@ def _apply_failures(
 
 
 def _record(session: Session, ref: GroupRef, events: Sequence[Event]) -> None:
-    """Records what the group's setting asks for; dead letters record themselves."""
+    """Record the events that the setting asks for. Dead-lettering records its own."""
     level = delivery_events.level(ref) if events else "none"
     if level == "failures":
         events = [event for event in events if event.outcome in (Outcome.FAILED, Outcome.DELETED)]
@@ -377,10 +408,10 @@ def _record(session: Session, ref: GroupRef, events: Sequence[Event]) -> None:
 def _lock_rows(
     session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]], how: str
 ) -> dict[tuple[str, int], int]:
-    """Locks unsettled rows, in order; returns the token of each.
+    """Lock unsettled rows, in order; return the token of each.
 
-    With ``skip_locked`` another's open transaction is not waited for: a handler
-    of the row's new holder may have acked in one that lasts.
+    With ``skip_locked`` as ``how``, other transactions are not waited for: a handler of the row's new holder may have
+    acked in a long one.
     """
     tokens: dict[tuple[str, int], int] = {}
     for chunk in session.chunks(rows):

@@ -1,4 +1,4 @@
-"""Subsets: the partitions that a subscriber works on, where they are divided up by hand."""
+"""Subsets: the partitions that a subscriber works on, if its options restrict them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.sql.base import Dialect
 
 MOST_STARS = 3
-"""In a pattern: each more multiplies what matching a key may cost."""
+"""Maximum number of stars in a pattern. Each one multiplies the cost of matching a key."""
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some of every topic's partitions; without patterns and shard it is all of them.
+    """A subset of every topic's partitions. Without patterns and shard, it contains all of them.
 
-    Subscribers with equal subsets share its partitions out among themselves.
-    Others may overlap: a lease is exclusive whoever holds it.
+    Subscribers with equal subsets divide its partitions among themselves. Different subsets may overlap: a lease is
+    exclusive, regardless of its owner's subset.
     """
 
     patterns: tuple[str, ...] = ()
-    """Partition keys of which one must match: ``*`` stands for any text, ``?`` for one character."""
+    """Patterns of which the partition key must match one: ``*`` matches any text, ``?`` one character."""
     shard: tuple[int, int] | None = None
-    """(number, of how many): the CRC-32 of the key's UTF-8 bytes, modulo the second, is the first less one."""
+    """(number, number of shards): the CRC-32 of the key's UTF-8 bytes modulo the second number is the first minus 1."""
 
     @classmethod
     def parse(cls, patterns: Sequence[str] = (), shard: str | None = None) -> Subset:
-        """A subset from the command line: patterns, and a shard such as ``1/4``.
+        """Return the subset for options of the command line.
+
+        Args:
+            patterns: the patterns.
+            shard: the shard, for example ``1/4``.
 
         Raises:
-            SubscriberError: names the value and the rule.
+            SubscriberError: a value breaks a rule. The error names the value and the rule.
         """
         for pattern in patterns:
             if not 1 <= len(pattern) <= KEY_LENGTH or pattern.count("*") > MOST_STARS:
@@ -46,15 +50,15 @@ class Subset:
             return cls(chosen)
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise SubscriberError(f"shard {shard!r}: must be like 1/4, the first number from 1 to the second")
+            raise SubscriberError(f"shard {shard!r}: must be like 1/4, with the first number from 1 to the second one")
         number, parts = int(match[1]), int(match[2])
         return cls(chosen, None if parts == 1 else (number, parts))
 
     @classmethod
     def read(cls, info: object) -> Subset:
-        """A subset as a heartbeat row's ``info`` names it (``as_json``).
+        """Return the subset in the ``info`` of a heartbeat row (``as_json``).
 
-        What cannot be read counts as everything: it may come from another version.
+        A value that cannot be read counts as all partitions, because it may come from another version.
         """
         if not isinstance(info, Mapping):
             return cls()
@@ -64,7 +68,7 @@ class Subset:
             return cls()
 
     def as_json(self) -> dict[str, object] | None:
-        """What ``read`` takes."""
+        """Return the value for ``read``."""
         if self == EVERYTHING:
             return None
         return {"partitions": list(self.patterns), "shard": self.shard and f"{self.shard[0]}/{self.shard[1]}"}
@@ -87,7 +91,7 @@ class Subset:
         return self.shard is None or zlib.crc32(key.encode()) % self.shard[1] == self.shard[0] - 1
 
     def condition(self, dialect: Dialect, column: str) -> tuple[str, tuple[object, ...]]:
-        """`` AND …`` and its parameters: the same as ``in``, for a WHERE on a column of partition keys."""
+        """Return the condition equivalent to ``in`` for a column of partition keys, as ``" AND …"`` with parameters."""
         sql = ""
         parameters: list[object] = []
         if self.patterns:

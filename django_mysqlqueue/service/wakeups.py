@@ -1,17 +1,21 @@
-"""Tells subscribers of the same process that something was published."""
+"""Notification of subscribers in the same process that a message was published."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 eager: Callable[[str], None] | None = None
-"""What delivers in the publisher's thread where the setting ``EAGER`` says so; the app puts it here."""
+"""A function that delivers in the publisher's thread if the setting ``EAGER`` is on. Set by the app."""
 
 _listeners: dict[str, list[Callable[[], None]]] = {}
 
 
 def listen(using: str, wake: Callable[[], None]) -> Callable[[], None]:
-    """Calls ``wake`` after every publish that commits on ``using``; returns what ends that."""
+    """Call ``wake`` after every publish that commits on ``using``.
+
+    Returns:
+        A function that ends this.
+    """
     _listeners.setdefault(using, []).append(wake)
 
     def stop() -> None:
@@ -21,9 +25,11 @@ def listen(using: str, wake: Callable[[], None]) -> Callable[[], None]:
 
 
 def has_listeners(using: str) -> bool:
+    """Return whether subscribers of this process listen on ``using``."""
     return bool(_listeners.get(using))
 
 
 def notify(using: str) -> None:
+    """Wake the subscribers of this process that listen on ``using``."""
     for wake in list(_listeners.get(using, ())):
         wake()

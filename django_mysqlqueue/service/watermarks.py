@@ -1,8 +1,8 @@
-"""Offsets rows: creating and locking them, moving the watermark.
+"""Offsets rows: creating and locking them, and advancing the watermark.
 
-The watermark of a partition stops just below its first unsettled delivery, or
-at the cursor. It is stored by the transaction that deletes the state rows at or
-below it: never is a row missing that would be delivered again.
+The watermark of a partition is just below its first unsettled delivery, or at the position ("cursor"). It is stored by
+the transaction that deletes the state rows at or below it, so that a state row is never missing while its message
+could be delivered again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OFFSETS = ConsumerOffset._meta.db_table
 STATE = DeliveryState._meta.db_table
 
 LOOK_AHEAD = 100
-"""Settled rows that one flush clears of a partition beyond those it settles itself."""
+"""Number of settled rows that one flush deletes from a partition, in addition to those that it settles itself."""
 
 BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
 BY_ROW = f"{BY_KEY} AND s.message_offset = v.o"
@@ -27,7 +27,7 @@ BY_ROW = f"{BY_KEY} AND s.message_offset = v.o"
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A partition's watermark and cursor for a group."""
+    """A partition's watermark and position for a group."""
 
     acked: int
     claimed: int
@@ -35,22 +35,23 @@ class Offsets:
 
 @dataclass(slots=True)
 class Advanced:
-    """What moving watermarks found."""
+    """The result of advancing watermarks."""
 
     watermarks: dict[str, int] = field(default_factory=dict)
-    """The new watermarks: to be stored by the same transaction."""
+    """The new watermarks, to be stored by the same transaction."""
     settled: set[tuple[str, int]] = field(default_factory=set)
-    """Acks that are settled with their rows deleted: the watermark has passed them."""
+    """Acks that are settled by deleting their rows, because the watermark includes them."""
     beyond: list[tuple[str, int, int]] = field(default_factory=list)
-    """(key, offset, token) of acks behind an unsettled row: to be marked in place."""
+    """(key, offset, token) of acks after an unsettled row, to be marked in place."""
     unfinished: set[str] = field(default_factory=set)
+    """Partitions whose watermark can advance further."""
 
 
 def create_missing(using: str, ref: GroupRef, keys: Collection[str]) -> bool:
-    """Creates offsets rows that are not there, at the group's start offset; False if it was dropped.
+    """Create missing offsets rows, at the group's start offset; return False if the group was dropped.
 
-    In a transaction of its own: an INSERT that meets an existing row and then a
-    FOR UPDATE of it deadlock with another process that does the same.
+    This uses a transaction of its own: an INSERT that meets an existing row, followed by a FOR UPDATE of it, deadlocks
+    with another process that does the same.
     """
 
     def create(session: Session) -> bool:
@@ -74,7 +75,7 @@ def create_missing(using: str, ref: GroupRef, keys: Collection[str]) -> bool:
 
 
 def existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]:
-    """The partitions that have an offsets row."""
+    """Return the partitions that have an offsets row."""
     found: set[str] = set()
     for chunk in session.chunks(sorted(keys)):
         found.update(
@@ -89,7 +90,7 @@ def existing(session: Session, ref: GroupRef, keys: Collection[str]) -> set[str]
 
 
 def lock(session: Session, ref: GroupRef, keys: Collection[str], *, skip_locked: bool = False) -> dict[str, Offsets]:
-    """Locks the offsets rows of some partitions in order of key."""
+    """Lock the offsets rows of partitions in order of key, and return them."""
     suffix = session.dialect.skip_locked if skip_locked else session.dialect.for_update
     found: dict[str, Offsets] = {}
     for chunk in session.chunks(sorted(keys)):
@@ -110,9 +111,16 @@ def store(
     watermarks: Mapping[str, int],
     cursors: Mapping[str, int],
 ) -> None:
-    """Stores what has moved of partitions whose offsets rows are locked: one UPDATE for both.
+    """Store new watermarks and positions of partitions whose offsets rows are locked, by one UPDATE.
 
-    ``offsets`` are the rows as they were locked. Neither ever goes back.
+    Neither ever goes back.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        offsets: the rows as they were locked.
+        watermarks: new watermarks by partition.
+        cursors: new positions by partition.
     """
     places: list[tuple[str, int, int]] = []
     for key in sorted({*watermarks, *cursors}):
@@ -134,7 +142,7 @@ def store(
 
 
 def reset_offsets(session: Session, ref: GroupRef, keys: Collection[str], offset: int) -> None:
-    """Stores one offset as watermark and cursor of locked rows: for seek, which alone may take them back."""
+    """Store one offset as watermark and position of locked rows. Only a seek may call this: it may move them back."""
     for chunk in session.chunks(sorted(keys)):
         session.execute(
             session.dialect.update_joined(
@@ -151,15 +159,19 @@ def reset_offsets(session: Session, ref: GroupRef, keys: Collection[str], offset
 def advance(
     session: Session, ref: GroupRef, offsets: Mapping[str, Offsets], acks: Mapping[str, Mapping[int, int]]
 ) -> Advanced:
-    """Finds how far the watermarks of partitions go whose offsets rows are locked, and deletes the rows they pass.
+    """Find how far watermarks can advance, and delete the state rows that they then include.
 
-    ``acks`` maps partition key → offset → token of deliveries to settle now.
-    Those at the head are settled by deleting their rows, with no UPDATE before
-    (2.3 times faster); the others come back in ``beyond``. The caller stores
-    the new watermarks in the same transaction.
+    Acks at the start of a partition are settled by deleting their rows without an UPDATE before it (2.3 times faster);
+    the others are returned in ``beyond``. The caller stores the new watermarks in the same transaction.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        offsets: the offsets rows of the partitions, which the transaction has locked.
+        acks: partition key → offset → token of the deliveries to settle.
 
     Raises:
-        Retry: a row changed hands between the look and the delete.
+        Retry: a row changed between the SELECT and the DELETE.
     """
     result = Advanced()
     heads = _heads(
@@ -179,7 +191,7 @@ def advance(
                 result.settled.add((key, offset))
         else:
             if len(rows) == len(mine) + LOOK_AHEAD:
-                # (A seek has put the cursor below rows that it has not deleted yet.)
+                # During a seek, the position may be below rows that the seek has not deleted yet.
                 watermark = min(rows[-1][0], place.claimed)
                 result.unfinished.add(key)
         if watermark > place.acked:
@@ -192,10 +204,11 @@ def advance(
 def _heads(
     session: Session, ref: GroupRef, places: Mapping[str, tuple[int, int]]
 ) -> dict[str, list[tuple[int, bool, int]]]:
-    """The first rows of each partition above its watermark, in offset order: (offset, settled, token).
+    """Return the first rows of each partition above its watermark, in offset order: (offset, settled, token).
 
-    ``places`` maps partition key → (watermark, limit). Without the bound a look walks the deleted rows at the
-    head that purge has not removed, as many as have been settled since the oldest snapshot on the server.
+    ``places`` maps partition key → (watermark, limit). Without the watermark as a bound, the query would walk the
+    deleted rows at the start that purge has not removed yet: all that were settled since the oldest snapshot on the
+    server.
     """
     if len(places) > FEW_PARTITIONS:
         joined = _all_rows(session, ref, places)
@@ -212,7 +225,7 @@ def _heads(
     for start in range(0, len(ordered), UNION_TERMS):
         chunk = ordered[start : start + UNION_TERMS]
         sql = session.dialect.union(one, len(chunk))
-        # A row that is missing counts as settled.
+        # ``whole``: a row that is missing from the answer would count as settled.
         for key, offset, acked, token in session.whole(
             sql + last_row(4), flat((*ref, key, *place) for key, place in chunk)
         ):
@@ -223,14 +236,15 @@ def _heads(
 
 
 FEW_PARTITIONS = 40
-"""Up to here a SELECT for each, which begins at the watermark. The join of more begins at the partition's start, where
-purge may have left deleted rows; but those who take from so many at a time take little from each."""
+"""Up to this number of partitions, there is a SELECT for each, which begins at the watermark. For more there is a join,
+which begins at the partition's start, where purge may have left deleted rows; but a claim from many partitions takes
+little from each."""
 
 
 def _all_rows(
     session: Session, ref: GroupRef, places: Mapping[str, tuple[int, int]]
 ) -> dict[str, list[tuple[int, bool, int]]] | None:
-    """The same for many partitions by one join, at a sixth of the cost; None if they have too many rows for that."""
+    """Do the same for many partitions by one join, at a sixth of the cost. Return None if they have too many rows."""
     found: dict[str, list[tuple[int, bool, int]]] = {}
     for chunk in session.chunks(sorted(places.items())):
         most = 1000 + 2 * sum(limit - LOOK_AHEAD for _, (_, limit) in chunk)
@@ -251,9 +265,9 @@ def _all_rows(
 
 
 def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, int, int]]) -> None:
-    """Deletes settled rows by their exact primary keys.
+    """Delete settled rows by their exact primary keys.
 
-    A range (``message_offset <= w``) would lock the first row beyond it too.
+    A range (``message_offset <= w``) would also lock the first row after it.
     """
     for chunk in session.chunks(rows):
         deleted = session.execute(
@@ -267,10 +281,10 @@ def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, in
 
 
 def behind(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> tuple[list[str], str | None]:
-    """Partitions whose watermark has not come up to the cursor, among the next ``limit`` offsets rows of the group.
+    """Find partitions whose watermark is below the position, among the next ``limit`` offsets rows of the group.
 
     Returns:
-        Their keys, and the key to go on from (None: at the end).
+        Their keys, and the key after which to continue (None at the end).
     """
     above, parameters = ("", ()) if after is None else (" AND partition_key > %s", (after,))
     rows = session.rows(
@@ -282,7 +296,7 @@ def behind(session: Session, ref: GroupRef, *, after: str | None, limit: int) ->
 
 
 def sweep(using: str, ref: GroupRef, keys: Collection[str]) -> set[str]:
-    """Moves the watermarks of partitions that nobody works on; returns those with further to go."""
+    """Advance the watermarks of partitions that no subscriber uses; return those that can advance further."""
 
     def move(session: Session) -> set[str]:
         offsets = lock(session, ref, keys, skip_locked=True)

@@ -1,4 +1,4 @@
-"""What differs between the engines. ``connection`` asks which one it is; a dialect knows how it spells SQL."""
+"""The differences between the engines. ``connection`` determines the engine; a dialect writes its SQL."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 FailureKind = Literal[
     "no_answer", "denied", "no_database", "too_many_connections", "read_only", "missing_table", "busy"
 ]
-"""Why the database did not do what it was asked to."""
+"""The reason why the database refused a statement or did not answer."""
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
-    """The dialect of a connection's engine.
+    """Return the dialect of a connection's engine.
 
     Raises:
-        ImproperlyConfigured: for an engine other than MySQL, MariaDB and SQLite.
+        ImproperlyConfigured: the engine is not MySQL, MariaDB or SQLite.
     """
     if connection.vendor == "sqlite":
         from django_mysqlqueue.sql import sqlite

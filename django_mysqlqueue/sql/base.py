@@ -1,9 +1,8 @@
-"""The pieces of SQL that engines spell differently.
+"""The parts of SQL that differ between engines.
 
-A multi-row statement here always joins a derived table of literal keys, in key
-order, to the real table by primary key. ``IN`` lists would do for results, but
-on a small table the optimizers scan it, lock rows of open transactions and run
-after the tail; the join cannot.
+A multi-row statement always joins a derived table of literal keys, in key order, to the real table by primary key.
+``IN`` lists would give the same results, but with them the optimizers scan small tables, lock rows of open
+transactions, and follow the end of a growing table. A join cannot do that.
 """
 
 from __future__ import annotations
@@ -21,142 +20,146 @@ if TYPE_CHECKING:
 
 
 class Dialect(ABC):
-    """One engine's spelling. Methods return SQL text with ``%s`` placeholders."""
+    """The SQL of one engine. Methods return SQL text with ``%s`` placeholders."""
 
     name: str
     now_ms: str
-    """The database's clock in epoch milliseconds."""
+    """The database's time in epoch milliseconds."""
     share_lock: str
-    """Suffix of a SELECT that lets others read and lock shared, but not write."""
+    """The suffix of a SELECT that lets other transactions read and lock shared, but not write."""
     for_update: str
     skip_locked: str
     greatest: str
     max_rows: int
-    """Rows that one derived table of keys may have."""
+    """Maximum number of rows of one derived table of keys."""
     has_row_locks: bool
     oldest_transaction: tuple[str, ...]
     """SELECTs of the age in seconds and the connection's id of the transaction that has been open longest.
 
-    The next one is for when the server refuses the one before it.
+    If the server refuses one, the next one is tried.
     """
     session: tuple[SessionVariable, ...] = ()
-    """Variables that every session of the queue needs at one value."""
+    """The variables that must have a certain value in every session of the queue."""
 
     def placeholders(self, rows: int, row: str) -> str:
-        """``row`` repeated, for a multi-row VALUES."""
+        """Return ``row`` repeated, for a multi-row VALUES."""
         return ", ".join([row] * rows)
 
     @abstractmethod
     def rows(self, names: Sequence[str], count: int) -> str:
-        """A derived table ``v`` of ``count`` rows of literals, its columns named."""
+        """Return a derived table ``v`` of ``count`` rows of literals, with named columns."""
 
     @abstractmethod
     def force_index(self, name: str) -> str:
-        """A hint after a table's alias that keeps the optimizer on one index."""
+        """Return the hint, after a table's alias, that makes the optimizer use an index."""
 
     @abstractmethod
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
-        """A join that reads its left side first, and ``table`` by that index whatever its statistics say.
+        """Return a join that reads its left side first, and ``table`` by an index, regardless of statistics.
 
-        With few rows the optimizers find another index, or none, as good: then they lock rows of other people.
+        With few rows, the optimizers consider another index, or none, as good as the given one. Then they lock rows
+        that the statement does not need.
         """
 
     @abstractmethod
     def ending(self, column: str, characters: int) -> str:
-        """The last characters of a text."""
+        """Return the expression for the last characters of a text."""
 
     @abstractmethod
     def union(self, select: str, count: int) -> str:
-        """``count`` times a SELECT that has an ORDER BY and a LIMIT of its own, as one statement."""
+        """Return one statement of ``count`` times a SELECT that has an ORDER BY and a LIMIT of its own."""
 
     @abstractmethod
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:
-        """UPDATE of ``table`` (alias ``s``) joined to a derived table ``v`` by its primary key."""
+        """Return an UPDATE of ``table`` (alias ``s``) joined to a derived table ``v`` by its primary key."""
 
     @abstractmethod
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
-        """DELETE from ``table`` (alias ``s``) joined to a derived table ``v`` by its primary key."""
+        """Return a DELETE from ``table`` (alias ``s``) joined to a derived table ``v`` by its primary key."""
 
     @abstractmethod
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
-        """The clause that turns an INSERT into an upsert."""
+        """Return the clause that makes an INSERT an upsert."""
 
     @abstractmethod
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
-        """The clause that makes an INSERT of an existing key do nothing.
+        """Return the clause that makes an INSERT of an existing key do nothing.
 
-        Unlike IGNORE it hides no other error.
+        Unlike IGNORE, it hides no other error.
         """
 
     @abstractmethod
     def matches(self, column: str) -> str:
-        """The condition that a text column matches a ``pattern`` parameter, byte for byte."""
+        """Return the condition that a text column matches a ``pattern`` parameter, byte by byte."""
 
     @abstractmethod
     def pattern(self, text: str) -> str:
-        """A pattern with ``*`` for any text and ``?`` for one character, as ``matches`` takes it."""
+        """Return the parameter for ``matches`` from a pattern: ``*`` matches any text, ``?`` one character."""
 
     @abstractmethod
     def shard(self, column: str) -> str:
-        """The condition that the CRC-32 of a text column, modulo one parameter, is the next parameter."""
+        """Return the condition that the CRC-32 of a text column, modulo one parameter, equals the next parameter."""
 
-    def begin_manual(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # only SQLite has to
-        """With autocommit off: sees to it that a transaction is open before a savepoint is set."""
+    def begin_manual(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # Only SQLite needs it.
+        """With autocommit off, make sure that a transaction is open before a savepoint is set."""
 
     @abstractmethod
     def is_retryable(self, error: Error) -> bool:
-        """A deadlock or a lock wait time-out: the same transaction may succeed when run again."""
+        """Return whether it is a deadlock or a lock wait timeout, after which the transaction can run again."""
 
     def hides_transactions(self, error: Error) -> bool:
-        """The server cannot show its transactions, or not to this user."""
+        """Return whether the server refuses to show its transactions, in general or to this user."""
         return False
 
     @abstractmethod
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
-        """What makes the next transaction READ COMMITTED where the connection's default is another."""
+        """Return the statement that makes the next transaction READ COMMITTED, or None if it is that by default."""
 
     def locks_reads(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether plain reads lock what they read inside this connection's transactions (SERIALIZABLE)."""
+        """Return whether plain reads lock rows in this connection's transactions (SERIALIZABLE)."""
         return False
 
     @abstractmethod
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
-        """Session variables with which the server frees a frozen client's locks (seconds)."""
+        """Return the session variables that make the server release the locks of a frozen client, in seconds."""
 
     def set_session(self, more: Mapping[str, str]) -> str | None:
-        """The statement that sets the variables of ``session``, and more; None if there are none."""
+        """Return the statement that sets the variables of ``session`` and more, or None if there are none."""
         values = {variable.name: variable.value for variable in self.session} | dict(more)
         if not values:
             return None
         return "SET SESSION " + ", ".join(f"{name} = {value}" for name, value in values.items())
 
     def session_faults(self, connection: BaseDatabaseWrapper) -> list[tuple[SessionVariable, str]]:
-        """The variables of ``session`` that this connection has at another value, and that value.
+        """Return the variables of ``session`` that have another value on this connection, with that value.
 
-        Autocommit only counts where Django believes that it is on.
+        Autocommit is checked only if Django assumes that it is on.
         """
         wanted = [one for one in self.session if one.name != "autocommit" or connection.get_autocommit()]
         if not wanted:
             return []
         with connection.cursor() as cursor:
-            # One row: under sql_select_limit even SHOW VARIABLES leaves some out.
+            # All in one row: with sql_select_limit, even SHOW VARIABLES leaves some out.
             cursor.execute(f"SELECT {', '.join(f'{one.wrong}, @@SESSION.{one.name}' for one in wanted)}")
             row = cursor.fetchone()
         return [(one, str(row[2 * place + 1])) for place, one in enumerate(wanted) if row[2 * place]]
 
     def if_autocommit(self, connection: BaseDatabaseWrapper, value: str) -> str:
-        """``value``, or an error (``is_uncommitted``) in a session that would not commit the statement by itself."""
+        """Return ``value``, or an expression that raises an error if the session would not commit by itself.
+
+        See ``is_uncommitted``.
+        """
         return value
 
     def is_uncommitted(self, error: Error) -> bool:
-        """The error of ``if_autocommit``."""
+        """Return whether it is the error of ``if_autocommit``."""
         return False
 
-    def has_committed(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # only servers have to ask
-        """A statement with ``if_autocommit`` has succeeded on this connection."""
+    def has_committed(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # Only servers need it.
+        """Note that a statement with ``if_autocommit`` has succeeded on this connection."""
 
     @abstractmethod
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
-        """The longest statement that the server takes, in bytes."""
+        """Return the maximum length of a statement in bytes."""

@@ -1,7 +1,7 @@
-"""What is known of Django's connections beyond their documented interface, and which engine they are on.
+"""Everything that depends on undocumented parts of Django's connections, or on a connection's engine.
 
-One file to read when a new version of Django comes out: no other module of the
-package touches the private parts of a connection.
+Review this module when a new version of Django is released: no other module of the package uses private parts of a
+connection.
 """
 
 from __future__ import annotations
@@ -17,32 +17,36 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_mysqlqueue.sql import FailureKind, dialect_of
 
 READ_SECONDS = 20.0
-"""How long a page, a scrape or a health check waits for an answer; each statement of theirs is bounded."""
+"""Seconds for which a page, a scrape or a health check waits for the answer to each statement."""
 LOCK_SECONDS = 60.0
-"""How long an operation waits: longer than servers let a statement wait for a lock (``innodb_lock_wait_timeout``:
-50 s), so that the server's error comes first, and the transaction is run again."""
+"""Seconds for which an operation waits: longer than the server's limit for lock waits (``innodb_lock_wait_timeout``,
+50 s), so that the server's error comes first and the transaction runs again."""
 
 
 def is_server(connection: BaseDatabaseWrapper) -> bool:
-    """Whether it is a connection to MySQL or MariaDB. It asks no server."""
+    """Return whether it is a connection to MySQL or MariaDB, without a query."""
     return connection.vendor == "mysql"
 
 
 def server_version(connection: BaseDatabaseWrapper) -> tuple[int, ...]:
-    """Of the server, or of the library SQLite."""
+    """Return the version of the server, or of the SQLite library."""
     if is_server(connection):
         return tuple(connection.mysql_version)  # type: ignore[attr-defined]
     return tuple(connection.Database.sqlite_version_info)  # type: ignore[attr-defined]
 
 
-# -- what the driver and the server say ------------------------------------------
+# -- errors and states of the driver and the server ------------------------------
 
 
 def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str, int]:
-    """Connection options after which the driver gives up on a server that does not answer (seconds).
+    """Return the connection options that make the driver stop waiting for a server that does not answer.
 
-    Unlike ``dialect_of`` this asks no server: one that is away must not keep a
-    thread from starting, nor be waited for before there are time-outs.
+    Unlike ``dialect_of``, this sends no query: a server that is away must not keep a thread from starting, and at
+    this time the connection has no timeouts.
+
+    Args:
+        connection: Django's connection.
+        read: seconds to wait for each answer.
     """
     if connection.vendor != "mysql":
         return {}
@@ -52,13 +56,13 @@ def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str
 
 
 def limited_settings(connection: BaseDatabaseWrapper, *, read: float) -> dict[str, Any]:
-    """The connection's settings with ``client_timeouts``, of which the project's own ``OPTIONS`` win."""
+    """Return the connection's settings with ``client_timeouts``. The project's ``OPTIONS`` take precedence."""
     own = connection.settings_dict
     return {**own, "OPTIONS": {**client_timeouts(connection, read=read), **own.get("OPTIONS", {})}}
 
 
 def failure_kind(connection: BaseDatabaseWrapper, error: Error) -> FailureKind | None:
-    """Why the database refused or did not answer; None: some other error (asks no server)."""
+    """Return why the database refused or did not answer, or None for other errors, without a query."""
     if connection.vendor == "mysql":
         from django_mysqlqueue.sql import mysql
 
@@ -69,7 +73,7 @@ def failure_kind(connection: BaseDatabaseWrapper, error: Error) -> FailureKind |
 
 
 def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
-    """The server refuses writes: it is no longer the primary, or not yet."""
+    """Return whether the server refuses writes, because it is no longer, or not yet, the primary."""
     if connection.vendor != "mysql":
         return False
     from django_mysqlqueue.sql import mysql
@@ -78,7 +82,7 @@ def is_read_only(connection: BaseDatabaseWrapper, error: BaseException) -> bool:
 
 
 def changes_session(connection: BaseDatabaseWrapper, statement: str) -> bool:
-    """A statement after which the session may not be as Django has set it up, and Django does not know."""
+    """Return whether a statement may change the session without Django's knowledge."""
     if connection.vendor != "mysql":
         return False
     from django_mysqlqueue.sql import mysql
@@ -87,7 +91,7 @@ def changes_session(connection: BaseDatabaseWrapper, statement: str) -> bool:
 
 
 def ends_transaction(connection: BaseDatabaseWrapper, error: Error) -> bool:
-    """Whether it is certain that the server has rolled back the whole transaction with this error."""
+    """Return whether it is certain that the server has rolled back the whole transaction with this error."""
     if connection.connection is None:
         return True
     if connection.vendor == "mysql":
@@ -98,10 +102,10 @@ def ends_transaction(connection: BaseDatabaseWrapper, error: Error) -> bool:
 
 
 def keeps_transaction(connection: BaseDatabaseWrapper, statement: str, error: Error) -> bool:
-    """Whether it is certain that a statement's error has left the open transaction as it was.
+    """Return whether it is certain that a statement's error has not changed the open transaction.
 
-    What the engine rolls back with an error differs by error, engine and setting, so only what is known counts. The
-    path without errors asks nothing.
+    How much the engine rolls back after an error depends on the error, the engine and settings, so the result is True
+    only for known cases.
     """
     if connection.connection is None:
         return False
@@ -109,12 +113,12 @@ def keeps_transaction(connection: BaseDatabaseWrapper, statement: str, error: Er
         from django_mysqlqueue.sql import mysql
 
         return mysql.keeps_transaction(connection.connection, statement, error)
-    # SQLite says it itself: some errors (a full disk, say) roll back everything.
+    # SQLite tells it: some errors (for example a full disk) roll back everything.
     return bool(connection.connection.in_transaction)
 
 
 def is_astray(connection: BaseDatabaseWrapper) -> bool:
-    """The driver's connection was closed, or lost its autocommit, behind Django's back (asks no server)."""
+    """Return whether the driver's connection was closed, or lost autocommit, without Django's knowledge (no query)."""
     raw: Any = connection.connection
     if connection.vendor == "mysql":
         return not raw.open or bool(raw.get_autocommit()) != connection.get_autocommit()
@@ -122,10 +126,10 @@ def is_astray(connection: BaseDatabaseWrapper) -> bool:
 
 
 def has_unread(connection: BaseDatabaseWrapper) -> bool:
-    """Whether an idle connection has something to read: most likely its end. It costs no round trip.
+    """Return whether an idle connection has something to read, which most likely is its end, without a round trip.
 
-    A server that ends a connection closes its socket, and newer ones say why before that. (TLS may have something to
-    read on a sound connection, so this is a reason to ask it, not a verdict.)
+    A server that ends a connection closes its socket, and newer servers send the reason before that. With TLS, a sound
+    connection may have something to read too, so check it after this.
     """
     fileno = getattr(connection.connection, "fileno", None)
     if fileno is None:
@@ -134,7 +138,7 @@ def has_unread(connection: BaseDatabaseWrapper) -> bool:
         readable = select.poll()
         readable.register(fileno(), select.POLLIN)
         return bool(readable.poll(0))
-    except Exception:  # noqa: BLE001  # drivers differ in what they raise for a connection that is closed
+    except Exception:  # noqa: BLE001  # Drivers raise different errors for a closed connection.
         return True
 
 
@@ -142,38 +146,36 @@ def has_unread(connection: BaseDatabaseWrapper) -> bool:
 
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the project's code has a transaction open; those around a ``TestCase``'s tests do not count."""
+    """Return whether the project's code has an open transaction. The transactions of a ``TestCase`` do not count."""
     if connection.in_atomic_block:
         return any(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
     return connection.connection is not None and not connection.get_autocommit()
 
 
 def in_testcase(connection: BaseDatabaseWrapper) -> bool:
-    """Whether only a ``TestCase`` has a transaction open."""
+    """Return whether the only open transaction is that of a ``TestCase``."""
     return connection.in_atomic_block and not in_transaction(connection)
 
 
 def tells_commit(connection: BaseDatabaseWrapper) -> bool:
-    """Whether Django knows when the caller commits: in ``atomic()``, or statement by statement.
+    """Return whether Django knows when the caller commits: in ``atomic()``, or statement by statement.
 
-    With autocommit off it does not, and ``on_commit`` is refused.
+    With autocommit off it does not, and refuses ``on_commit``.
     """
     return connection.in_atomic_block or connection.get_autocommit()
 
 
 def is_manual(connection: BaseDatabaseWrapper) -> bool:
-    """Whether autocommit is off and the caller commits by hand."""
+    """Return whether autocommit is off, so that the caller commits by hand."""
     return not tells_commit(connection)
 
 
 def begin_in_one_statement(connection: Any) -> None:
-    """Lets ``atomic()`` begin by START TRANSACTION, not by turning autocommit off and afterwards on again.
+    """Make ``atomic()`` begin with START TRANSACTION, instead of switching autocommit off and later on again.
 
-    One round trip less for each transaction, an eighth of all that a claim
-    costs. The hook is Django's own, for backends
-    (``BaseDatabaseWrapper.set_autocommit``): SQLite's has it. Not for handlers:
-    after a statement that ends their transaction unasked (DDL) each further one
-    would commit by itself, and could not be rolled back.
+    This saves one round trip per transaction, an eighth of the cost of a claim. The hook is Django's own for backends
+    (``BaseDatabaseWrapper.set_autocommit``); that of SQLite uses it. Do not call this for handlers: after a statement
+    that commits implicitly (DDL), each further one would commit by itself and could not be rolled back.
     """
 
     def begin() -> None:
@@ -185,33 +187,33 @@ def begin_in_one_statement(connection: Any) -> None:
 
 
 def in_savepoint(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a block of the open transaction has a savepoint of its own."""
+    """Return whether a block of the open transaction has a savepoint of its own."""
     return connection.in_atomic_block and any(connection.savepoint_ids)
 
 
 def outermost_block(connection: BaseDatabaseWrapper) -> Any:
-    """The ``atomic()`` block that has begun the open transaction; None: there is none."""
+    """Return the ``atomic()`` block that has begun the open transaction, or None."""
     blocks: list[Any] = connection.atomic_blocks if connection.in_atomic_block else []
     return blocks[0] if blocks else None
 
 
 def must_roll_back(connection: BaseDatabaseWrapper, error: BaseException) -> None:
-    """Lets the open ``atomic()`` block end in a rollback, and every query before that raise."""
+    """Make the open ``atomic()`` block end in a rollback, and every query before that raise an error."""
     connection.needs_rollback = True
     connection.rollback_exc = error  # type: ignore[attr-defined]
 
 
 def any_needs_rollback() -> bool:
-    """Whether a transaction of this thread accepts no query any more."""
+    """Return whether a transaction of this thread no longer accepts queries."""
     return any(connection.needs_rollback for connection in connections.all(initialized_only=True))
 
 
 @contextlib.contextmanager
 def without_marks() -> Iterator[None]:
-    """Keeps errors inside from making the transactions that are open now unusable: those of a ``TestCase``.
+    """Keep errors in the block from making the transactions that are open now (those of a ``TestCase``) unusable.
 
-    Outside a test an error would undo one statement. So it does here on MySQL and SQLite; elsewhere (PostgreSQL)
-    nothing works any more before a rollback, so everything that was done inside is undone.
+    Outside of a test, an error would undo one statement. Here it does the same on MySQL and SQLite. Other engines
+    (PostgreSQL) accept nothing before a rollback, so everything that was done in the block is undone.
     """
     inside = [connection for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
     savepoints = [connection.savepoint() for connection in inside]
@@ -226,19 +228,18 @@ def without_marks() -> Iterator[None]:
             connection.savepoint_commit(savepoint)
 
 
-# -- other connections in the place of the thread's ------------------------------
+# -- other connections instead of the thread's -----------------------------------
 
 
 @contextlib.contextmanager
 def apart(using: str) -> Iterator[None]:
-    """A connection of its own where the project's code has a transaction open.
+    """Use a connection of its own in the block if the project's code has an open transaction.
 
-    What is done inside commits by itself, sees what others have committed, and
-    holds no lock until that transaction ends. Without row locks (SQLite) that
-    transaction has the only write lock there is, and this joins it.
+    Statements in the block commit by themselves, see everything that was committed, and hold no lock until that
+    transaction ends. Without row locks (SQLite), that transaction has the only write lock, and the block joins it.
     """
     outer = connections[using]
-    begins = outer.connection is None and not outer.settings_dict["AUTOCOMMIT"]  # with its first statement
+    begins = outer.connection is None and not outer.settings_dict["AUTOCOMMIT"]  # With its first statement.
     if not (in_transaction(outer) or begins) or not dialect_of(outer).has_row_locks:
         yield
         return
@@ -250,13 +251,15 @@ def apart(using: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
-    """A connection of its own that gives up on a server that does not answer, for what web workers do.
+    """Use a connection of its own in the block that does not wait for the server without a time limit.
 
-    The request's own connection has the time limits that ``OPTIONS`` gives it, usually none, and they cannot be
-    changed once it is open. Inside a ``TestCase`` this joins its transaction; on SQLite there is no server to wait for.
+    This is for web workers: the request's own connection has the timeouts of ``OPTIONS``, usually none, and they
+    cannot be changed once it is open. Inside a ``TestCase``, the block joins its transaction. On SQLite there is no
+    server to wait for.
 
     Args:
-        read: seconds to wait for each answer, unless ``OPTIONS`` says otherwise.
+        using: alias of the database.
+        read: seconds to wait for each answer, unless ``OPTIONS`` sets another value.
     """
     outer = connections[using]
     if in_testcase(outer) or not client_timeouts(outer, read=read):
@@ -264,7 +267,7 @@ def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
         return
     own = outer.copy(using)
     own.settings_dict = {**limited_settings(own, read=read), "AUTOCOMMIT": True}
-    # Who watches the project's connection sees these statements too.
+    # Observers of the project's connection see these statements too.
     own.queries_log, own.force_debug_cursor = outer.queries_log, outer.force_debug_cursor
     own.execute_wrappers = outer.execute_wrappers
     with _in_its_place(outer, own):
@@ -273,7 +276,7 @@ def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_its_place(outer: BaseDatabaseWrapper, own: BaseDatabaseWrapper) -> Iterator[None]:
-    """Lets this thread use another connection for an alias, and closes it."""
+    """Make this thread use another connection for an alias, and close it afterwards."""
     connections[outer.alias] = own
     try:
         yield
@@ -286,46 +289,46 @@ def _in_its_place(outer: BaseDatabaseWrapper, own: BaseDatabaseWrapper) -> Itera
 
 
 def left_open(connection: BaseDatabaseWrapper) -> bool:
-    """Whether somebody has left a transaction open on it."""
+    """Return whether a transaction was left open on the connection."""
     return connection.in_atomic_block or (
         not connection.get_autocommit() and bool(connection.settings_dict["AUTOCOMMIT"])
     )
 
 
 def has_failed(connection: BaseDatabaseWrapper) -> bool:
-    """Whether an error has occurred on it since it was last found usable."""
+    """Return whether an error has occurred on the connection since it was last found usable."""
     return bool(connection.errors_occurred)
 
 
 def expires_at(connection: BaseDatabaseWrapper) -> float | None:
-    """When ``CONN_MAX_AGE`` is over, by the monotonic clock; None: never, or (at 0) after each request."""
+    """Return when ``CONN_MAX_AGE`` is over, by the monotonic clock; None for never, or (at 0) after each request."""
     return connection.close_at if connection.settings_dict["CONN_MAX_AGE"] else None
 
 
 def forget_queries(connection: BaseDatabaseWrapper) -> None:
-    """Drops what ``DEBUG`` has logged, which nobody resets outside a request."""
+    """Clear the log of queries that ``DEBUG`` fills, and that Django clears only for requests."""
     connection.queries_log.clear()
 
 
 def drop_connection(connection: Any) -> None:
-    """Closes a connection whatever state it is in; the next statement opens another."""
+    """Close a connection in any state. The next statement opens another one."""
     _forget_transaction(connection)
-    # Django forgets the connection also when the driver finds that it was closed already.
+    # Django forgets the connection even if the driver raises because it was closed already.
     with contextlib.suppress(Error):
         connection.close()
 
 
 def close_connections() -> None:
-    """At the end of a thread."""
+    """Close all connections at the end of a thread."""
     for connection in connections.all(initialized_only=True):
         drop_connection(connection)
 
 
 def detach(connection: BaseDatabaseWrapper) -> Any:
-    """Takes the driver's connection out without closing it: the next statement opens another.
+    """Take the driver's connection out without closing it. The next statement opens another one.
 
     Returns:
-        The driver's connection. While it is referred to, the session on the server is not ended.
+        The driver's connection. As long as it is referenced, the session on the server does not end.
     """
     driver = connection.connection
     connection.connection = None

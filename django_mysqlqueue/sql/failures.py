@@ -1,4 +1,4 @@
-"""Words for errors of the database: the same for commands, the dashboard, metrics and health checks."""
+"""Texts for errors of the database, shared by commands, the dashboard, metrics and health checks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from django_mysqlqueue.sql.connection import failure_kind
 
 
 def kind_of(using: str, error: Error) -> FailureKind | None:
-    """Why the database refused or did not answer; None: some other error, such as a defect of a statement."""
+    """Return why the database refused or did not answer; None for other errors, such as a bug in a statement."""
     return failure_kind(connections[using], error)
 
 
 def alias_of(error: Error) -> str | None:
-    """The database whose connection raised an error; None: it was raised elsewhere."""
+    """Return the alias of the connection that raised an error; None if it was raised elsewhere."""
     for frame, _line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, BaseDatabaseWrapper):
@@ -27,12 +27,12 @@ def alias_of(error: Error) -> str | None:
 
 
 def explain(using: str, error: Error) -> str:
-    """A sentence that names the database and tells the kinds apart, followed by the driver's own text."""
+    """Return a sentence that names the database and the kind of the error, followed by the driver's text."""
     return f"{summarize(using, error)}: {error}"
 
 
 def summarize(using: str, error: Error) -> str:
-    """The same without the driver's text, which may name users and hosts, and without a full stop."""
+    """Return the same without the driver's text, which may contain users and hosts, and without a period."""
     match kind_of(using, error):
         case "no_answer":
             text = _("The database %(alias)s does not answer")
@@ -54,5 +54,5 @@ def summarize(using: str, error: Error) -> str:
 
 
 def migrate_command(using: str) -> str:
-    """The command that makes the queue's tables there."""
+    """Return the command that creates the queue's tables in a database."""
     return "manage.py migrate" + ("" if using == DEFAULT_DB_ALIAS else f" --database {using}")

@@ -6,6 +6,8 @@ from django_mysqlqueue.sql.mysql import MySQL
 
 
 class MariaDB(MySQL):
+    """The dialect of MariaDB."""
+
     name = "mariadb"
 
 

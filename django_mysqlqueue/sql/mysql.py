@@ -1,4 +1,7 @@
-"""MySQL, and what MariaDB shares with it; only SQL that MySQL 8.0.19 has (``tests/sql/test_mysql_syntax.py``)."""
+"""The dialect of MySQL, most of which MariaDB shares.
+
+It uses only SQL of MySQL 8.0.19 (see ``tests/sql/test_mysql_syntax.py``).
+"""
 
 from __future__ import annotations
 
@@ -22,29 +25,31 @@ DEADLOCK = 1213
 LOCK_WAIT_TIMEOUT = 1205
 NEEDS_PRIVILEGE = 1227
 CHANGED_SINCE_SNAPSHOT = 1020
-"""MariaDB with innodb_snapshot_isolation."""
+"""An error of MariaDB with ``innodb_snapshot_isolation``."""
 TABLE_ACCESS_DENIED = 1142
 OUT_OF_RANGE = 1690
 CANNOT_CONVERT = 3854
-"""MySQL fills whole rows of ``innodb_trx``, the running statements as utf8mb3: an emoji in anybody's fails all."""
+"""MySQL reads whole rows of ``innodb_trx``, with the running statements as utf8mb3: an emoji in any of them is an
+error."""
 READ_ONLY = frozenset({1290, 1792, 1836})
-"""What a demoted primary answers to a write: it lives on, and so does the connection."""
+"""The errors of a demoted primary for writes. The server and the connection stay usable for reads."""
 
 
 FAILURES: dict[FailureKind, frozenset[int]] = {
-    # Refused by the operating system or lost on the way; shutting down; ended by the server (KILL, idle, restart).
+    # Refused by the operating system, or lost; shutting down; closed by the server (KILL, idle, restart).
     "no_answer": frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1053, 1927, 4031}),
     # Database, user, host, host after many errors, plug-in; table, column; PROCESS and the like; routine.
     "denied": frozenset({1044, 1045, 1130, 1129, 1698, TABLE_ACCESS_DENIED, 1143, NEEDS_PRIVILEGE, 1370}),
     "no_database": frozenset({1049}),
     "too_many_connections": frozenset({1040, 1203, 1226}),
     "read_only": READ_ONLY,
-    "missing_table": frozenset({1146, 1054}),  # a column that is missing is an older table
+    "missing_table": frozenset({1146, 1054}),  # A missing column means an older table.
     "busy": frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT}),
 }
 
 
 def failure_kind(error: Error) -> FailureKind | None:
+    """Return why the server refused or did not answer, or None for other errors."""
     code = error.args[0] if error.args else None
     return next((kind for kind, codes in FAILURES.items() if code in codes), None)
 
@@ -68,7 +73,8 @@ _CHANGES_SESSION = re.compile(
 
 
 def changes_session(statement: str) -> bool:
-    # SET TRANSACTION is for the next transaction alone. Django begins its own without any of these.
+    """Return whether a statement may change the session, or begin a transaction, without Django's knowledge."""
+    # SET TRANSACTION affects only the next transaction. Django begins its own transactions without these statements.
     return _CHANGES_SESSION.match(statement) is not None
 
 
@@ -100,10 +106,10 @@ STATEMENT_ERRORS = frozenset(
         4025,  # CHECK (MariaDB)
     }
 )
-"""Errors that roll back their statement and leave the rest of the transaction as it was: a test provokes each.
+"""Errors that roll back only their statement and keep the rest of the transaction. A test provokes each.
 
 InnoDB rolls back the whole transaction for a deadlock, for a row that changed after the snapshot (MariaDB) and, with
-``innodb_rollback_on_timeout``, for a lock wait that timed out:
+``innodb_rollback_on_timeout``, for a lock wait timeout:
 https://dev.mysql.com/doc/refman/8.4/en/innodb-error-handling.html
 """
 
@@ -112,10 +118,11 @@ _READS_OR_WRITES_ROWS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _rolls_back_on_timeout: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-"""By the driver's connection: what its server does when a lock wait times out."""
+"""By the driver's connection, whether its server rolls back the transaction after a lock wait timeout."""
 
 
 def ends_transaction(raw: Any, error: Error) -> bool:
+    """Return whether it is certain that the server has rolled back the whole transaction with this error."""
     code = error.args[:1]
     return code in ((DEADLOCK,), (CHANGED_SINCE_SNAPSHOT,)) or (
         code == (LOCK_WAIT_TIMEOUT,) and _has_rollback_on_timeout(raw)
@@ -123,9 +130,10 @@ def ends_transaction(raw: Any, error: Error) -> bool:
 
 
 def keeps_transaction(raw: Any, statement: str, error: Error) -> bool:
+    """Return whether it is certain that a statement's error has not changed the open transaction."""
     code = error.args[0] if error.args else None
     if not isinstance(code, int):
-        return True  # the driver has refused its parameters: nothing was sent
+        return True  # The driver has refused the parameters, and sent nothing.
     # A procedure, or a second statement, may have ended the transaction before it failed.
     if not _READS_OR_WRITES_ROWS.match(statement) or ";" in statement.rstrip("; \t\r\n"):
         return False
@@ -135,36 +143,39 @@ def keeps_transaction(raw: Any, statement: str, error: Error) -> bool:
 
 
 def _has_rollback_on_timeout(raw: Any) -> bool:
-    """``innodb_rollback_on_timeout``, which a running server keeps; asked by the driver's own cursor, and once."""
+    """Return ``innodb_rollback_on_timeout``, read once by the driver's cursor: a running server does not change it."""
     if raw not in _rolls_back_on_timeout:
         try:
             with raw.cursor() as cursor:
                 cursor.execute("SELECT @@innodb_rollback_on_timeout")
                 (value,) = cursor.fetchone()
-        except Exception:  # noqa: BLE001  # whatever it is: what is not known to be kept is not kept
+        except Exception:  # noqa: BLE001  # After any error, assume that the transaction is rolled back.
             return True
         _rolls_back_on_timeout[raw] = bool(int(value))
     return _rolls_back_on_timeout[raw]
 
 
 def client_timeouts(*, read: float) -> dict[str, int]:
-    # mysqlclient's options: without them a server that stops answering is waited for without end.
+    """Return mysqlclient's timeout options in seconds. Without them, it waits for the server without a limit."""
     return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
 
 
 def is_read_only(error: BaseException) -> bool:
-    # The cause is looked at for CommitOutcomeUnknown.
+    """Return whether the server refuses writes, because it is no longer, or not yet, the primary."""
+    # The cause is checked because of CommitOutcomeUnknown.
     return any(isinstance(one, Error) and one.args[:1] and one.args[0] in READ_ONLY for one in (error, error.__cause__))
 
 
 class MySQL(Dialect):
+    """The dialect of MySQL, and the base of that of MariaDB."""
+
     name = "mysql"
-    # A literal percent sign would be doubled by the driver; there is none in it.
+    # It must not contain a percent sign, which would have to be doubled for the driver.
     now_ms = f"({NOW_MS_MYSQL})"
     share_lock = " LOCK IN SHARE MODE"
     for_update = " FOR UPDATE"
     skip_locked = " FOR UPDATE SKIP LOCKED"
-    # The first needs the privilege PROCESS, the second SELECT on performance_schema; where that is off it has no row.
+    # The first needs the privilege PROCESS, the second SELECT on performance_schema; if that is off, it has no rows.
     oldest_transaction = (INNODB_TRANSACTIONS, PERFORMANCE_SCHEMA)
     greatest = "GREATEST"
     max_rows = 1000
@@ -174,63 +185,79 @@ class MySQL(Dialect):
     def __init__(self) -> None:
         self._packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._committing: WeakSet[Any] = WeakSet()
-        """Driver connections that have autocommit on, as the server said."""
+        """Driver connections for which the server has confirmed that autocommit is on."""
 
     def rows(self, names: Sequence[str], count: int) -> str:
+        """Return a UNION ALL of SELECTs of literals."""
         first = ", ".join(f"%s AS {name}" for name in names)
         more = f" UNION ALL SELECT {', '.join(['%s'] * len(names))}"
         return f"(SELECT {first}{more * (count - 1)}) v"
 
     def force_index(self, name: str) -> str:
+        """Return FORCE INDEX."""
         return f" FORCE INDEX ({name})"
 
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
+        """Return a STRAIGHT_JOIN, or a LEFT JOIN, with FORCE INDEX."""
         return f"{'LEFT JOIN' if left else 'STRAIGHT_JOIN'} {table} {alias}{self.force_index(index)}"
 
     def ending(self, column: str, characters: int) -> str:
+        """Return RIGHT()."""
         return f"RIGHT({column}, {characters})"
 
     def union(self, select: str, count: int) -> str:
+        """Return a UNION ALL of SELECTs in parentheses."""
         return f"({select})" + f" UNION ALL ({select})" * (count - 1)
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:
+        """Return an UPDATE of a join."""
         sets = ", ".join(f"s.{column} = {value}" for column, value in assign.items())
         condition = f" WHERE {where}" if where else ""
         return f"UPDATE {self.rows(names, count)} {self.join_to(table, 's')} ON {on} SET {sets}{condition}"
 
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
+        """Return a DELETE from a join."""
         condition = f" WHERE {where}" if where else ""
         return f"DELETE s FROM {self.rows(names, count)} {self.join_to(table, 's')} ON {on}{condition}"
 
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
+        """Return ON DUPLICATE KEY UPDATE."""
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = {value}" for column, value in assign.items())
 
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
+        """Return ON DUPLICATE KEY UPDATE that assigns a column to itself."""
         return f" ON DUPLICATE KEY UPDATE {key[0]} = {table}.{key[0]}"
 
     def matches(self, column: str) -> str:
+        """Return LIKE with an escape character."""
         return f"{column} LIKE %s ESCAPE '!'"
 
     def pattern(self, text: str) -> str:
+        """Return a pattern for LIKE."""
         return text.translate({ord("!"): "!!", ord("%"): "!%", ord("_"): "!_", ord("*"): "%", ord("?"): "_"})
 
     def shard(self, column: str) -> str:
+        """Return MOD(CRC32())."""
         return f"MOD(CRC32({column}), %s) = %s"
 
     def is_retryable(self, error: Error) -> bool:
+        """Return whether it is a deadlock or a lock wait timeout."""
         return isinstance(error, OperationalError) and error.args[:1] in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,))
 
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return SET TRANSACTION, unless the connection's isolation level is READ COMMITTED."""
         if connection.isolation_level == "read committed":  # type: ignore[attr-defined]
             return None
         return "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
     def locks_reads(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the connection's isolation level is SERIALIZABLE."""
         return bool(connection.isolation_level == "serializable")  # type: ignore[attr-defined]
 
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
+        """Return the timeouts of idle sessions, of the network, and of lock waits."""
         return {
             "wait_timeout": f"{math.ceil(idle)}",
             "net_read_timeout": f"{math.ceil(network)}",
@@ -239,24 +266,29 @@ class MySQL(Dialect):
         }
 
     def if_autocommit(self, connection: BaseDatabaseWrapper, value: str) -> str:
-        connection.close_if_health_check_failed()  # as cursor() would: the statement is for the connection behind it
+        """Return ``value``, or an IF() that overflows in a session with autocommit off."""
+        # As cursor() does: the statement is written for the connection that will execute it.
+        connection.close_if_health_check_failed()
         connection.ensure_connection()
         raw = connection.connection
-        # Once for each server connection: it adds 6% to 12% to a publish. From then on the driver sees every change.
+        # Once per server connection, because it adds 6% to 12% to a publish. After that, the driver sees every change.
         if raw in self._committing and raw.get_autocommit():
             return value
-        # Until then it cannot tell: MySQL's status flag says "autocommit" in a session that has it off from the global
-        # value. The overflow is an error in every sql_mode; NULL would be, too, but not in a multi-row INSERT.
+        # Before that the driver cannot tell: MySQL's status flag says "autocommit" in a session that has it off by the
+        # global value. The overflow is an error in every sql_mode; NULL would not be one in a multi-row INSERT.
         return f"IF(@@autocommit, {value}, ~0 + 1)"
 
     def has_committed(self, connection: BaseDatabaseWrapper) -> None:
+        """Note that autocommit is on for the driver's connection."""
         self._committing.add(connection.connection)
 
     def is_uncommitted(self, error: Error) -> bool:
+        """Return whether it is the overflow of ``if_autocommit``."""
         return error.args[:1] == (OUT_OF_RANGE,)
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
-        # Asked once for each server connection: publishing must not pay for it.
+        """Return max_allowed_packet."""
+        # Read once per server connection, so that publishing does not pay for it.
         connection.ensure_connection()
         raw = connection.connection
         if raw not in self._packets:
@@ -266,6 +298,7 @@ class MySQL(Dialect):
         return self._packets[raw]
 
     def hides_transactions(self, error: Error) -> bool:
+        """Return whether the user lacks a privilege, or the server cannot convert a running statement."""
         return error.args[:1] in ((NEEDS_PRIVILEGE,), (TABLE_ACCESS_DENIED,), (CANNOT_CONVERT,))
 
 

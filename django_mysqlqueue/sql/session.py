@@ -16,16 +16,16 @@ from django_mysqlqueue.sql import dialect_of
 logger = logging.getLogger("django_mysqlqueue.service")
 
 ATTEMPTS = 6
-"""How often a transaction is tried that meets a deadlock or a lock wait time-out."""
+"""Maximum number of attempts at a transaction that meets deadlocks or lock wait timeouts."""
 RETRY = Backoff(initial=0.01, jitter=1.0)
-"""The pause before the next try: anything from 0 to twice the backoff, so that two that met do not meet again."""
+"""The pause before the next attempt: random, from 0 to twice the backoff, so that two that met do not meet again."""
 
 CHUNK_BYTES = 131_072
-"""Text that one statement carries beside its keys: at four bytes a character and
-escaped it still fits into a megabyte, the least that servers are set to."""
+"""Characters of text in one statement, in addition to its keys. With four bytes per character and escaped, they fit
+into a megabyte, the smallest ``max_allowed_packet`` in use."""
 
 UNION_TERMS = 200
-"""SELECTs in one UNION ALL (SQLite allows 500)."""
+"""Maximum number of SELECTs in one UNION ALL (SQLite allows 500)."""
 
 
 T = TypeVar("T")
@@ -33,16 +33,16 @@ R = TypeVar("R")
 
 
 class Retry(Exception):
-    """What a transaction read has changed before it wrote: roll it back and run it again."""
+    """A row has changed since the transaction read it: roll the transaction back, and run it again."""
 
 
 def last_row(columns: int) -> str:
-    """What ends a statement for ``Session.whole``."""
+    """Return the end of a statement for ``Session.whole``."""
     return f" UNION ALL SELECT NULL{', 0' * (columns - 1)}"
 
 
 class Session:
-    """Executes statements on one connection; the service layer's only way to SQL."""
+    """A connection that executes statements. The service layer sends all its SQL through it."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -50,45 +50,49 @@ class Session:
         self.dialect = dialect_of(self.connection)
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Runs a statement and returns its row count (for an UPDATE: rows matched)."""
+        """Execute a statement, and return its row count (for an UPDATE, the number of rows that matched)."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return int(cursor.rowcount)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a SELECT."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return list(cursor.fetchall())
 
     def whole(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """``rows`` where a missing row would be acted upon: the answer of a UNION ALL that ends in ``last_row()``.
+        """Return all rows of a UNION ALL that ends in ``last_row()``, if a missing row would lead to a wrong decision.
 
         Raises:
-            DatabaseError: that row has not come: something has cut the answer.
+            DatabaseError: the last row is missing, so something has cut off the answer.
         """
         rows = self.rows(sql, parameters)
         if not rows or rows[-1][0] is not None:
             raise DatabaseError(
-                f"The database has returned {len(rows)} rows and not the last one: something cuts its answers, for "
+                f"The database returned only the first {len(rows)} rows of a result: something truncates results, for "
                 f"example sql_select_limit. Nothing was changed. Statement: {sql[:200]}"
             )
         return rows[:-1]
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """Return the first row of a SELECT, or None."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             found: tuple[Any, ...] | None = cursor.fetchone()
             return found
 
     def force_index(self, name: str) -> str:
-        """A hint after a table's alias that keeps the optimizer on one index."""
+        """Return the hint, after a table's alias, that makes the optimizer use an index."""
         return self.dialect.force_index(name)
 
     def chunks(self, items: Sequence[R], weight: Callable[[R], int] | None = None) -> Iterator[Sequence[R]]:
-        """``items`` in pieces that one derived table can take.
+        """Yield items in chunks that fit one derived table.
 
-        ``weight`` gives the bytes of an item that is more than a key: a piece
-        then stays far below any server's max_allowed_packet.
+        Args:
+            items: the items.
+            weight: returns the length of an item's text, for items that are more than a key. A chunk then stays far
+                below any server's ``max_allowed_packet``.
         """
         start, size = 0, 0
         for place, item in enumerate(items):
@@ -101,28 +105,34 @@ class Session:
             yield items[start:]
 
     def now(self) -> int:
-        """The database's clock in epoch milliseconds."""
+        """Return the database's time in epoch milliseconds."""
         row = self.row(f"SELECT {self.dialect.now_ms}")
-        assert row is not None  # noqa: S101  # a SELECT without FROM has one row
+        assert row is not None  # noqa: S101  # A SELECT without FROM has one row.
         return int(row[0])
 
 
 def flat(rows: Iterable[Sequence[Any]]) -> list[Any]:
-    """The values of some rows, one after another: the parameters of a multi-row statement."""
+    """Return the values of rows in one list, as the parameters of a multi-row statement."""
     return [value for row in rows for value in row]
 
 
 def run(using: str, operation: Callable[[Session], T]) -> T:
-    """Runs ``operation`` in a transaction of its own and commits it.
+    """Run an operation in a READ COMMITTED transaction of its own, and commit it.
 
-    It is rolled back whole and run again, a bounded number of times with
-    jitter, on a deadlock, a lock wait time-out or ``Retry``. Inside a
-    transaction that somebody else has opened (a ``TestCase``) it joins that
-    one, at its isolation level, and never runs twice.
+    After a deadlock, a lock wait timeout or ``Retry``, the transaction is rolled back and run again, up to ``ATTEMPTS``
+    times. Inside a transaction that is already open (a ``TestCase``), the operation joins it, at its isolation level,
+    and runs only once.
+
+    Args:
+        using: alias of the queue's database.
+        operation: gets the session, and returns the result.
+
+    Returns:
+        The result of the operation.
 
     Raises:
         CommitOutcomeUnknown: the connection broke during COMMIT.
-        django.db.Error: whatever else the database refuses.
+        django.db.Error: any other error of the database.
     """
     session = Session(using)
     connection = session.connection

@@ -1,7 +1,7 @@
-"""SQLite, the embedded default: one host, one writer at a time.
+"""The dialect of SQLite: one host, one writer at a time.
 
-A transaction that begins IMMEDIATE holds the write lock of the whole database,
-so there are no row locks to take and nothing to skip.
+A transaction that begins with BEGIN IMMEDIATE holds the write lock of the whole database, so there are no row locks
+to take or to skip.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ FAILURES: dict[FailureKind, tuple[str, ...]] = {
 
 
 def failure_kind(error: Error) -> FailureKind | None:
+    """Return why the database refused, or None for other errors."""
     text = str(error)
     return next((kind for kind, parts in FAILURES.items() if any(part in text for part in parts)), None)
 
 
 class SQLite(Dialect):
+    """The dialect of SQLite."""
+
     name = "sqlite"
     now_ms = NOW_MS_SQLITE
     share_lock = ""
@@ -42,71 +45,88 @@ class SQLite(Dialect):
     skip_locked = ""
     oldest_transaction = ()
     greatest = "MAX"
-    # SQLite takes 32,766 parameters a statement since 3.32; derived rows have up to 8.
+    # SQLite allows 32,766 parameters per statement since 3.32; derived tables have up to 8 columns.
     max_rows = 1000
     has_row_locks = False
 
     def rows(self, names: Sequence[str], count: int) -> str:
+        """Return a SELECT from VALUES."""
         named = ", ".join(f"column{number} AS {name}" for number, name in enumerate(names, 1))
         row = f"({', '.join(['%s'] * len(names))})"
         return f"(SELECT {named} FROM (VALUES {self.placeholders(count, row)})) AS v"
 
     def force_index(self, name: str) -> str:
+        """Return nothing: SQLite locks no rows."""
         return ""
 
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
+        """Return a CROSS JOIN, or a LEFT JOIN, which SQLite does not reorder."""
         return f"{'LEFT JOIN' if left else 'CROSS JOIN'} {table} {alias}"
 
     def ending(self, column: str, characters: int) -> str:
+        """Return SUBSTR() with a negative start."""
         return f"SUBSTR({column}, -{characters})"
 
     def union(self, select: str, count: int) -> str:
+        """Return a UNION ALL of subqueries."""
         return " UNION ALL ".join([f"SELECT * FROM ({select})"] * count)
 
     def update_joined(
         self, table: str, names: Sequence[str], count: int, on: str, assign: Mapping[str, str], where: str = ""
     ) -> str:
+        """Return UPDATE … FROM."""
         sets = ", ".join(f"{column} = {value}" for column, value in assign.items())
         condition = f" AND {where}" if where else ""
         return f"UPDATE {table} AS s SET {sets} FROM {self.rows(names, count)} WHERE {on}{condition}"
 
     def delete_joined(self, table: str, names: Sequence[str], count: int, on: str, where: str = "") -> str:
+        """Return a DELETE by rowid, from a join in a subquery."""
         condition = f" WHERE {where}" if where else ""
         joined = f"SELECT s.rowid FROM {self.rows(names, count)} {self.join_to(table, 's')} ON {on}{condition}"
         return f"DELETE FROM {table} WHERE rowid IN ({joined})"
 
     def on_conflict(self, key: Sequence[str], assign: Mapping[str, str]) -> str:
+        """Return ON CONFLICT … DO UPDATE."""
         sets = ", ".join(f"{column} = {value}" for column, value in assign.items())
         return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {sets}"
 
     def on_conflict_keep(self, table: str, key: Sequence[str]) -> str:
+        """Return ON CONFLICT … DO NOTHING."""
         return f" ON CONFLICT ({', '.join(key)}) DO NOTHING"
 
     def matches(self, column: str) -> str:
+        """Return GLOB."""
         return f"{column} GLOB %s"
 
     def pattern(self, text: str) -> str:
+        """Return a pattern for GLOB."""
         return text.replace("[", "[[]")
 
     def shard(self, column: str) -> str:
+        """Return a condition on a function that ``_add_functions`` registers."""
         return f"mysqlqueue_crc32({column}) %% %s = %s"
 
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:
-        # An outermost SAVEPOINT is a transaction here, and its RELEASE would commit.
+        """Send BEGIN IMMEDIATE if no transaction is open."""
+        # On SQLite, an outermost SAVEPOINT is a transaction, and its RELEASE would commit.
         if not connection.connection.in_transaction:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN IMMEDIATE")
 
     def is_retryable(self, error: Error) -> bool:
+        """Return whether the database is locked."""
         return isinstance(error, OperationalError) and "locked" in str(error)
 
     def read_committed(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return None: SQLite has only one isolation level."""
         return None
 
     def session_timeouts(self, *, idle: float, lock_wait: float, network: float) -> Mapping[str, str]:
+        """Return nothing: there is no server to close a session."""
         return {}
 
     def max_statement_bytes(self, connection: BaseDatabaseWrapper) -> int:
+        """Return the default of SQLITE_MAX_LENGTH."""
         return 1_000_000_000  # SQLITE_MAX_LENGTH
 
 

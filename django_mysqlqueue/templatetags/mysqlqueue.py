@@ -1,4 +1,4 @@
-"""What the dashboard's templates need."""
+"""Template tags of the dashboard."""
 
 from __future__ import annotations
 
@@ -14,13 +14,25 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def queue_url(context: dict[str, Any], name: str, **parameters: object) -> str:
-    """The address of a page of the dashboard, with a query string."""
+    """Return the URL of a page of the dashboard.
+
+    Args:
+        context: the template's context.
+        name: the page's name.
+        parameters: its query string.
+    """
     return url(context["request"].current_app, name, **parameters)
 
 
 @register.simple_tag(takes_context=True)
 def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
-    """The address of an operation's page, which comes back to the present one."""
+    """Return the URL of an operation's page, which returns to the current page.
+
+    Args:
+        context: the template's context.
+        name: name of the operation.
+        parameters: values of its form.
+    """
     request = context["request"]
     given = {key: value for key, value in parameters.items() if value not in (None, "")}
     return reverse(
@@ -33,13 +45,23 @@ def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
 
 @register.simple_tag(takes_context=True)
 def queue_action(context: dict[str, Any], name: str) -> str:
-    """Where a form with ticked rows is sent."""
+    """Return the URL that a form with selected rows is submitted to.
+
+    Args:
+        context: the template's context.
+        name: name of the operation.
+    """
     return reverse("admin:django_mysqlqueue_dashboard_do", args=[name], current_app=context["request"].current_app)
 
 
 @register.simple_tag(takes_context=True)
 def queue_here(context: dict[str, Any], **changes: object) -> str:
-    """The present page with other parameters; one that becomes '' or None is left out."""
+    """Return the URL of the current page with other parameters.
+
+    Args:
+        context: the template's context.
+        changes: new values of parameters; one that is None or empty is removed.
+    """
     request = context["request"]
     query = request.GET.copy()
     for name, value in changes.items():

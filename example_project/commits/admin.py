@@ -1,4 +1,4 @@
-"""The application's tables, to look at: subscribers write them, people do not."""
+"""Read-only admin pages for the application's tables, which only the handlers write."""
 
 from __future__ import annotations
 

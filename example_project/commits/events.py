@@ -1,4 +1,4 @@
-"""What a commit event is, in the input file and as a message."""
+"""Commit events: the lines of the input file and the payloads of messages."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any
 
 TOPIC = "commits"
 REPLAYED = "commits.replayed"
-"""Where the pipeline's demo plays archived events back."""
+"""The topic to which ``manage.py pipelinedemo`` replays archived events."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitEvent:
-    """A commit, in the order in which it is published."""
+    """A commit event. Events are published in the order of the input file."""
 
     repository: str
     sha: str
     committed_at: int
-    """Unix seconds."""
+    """Seconds since the epoch."""
     parents: int
     files: int
     insertions: int
     deletions: int
     sequence: int
-    """The event's number within its repository, from 1."""
+    """The number of the event within its repository, starting at 1."""
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> CommitEvent:
@@ -54,7 +54,7 @@ class CommitEvent:
 
 
 def read_events(path: Path, limit: int | None = None) -> Iterator[CommitEvent]:
-    """The first ``limit`` events of the file (None: all), numbered within their repositories."""
+    """Yield the first ``limit`` events of a file (None: all), numbered within their repositories."""
     sequences: Counter[str] = Counter()
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in islice(lines, limit):

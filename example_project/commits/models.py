@@ -1,4 +1,4 @@
-"""The application's own tables: what is published writes one, what the groups find out fills the others."""
+"""The application's tables. The publisher writes ``Commit``; the consumer groups write the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Commit(models.Model):
-    """A commit of a public repository; written in the transaction that publishes its event."""
+    """A commit of a public repository, stored in the transaction that publishes its event."""
 
     repository = models.CharField(max_length=100)
     sha = models.CharField(max_length=40)
@@ -24,7 +24,7 @@ class Commit(models.Model):
 
 
 class DailyStatistics(models.Model):
-    """The commits of a repository on one day (UTC); kept by the group ``statistics``."""
+    """Totals of a repository's commits on one day (UTC), maintained by the group ``statistics``."""
 
     repository = models.CharField(max_length=100)
     day = models.DateField()
@@ -43,7 +43,7 @@ class DailyStatistics(models.Model):
 
 
 class ReplayedStatistics(models.Model):
-    """The commits of a repository as they came out of the archive; kept by the group ``statistics`` of ``replayed``."""
+    """Totals of a repository's replayed commits, maintained by the group ``statistics`` on the topic of replays."""
 
     repository = models.CharField(max_length=100, unique=True)
     commits = models.PositiveIntegerField(default=0)
@@ -60,7 +60,7 @@ class ReplayedStatistics(models.Model):
 
 
 class RepositoryOrder(models.Model):
-    """How far the group ``order-check`` has come in a repository."""
+    """The last event of a repository that the group ``order-check`` has handled."""
 
     repository = models.CharField(max_length=100, unique=True)
     last_sequence = models.PositiveIntegerField()
@@ -74,7 +74,7 @@ class RepositoryOrder(models.Model):
 
 
 class OrderViolation(models.Model):
-    """An event whose first start came before that of an earlier one. There should be none."""
+    """An event whose first attempt started before that of an earlier event. There should be none."""
 
     repository = models.CharField(max_length=100)
     expected = models.PositiveIntegerField()
@@ -87,7 +87,7 @@ class OrderViolation(models.Model):
 
 
 class ReviewTask(models.Model):
-    """A commit large enough that somebody should look at it; written by the group ``review``."""
+    """A commit that is large enough to need a review, stored by the group ``review``."""
 
     repository = models.CharField(max_length=100)
     sha = models.CharField(max_length=40)

@@ -1,4 +1,4 @@
-"""Storing commits and publishing their events: both or neither."""
+"""Store commits and publish their events in one transaction."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from example_project.commits.models import Commit
 
 
 def store(events: Sequence[CommitEvent]) -> None:
-    """Writes the application's rows and publishes the events in one transaction.
+    """Store the application's rows and publish the events in one transaction.
 
-    The key keeps the order of a repository's events. The id makes a repeated
-    publish harmless: it is dropped while the first one is in the log.
+    The key keeps the events of a repository in order. The message id makes it safe to publish an event again: the
+    duplicate is dropped as long as the first message is in the log.
     """
     with transaction.atomic():
         Commit.objects.bulk_create(

@@ -1,7 +1,7 @@
-"""Three consumer groups of one topic; each gets every event, whatever becomes of it in the others.
+"""Handlers of three consumer groups on one topic. Each group receives every event, independently of the others.
 
-``manage.py runsubscriber`` finds this module by its name. ``samples.record`` is
-for the demo's latencies; an application of your own leaves it out.
+``manage.py runsubscriber`` finds this module by its name. ``samples.record`` measures latency for the demo; your
+own handlers do not need it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,33 @@ from example_project.commits.models import (
 )
 
 WORTH_A_REVIEW = 20
+"""A commit that changes more files gets a review task."""
 TOO_LARGE = 100
-"""Changed files: a commit above the first gets a review task, one above the second fails."""
+"""A commit that changes more files fails at every attempt."""
 REVIEW_ATTEMPTS = 3
 BAD_LUCK = 0.01
+"""The share of attempts that fail at random."""
 
 
 @subscriber(TOPIC, group="statistics", atomic=True)
 def count_commit(delivery: Delivery) -> None:
-    """Adds a commit to its day.
+    """Add a commit to the totals of its day.
 
-    Adding twice would be wrong, and nothing here guards against it: with
-    ``atomic=True`` the increments and the ack commit together or not at all.
+    Counting a commit twice would be wrong, and this code does not guard against it. It need not: with ``atomic=True``
+    the increments and the ack commit together or not at all.
     """
     samples.record(delivery)
     event = CommitEvent.from_payload(delivery.payload)
     added = _counts(event)
     day = DailyStatistics.objects.filter(repository=event.repository, day=event.day)
-    # A repository's events come one after another, so nobody creates the row in between.
+    # The events of a repository are handled one at a time, so no other handler creates the row in between.
     if not day.update(**{name: F(name) + value for name, value in added.items()}):
         DailyStatistics.objects.create(repository=event.repository, day=event.day, **added)
 
 
 @subscriber(REPLAYED, group="statistics", atomic=True)
 def count_replayed_commit(delivery: Delivery) -> None:
-    """Adds a commit that came back from the archive to its repository."""
+    """Add a replayed commit to the totals of its repository."""
     event = CommitEvent.from_payload(delivery.payload)
     added = _counts(event)
     repository = ReplayedStatistics.objects.filter(repository=event.repository)
@@ -65,18 +67,18 @@ def _counts(event: CommitEvent) -> dict[str, int]:
     }
 
 
-# Strict order: should the database fail a start, later events wait for it instead of passing it.
+# Strict order: if an attempt fails, later events of the repository wait for it instead of overtaking it.
 @subscriber(TOPIC, group="order-check", on_failure="block")
 def check_order(delivery: Delivery) -> None:
-    """Checks that a repository's events arrive in the order in which they were published.
+    """Check that the events of a repository arrive in the order in which they were published.
 
-    At least once: the ack is written after the handler has returned, so after a
-    crash an event may come again. That is a duplicate, not a violation.
+    Delivery is at least once: the ack is written after the handler has returned, so an event may be redelivered
+    after a crash. That is a duplicate, not a violation of the order.
     """
     samples.record(delivery)
     event = CommitEvent.from_payload(delivery.payload)
     order = RepositoryOrder.objects.filter(repository=event.repository)
-    # One statement where all is well.
+    # The usual case takes one statement.
     if order.filter(last_sequence=event.sequence - 1).update(last_sequence=event.sequence):
         return
     known, _ = RepositoryOrder.objects.get_or_create(repository=event.repository, defaults={"last_sequence": 0})
@@ -94,37 +96,37 @@ def check_order(delivery: Delivery) -> None:
 
 
 class TooLarge(Exception):
-    """A commit that nobody can review."""
+    """Raised for a commit that is too large to review."""
 
 
 class BadLuck(Exception):
-    """Stands for what fails now and then: a network, a service."""
+    """Stands in for a temporary failure, for example of a network or a service."""
 
 
-# Reviews need no order: any process takes any event.
+# Reviews need no order, so any subscriber may take any event.
 @subscriber(
     TOPIC, group="review", mode="shared", max_attempts=REVIEW_ATTEMPTS, backoff=Backoff(initial=0.05, maximum=1.0)
 )
 def review(delivery: Delivery) -> None:
-    """Makes a task for a large commit; fails for good on the largest, now and then on any.
+    """Create a review task for a large commit. Fail always for the largest commits and at random for the others.
 
-    What raises is tried again after a backoff; after the last attempt the
-    message is in the DLQ, for this group alone.
+    A failed message is redelivered after a backoff. After the last attempt it is moved to the DLQ, for this group
+    only.
     """
     samples.record(delivery)
     event = CommitEvent.from_payload(delivery.payload)
     if event.files > TOO_LARGE:
-        raise TooLarge(f"{event.files} changed files; at most {TOO_LARGE} can be reviewed")
-    # Bad luck ends before the attempts do, so that exactly the outliers are dead letters.
+        raise TooLarge(f"the commit changes {event.files} files; a review is limited to {TOO_LARGE}")
+    # The last attempt never fails at random, so exactly the commits that are too large become dead letters.
     if delivery.attempt < REVIEW_ATTEMPTS and is_bad_luck(event.sha, delivery.attempt):
-        raise BadLuck("by chance")
+        raise BadLuck("random failure")
     if event.files > WORTH_A_REVIEW:
-        # Idempotent, since this group too may get an event twice.
+        # Idempotent, because this group may receive an event twice.
         ReviewTask.objects.get_or_create(repository=event.repository, sha=event.sha, defaults={"files": event.files})
 
 
 def is_bad_luck(sha: str, attempt: int) -> bool:
-    """Chance that is the same in every run with the same seed (``manage.py demo --seed``)."""
+    """Return whether an attempt fails at random: the same in every run with the same ``manage.py demo --seed``."""
     seed = os.environ.get("DEMO_SEED", "0")
     digest = hashlib.sha256(f"{seed}:{sha}:{attempt}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < BAD_LUCK * 2**64

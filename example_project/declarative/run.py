@@ -1,7 +1,8 @@
-"""Runs the declarative pipeline on the example's database: ``python -m example_project.declarative.run``.
+"""Run the declarative pipeline on the example's database: ``python -m example_project.declarative.run``.
 
-``spark-pipelines`` takes a specification with the full path of its storage. This writes one, tells Spark where the
-database is, and puts the tables into one folder, where each run makes them anew.
+``spark-pipelines`` needs a specification with the absolute path of its storage. This program writes the specification,
+passes the database to Spark through the environment, and stores the tables in one folder. Each run creates the tables
+from scratch.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ configuration:
 
 
 def command(out: Path, more: list[str]) -> list[str]:
-    """What is run. The folder is made, with the specification in it.
+    """Create the folder with the specification, and return the command to run.
 
     Args:
-        out: where the tables go, below ``warehouse``, which is emptied.
-        more: further arguments of ``spark-pipelines run``.
+        out: The folder. Its subfolder ``warehouse`` receives the tables and is deleted first.
+        more: Further arguments for ``spark-pipelines run``.
 
     Raises:
         SystemExit: ``spark-pipelines`` is not installed.
     """
     program = Path(sys.executable).with_name("spark-pipelines")
     if not program.exists():
-        raise SystemExit("There is no spark-pipelines: pip install 'django-mysqlqueue[pipelines]'")
+        raise SystemExit("spark-pipelines is not installed: pip install 'django-mysqlqueue[pipelines]'")
     out = out.resolve()
     (out / "storage").mkdir(parents=True, exist_ok=True)
     shutil.copytree(HERE / "transformations", out / "transformations", dirs_exist_ok=True)
     spec = out / "spark-pipeline.yml"
     spec.write_text(SPEC.format(storage=(out / "storage").as_uri()))
-    # Spark 4.3 reads a Parquet table that was there before as it was then, without what this run puts into it.
+    # Spark 4.3 reads a Parquet table that existed before the run in its old state, without the rows of this run.
     shutil.rmtree(out / "warehouse", ignore_errors=True)
     given = ["--conf", f"spark.sql.warehouse.dir={(out / 'warehouse').as_uri()}"]
     return [str(program), *given, "run", "--spec", str(spec), *more]
 
 
 def environment() -> dict[str, str]:
-    """With the example's database, for Spark's workers too."""
+    """Return the environment, which tells Spark's workers where the example's database is."""
     import django
     from django.db import DEFAULT_DB_ALIAS
 
@@ -68,8 +69,9 @@ def environment() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=OUTPUT / "declarative", metavar="DIR", help="(default: %(default)s)"
-    )
+        "--out", type=Path, default=OUTPUT / "declarative", metavar="DIR",
+        help="folder for the specification and the tables (default: %(default)s)",
+    )  # fmt: skip
     options, more = parser.parse_known_args()
     found = environment()
     return subprocess.run(command(options.out, more), cwd=options.out, env=found, check=False).returncode  # noqa: S603

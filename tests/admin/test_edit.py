@@ -25,14 +25,14 @@ def test_edit_and_redrive(client):
     offset = fail_with({"order": "ä"}, "broken", key="k", id="seven", metadata={"from": "web"})
     asked = client.get(f"{ROOT}do/edit/", {"offset": offset})
     assert asked.context["form"]["payload"].value() == '{\n  "order": "ä"\n}'
-    assert b"This is what failed" not in asked.content
+    assert b"The payload is unchanged" not in asked.content
     assert b'name="confirmed"' not in asked.content
     text = ask(client, "edit", offset=offset, payload='{"order": "ö"}')
-    assert "A new message (size in bytes: 14) will replace the dead letter, for the group g/t alone." in text
+    assert "A new message of 14 bytes will replace the dead letter. Only the group g/t receives it." in text
     (told,) = confirm(client, "edit", offset=offset, payload='{\r\n"order": "ö"}')
     sequence()
     sent = QueueMessage.objects.get(target_group="g")
-    assert told == f"The message {sent.message_id} replaces the dead letter."
+    assert told == f"The message {sent.message_id} has replaced the dead letter."
     assert json.loads(bytes(sent.payload)) == {"order": "ö"}
     assert sent.metadata["from"] == "web"
     assert redriven() == [{"order": "ö"}]
@@ -44,13 +44,13 @@ def test_edit_and_redrive(client):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"order": ', "Not JSON: Expecting value, in line 1, column 11."),
-        ('{"order": NaN}', "Not JSON: NaN."),
+        ('{"order": ', "Invalid JSON: Expecting value (line 1, column 11)."),
+        ('{"order": NaN}', "Invalid JSON: NaN."),
         ('{"order": 1e999}', "cannot be written as JSON"),
         ('"\\ud800"', "cannot be written as JSON"),
-        ("[" * 100_000, "Not JSON"),
+        ("[" * 100_000, "Invalid JSON"),
         ('"' + "x" * 200 + '"', "MAX_PAYLOAD_BYTES allows 100"),
-        ('{"order":7}', "This is what failed"),
+        ('{"order":7}', "The payload is unchanged"),
         ("", "This field is required."),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_letter_that_somebody_else_took_meanwhile(client):
     asked = client.post(address, {"offset": offset, "payload": "8", "asked": "yes"})
     redriving.redrive(USING, DeadLetterFilter("t_dlq"), actor="eve")
     late = client.post(address, {**hidden(asked.content.decode()), "payload": "8", "confirmed": "yes"})
-    assert "There is no dead letter at this offset (any more)." in unescape(late.content.decode())
+    assert "There is no dead letter at this offset." in unescape(late.content.decode())
     assert OutboxMessage.objects.count() == 1
 
 
@@ -107,7 +107,7 @@ def test_broken_json_of_plain_sql_becomes_json(client):
 
 def test_what_says_that_it_is_json_and_is_not_must_become_json(client):
     offset = plain(b'{"order": 7', '{"content_type": "application/json"}')
-    assert "Not JSON" in ask(client, "edit", offset=offset, payload='{"order": 8')
+    assert "Invalid JSON" in ask(client, "edit", offset=offset, payload='{"order": 8')
     confirm(client, "edit", offset=offset, payload='{"order": 8}')
     assert redriven() == [{"order": 8}]
 
@@ -115,7 +115,7 @@ def test_what_says_that_it_is_json_and_is_not_must_become_json(client):
 def test_a_text_keeps_its_line_ends(client):
     offset = fail_with(b"one\ntwo", "broken", metadata={"content_type": "text/plain"})
     assert client.get(f"{ROOT}do/edit/", {"offset": offset}).context["form"]["payload"].value() == "one\ntwo"
-    assert "This is what failed" in ask(client, "edit", offset=offset, payload="one\r\ntwo")
+    assert "The payload is unchanged" in ask(client, "edit", offset=offset, payload="one\r\ntwo")
     confirm(client, "edit", offset=offset, payload="one\r\nthree")
     sequence()
     sent = QueueMessage.objects.get(target_group="g")
@@ -127,8 +127,8 @@ def test_a_text_keeps_its_line_ends(client):
     ("payload", "says"),
     [
         (b"\xff\x00", "The payload is not text"),
-        (b"one\r\ntwo", "would change the line ends"),
-        (b"x" * 300_000, "too long to be edited here"),
+        (b"one\r\ntwo", "would change its line endings"),
+        (b"x" * 300_000, "too long to edit here"),
     ],
 )
 def test_what_a_form_cannot_carry_is_not_edited(client, payload, says):
@@ -136,7 +136,7 @@ def test_what_a_form_cannot_carry_is_not_edited(client, payload, says):
     text = page(client, "deadletter", offset=offset)
     assert says in text
     assert "do/edit/" not in text
-    assert f"{len(payload):,} bytes in all" in text or len(payload) < 100
+    assert f"{len(payload):,} bytes in total" in text or len(payload) < 100
     for answer in (page(client, "do/edit", offset=offset), ask(client, "edit", offset=offset, payload="x")):
         assert says in answer
         assert "<textarea" not in answer

@@ -81,7 +81,7 @@ def test_a_selection_that_no_page_sends_is_refused(client, operation, row):
     log(1)
     asked = client.post(f"{ROOT}do/{operation}/", {"group": "g", "topic": "t", "row": [row], "asked": "yes"})
     assert asked.status_code == 200
-    assert "The selection cannot be read" in asked.content.decode()
+    assert "The selection is invalid" in asked.content.decode()
     assert 'name="confirmed"' not in asked.content.decode()
 
 

@@ -58,7 +58,7 @@ def test_a_long_payload_is_cut_and_bytes_are_shown_as_text(client):
     sequence()
     long, raw = offsets_of()
     text = page(client, "message", offset=long)
-    assert "(100,002 bytes in all)" in text
+    assert "(100,002 bytes in total)" in text
     assert len(text) < 60_000
     assert "\\xff" in client.get(f"{ROOT}message/", {"offset": raw}).context["payload"]
 
@@ -96,41 +96,41 @@ def test_its_life_step_by_step(client, settings, mode, recorded):
     held = next(one for one in iter(sub.take, None) if one.claimed.ref == G)
     tag, told, _ = life(client, offset)
     assert tag == "in flight"
-    assert f"Attempt 1: with {sub.name} since" in told[-1]
-    assert ("Others may have it in" in told[-1]) == (mode == "shared")
+    assert f"Attempt 1: in flight at {sub.name} since" in told[-1]
+    assert ("Other subscribers can claim it in" in told[-1]) == (mode == "shared")
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
-    assert "gives no sign of life. No subscriber of the group is alive." in life(client, offset)[1][-1]
+    assert "This subscriber is lost. The group has no live subscribers." in life(client, offset)[1][-1]
     sub.heart.beat()
     sub.run(held)
     sub.flush()
     tag, told, _ = life(client, offset)
-    assert tag == "waits"
-    assert "Attempts that failed: 1." in told[-1]
+    assert tag == "waiting"
+    assert "Failed attempts: 1." in told[-1]
     if recorded != "none":
-        assert told[-3:-1] == [f"Attempt 1: handed to {sub.name}.", told[-2]]
+        assert told[-3:-1] == [f"Attempt 1: claimed by {sub.name}.", told[-2]]
         assert "Attempt 1 failed after" in told[-2]
     told = confirm(client, "retry-selected", group="g", topic="t", row=[offset])
     assert told == ["Messages of the group g/t that are due now: 1."]
-    assert life(client, offset)[1][-1].startswith("It is due.")
+    assert life(client, offset)[1][-1].startswith("The message is due.")
     sub.step(times=2)
     sub.settle()
     sequence()
     tag, told, note = life(client, offset)
     if recorded == "none":
-        assert (tag, told) == ("settled", ["It is settled: acked, or a dead letter was made of it."])
+        assert (tag, told) == ("settled", ["The message is settled: acked or dead-lettered."])
         assert "not recorded" in note
     else:
         assert tag == "dead-lettered"
-        assert told[-1] == "Given up after attempt 2: a dead letter was made of it."
-        assert told[-2] == f"Attempt 2: handed to {sub.name}."
+        assert told[-1] == "Dead-lettered after attempt 2."
+        assert told[-2] == f"Attempt 2: claimed by {sub.name}."
     tag, told, note = life(client, offset, "h")
     if recorded == "all":
         assert (tag, note) == ("acked", "")
-        assert told[0] == f"Attempt 1: handed to {sub.name}."
+        assert told[0] == f"Attempt 1: claimed by {sub.name}."
         assert told[1].startswith("Acked after")
     else:
         assert (tag, len(told)) == ("settled", 1)
-        assert "acked is lost" in note if recorded == "failures" else "not recorded" in note
+        assert "Acks of this group are not recorded" in note if recorded == "failures" else "not recorded" in note
 
 
 @both_modes
@@ -150,9 +150,9 @@ def test_snoozed_and_lost(client, settings, mode):
     other.settle()
     tag, told, _ = life(client, offset)
     assert tag == "acked"
-    assert told[1].startswith("Put off by its handler")
-    assert f"{one.name} vanished with it: it comes again." in told
-    assert told[-2] == f"Attempt 1: handed to {other.name}."
+    assert told[1].startswith("Snoozed by its handler")
+    assert f"{one.name} was lost while it held the message. The message is redelivered." in told
+    assert told[-2] == f"Attempt 1: claimed by {other.name}."
 
 
 def test_retry_now_is_offered_where_it_waits_and_to_who_may(client, make_client):
@@ -197,7 +197,7 @@ def test_dead_letter_now_is_offered_where_nobody_alive_holds_it(client, make_cli
     sequence()
     tag, told, _ = life(client, offset)
     assert tag == "dead-lettered"
-    assert told[-1] == "ada0 dead-lettered it. Attempts that had failed: 1."
+    assert told[-1] == "Dead-lettered by ada0. Failed attempts before: 1."
 
 
 def test_in_a_dlq_topic_it_is_not_offered(client):
@@ -207,7 +207,7 @@ def test_in_a_dlq_topic_it_is_not_offered(client):
     sub.settle()
     (letter,) = QueueMessage.objects.filter(topic="t_dlq").values_list("offset", flat=True)
     tag, _, _ = life(client, letter, "alarm")
-    assert tag == "waits"
+    assert tag == "waiting"
     assert offered(client, letter) == []
 
 
@@ -218,13 +218,13 @@ def test_standings_of_groups_that_have_nothing_to_do_with_it(client):
     redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=tuple(letters)), actor="ada")
     sequence()
     first, again = offsets_of()
-    assert life(client, first, "late")[0] == "before its start"
+    assert life(client, first, "late")[0] == "before the start"
     assert life(client, first, "new")[0] == "not claimed yet"
     assert life(client, again, "late")[0] == "not for this group"
     pausing.pause(USING, G, actor="ada")
     assert "The group is paused" in life(client, again)[1][-1]
     ConsumerOffset.objects.filter(consumer_group="g").update(offset_claimed=again)
-    assert life(client, again)[0] == "passed over"
+    assert life(client, again)[0] == "skipped"
 
 
 def test_a_seek_makes_it_skipped_and_its_records_stay(client, settings):
@@ -238,8 +238,8 @@ def test_a_seek_makes_it_skipped_and_its_records_stay(client, settings):
     seeking.seek(USING, G, seeking.position_of(USING, "latest"), actor="ada")
     assert life(client, first)[0] == "acked"
     tag, told, _ = life(client, second)
-    assert tag == "before its start"
-    assert told == [f"The group goes on behind offset {second}: it was settled before a seek, or is passed over."]
+    assert tag == "before the start"
+    assert told == [f"The group starts after offset {second}: the message was settled before a seek, or is skipped."]
 
 
 @pytest.mark.parametrize(("module", "operation"), [(seeking, "seek"), (dropping, "drop")])
@@ -251,7 +251,7 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
         getattr(module, operation)(USING, G, *([Position(0)] if module is seeking else []), actor="ada")
     assert (
         life(client, offset)[1][-1]
-        == f"A {operation} of the group has not finished. If it was interrupted, run it again."
+        == f"A {operation} of this group has not finished. If it was interrupted, run it again."
     )
 
 

@@ -25,41 +25,41 @@ def test_from_the_original_to_the_dead_letter_to_where_it_went_and_back(client):
     (letter,) = dead_letters(1, keys="a")
     (first,) = offsets_of()
     text = page(client, "message", offset=first)
-    assert "Look at the dead letter" in text
+    assert "Open dead letter" in text
     assert f"offset={letter}" in text
     text = page(client, "message", offset=letter)
-    assert f"It is a dead letter: g gave up on message {first} of t." in text
+    assert f"This is a dead letter: g dead-lettered message {first} of t." in text
     assert f'message/?offset={first}"' in text
     assert "ValueError: no 0" in text
     redriving.redrive(USING, DeadLetterFilter("t_dlq", offsets=(letter,)), actor="ada")
     text = page(client, "message", offset=letter)
-    assert "not in the log any more" in text
-    assert "ada redrove it to g." in text
+    assert "no longer in the log" in text
+    assert "ada redrove it for g." in text
     assert "The new message is not in the log" in text
     assert "The dead letter is not in the log" in page(client, "message", offset=first)
     sequence()
     (_, again) = offsets_of()
     assert f'message/?offset={again}"' in page(client, "message", offset=letter)
     text = page(client, "message", offset=first)
-    assert f"ada redrove it: it went on as message {again}." in text
+    assert f"ada redrove it as message {again}." in text
     text = page(client, "message", offset=again)
-    assert f"It was redriven: the original is message {first} of t." in text
-    assert "It is for the group g alone." in text
+    assert f"This message was redriven. The original is message {first} of t." in text
+    assert "Only the group g receives this message." in text
 
 
 def test_edited_ones_name_the_original_and_the_other_way_round(client):
     (letter,) = dead_letters(1, keys="a")
     (first,) = offsets_of()
-    redriving.replace(USING, "t_dlq", letter, {"mended": True}, actor="ada")
+    redriving.replace(USING, "t_dlq", letter, {"fixed": True}, actor="ada")
     sequence()
     (_, new) = offsets_of()
-    assert f"ada edited and redrove it: it went on as message {new}." in page(client, "message", offset=first)
-    assert "ada edited and redrove it to g." in page(client, "message", offset=letter)
+    assert f"ada edited and redrove it as message {new}." in page(client, "message", offset=first)
+    assert "ada edited and redrove it for g." in page(client, "message", offset=letter)
     text = page(client, "message", offset=new)
-    assert "An operator sent it in the place of the message" in text
+    assert "An operator published this message to replace message" in text
     assert f'message/?offset={first}"' in text
     QueueMessage.objects.filter(offset=first).delete()
-    assert "That one is not in the log any more." in page(client, "message", offset=new)
+    assert "which is no longer in the log." in page(client, "message", offset=new)
 
 
 def test_a_discarded_dead_letter_says_who_and_why(client):
@@ -80,11 +80,11 @@ def test_a_second_failure_does_not_name_the_first_one_as_its_successor(client):
         (letter,) = offsets_of("t_dlq")
     first, second, third = offsets_of()
     text = page(client, "message", offset=first)
-    assert f"operator-0 redrove it: it went on as message {second}." in text
-    assert f"operator-1 redrove it: it went on as message {third}." in text
+    assert f"operator-0 redrove it as message {second}." in text
+    assert f"operator-1 redrove it as message {third}." in text
     text = page(client, "message", offset=second)
     assert "operator-0" not in text
-    assert f"operator-1 redrove it: it went on as message {third}." in text
+    assert f"operator-1 redrove it as message {third}." in text
     assert "redrove it" not in page(client, "message", offset=third)
 
 
@@ -95,10 +95,10 @@ def test_a_message_that_is_gone_is_told_from_its_records(client, settings):
     sub.settle()
     QueueMessage.objects.all().delete()
     text = page(client, "message", offset=offset)
-    assert "not in the log any more" in text
+    assert "no longer in the log" in text
     tag, told, _ = life(client, offset)
     assert tag == "acked"
-    assert told[0] == f"Attempt 1: handed to {sub.name}."
+    assert told[0] == f"Attempt 1: claimed by {sub.name}."
     DeliveryEvent.objects.all().delete()
     assert f"There is no message at offset {offset}" in page(client, "message", 400, offset=offset)
 
@@ -127,7 +127,7 @@ def test_no_more_records_than_a_page_holds(client, settings, monkeypatch):
 
 @pytest.mark.parametrize(
     ("offset", "says"),
-    [("0", "must be a whole number from 1"), ("x", "must be a whole number"), ("99999999", "There is no message at")],
+    [("0", "must be an integer of at least 1"), ("x", "must be an integer"), ("99999999", "There is no message at")],
 )
 def test_an_offset_that_is_none(client, offset, says):
     assert says in page(client, "message", 400, offset=offset)
@@ -149,5 +149,5 @@ def test_a_message_that_was_deleted_before_it_was_handled(client):
     QueueMessage.objects.all().delete()
     tag, steps, _ = life(client, offset)
     assert tag == "deleted"
-    assert f"Deleted from the log before it was handled; {sub.name} settled it without a call." in steps
-    assert f"Handed to {sub.name}." in steps
+    assert f"Deleted from the log before it was handled; {sub.name} settled it without calling the handler." in steps
+    assert f"Claimed by {sub.name}." in steps

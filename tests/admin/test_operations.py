@@ -47,9 +47,9 @@ def test_what_was_not_previewed_is_not_done(client):
     values = {**hidden(asked.content.decode()), "target": "earliest", "confirmed": "yes"}
     again = client.post(address, values)
     assert again.status_code == 200
-    assert "Settled messages that will be redelivered: 5." in again.content.decode()
-    assert "Nothing was done" in again.content.decode()
-    assert "Nothing was done" not in asked.content.decode()
+    assert "Settled messages that will be replayed: 5." in again.content.decode()
+    assert "the form differs" in again.content.decode()
+    assert "the form differs" not in asked.content.decode()
     assert not Operation.objects.exists()
     done = client.post(address, {**hidden(again.content.decode()), "target": "earliest", "confirmed": "yes"})
     assert done.status_code == 302
@@ -126,7 +126,7 @@ def test_retry_what_waits_and_what_is_selected(client):
     address = f"{ROOT}do/retry-selected/"
     for row in ("[1]", "no json", '"a"', '["a", 1]'):
         refused = client.post(address, {"group": "g", "topic": "t", "asked": "yes", "row": [row]})
-        assert "The selection cannot be read" in refused.content.decode()
+        assert "The selection is invalid" in refused.content.decode()
     (first, *_) = DeliveryState.objects.order_by("message_offset").values_list("message_offset", flat=True)
     told = confirm(client, "retry-selected", group="g", topic="t", row=[first])
     assert told == ["Messages of the group g/t that are due now: 1."]
@@ -148,7 +148,7 @@ def test_dead_letter_what_waits(client):
     assert "Messages of the group g/t that will be dead-lettered to t_dlq: 7." in text
     assert f"Message {offsets[0]} has failed 1 time." in text
     assert f"Message {offsets[5]} has" not in text
-    assert "A dead letter gets no further attempt until it is redriven." in text
+    assert "Dead letters get no further attempts until they are redriven." in text
     told = confirm(client, "dead-letter", group="g", topic="t", row=offsets[0], reason="a test order")
     assert told == ["Messages dead-lettered to t_dlq: 1."]
     sequence()
@@ -161,7 +161,7 @@ def test_dead_letter_what_waits(client):
     assert (entry.object_repr, entry.change_message) == ("g/t", "Messages dead-lettered to t_dlq: 1.")
     again = client.post(f"{ROOT}do/dead-letter/", {"group": "g", "topic": "t", "asked": "yes", "row": offsets[:2]})
     text = unescape(again.content.decode())
-    assert f"message {offsets[0]} is settled already" in text
+    assert f"message {offsets[0]} is already settled" in text
     assert 'name="confirmed"' not in text
 
 
@@ -176,7 +176,7 @@ def test_what_is_claimed_between_preview_and_confirmation_stays(client):
     sub.step(times=2)
     done = client.post(f"{ROOT}do/dead-letter/", sent, follow=True)
     (told,) = [str(message) for message in done.context["messages"]]
-    assert f"message {offset} is held by the live subscriber '{sub.name}'" in told
+    assert f"message {offset} is in flight at the live subscriber '{sub.name}'" in told
     assert not QueueMessage.objects.filter(topic="t_dlq").exists()
     assert not Operation.objects.exists()
 
@@ -193,7 +193,7 @@ def test_release_and_forget(client):
     assert 'name="confirmed"' not in refused
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     assert confirm(client, "forget", subscriber=sub.name) == [
-        f"The subscriber {sub.name} is forgotten; its leases are free."
+        f"The subscriber {sub.name} is forgotten; its leases are released."
     ]
     assert not SubscriberHeartbeat.objects.exists()
     nothing = client.post(f"{ROOT}do/release/", {"group": "g", "topic": "t", "asked": "yes"})
@@ -205,7 +205,7 @@ def test_drop(client):
     log(2)
     sub.leave()
     asked = client.post(f"{ROOT}do/drop/", {"group": "g", "topic": "t", "asked": "yes"})
-    assert "Messages that it has not settled: 2." in asked.content.decode()
+    assert "Messages that the group has not settled: 2." in asked.content.decode()
     assert "This cannot be undone." in asked.content.decode()
     assert confirm(client, "drop", group="g", topic="t") == ["The group g/t is dropped."]
     assert not ConsumerGroup.objects.filter(topic="t").exists()

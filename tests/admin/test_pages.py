@@ -70,7 +70,7 @@ def test_the_overview_tells_what_is_there(client):
     answer = client.get(ROOT)
     cards = {card.name: card.value for card in answer.context["cards"]}
     assert (cards["scheduled"], cards["live subscribers"]) == ("1", "1")
-    assert int(cards["lag"]) == sum(row.group.lag.value for row in answer.context["rows"]) > 0
+    assert int(cards["backlog"]) == sum(row.group.lag.value for row in answer.context["rows"]) > 0
     assert [row.group.ref.group for row in answer.context["rows"]] == ["g", "h"]
     assert "<svg" in answer.content.decode()
 
@@ -127,7 +127,7 @@ def test_partitions_come_in_pages(client):
 @pytest.mark.parametrize(
     ("name", "query", "says"),
     [
-        ("group", {}, "No group is named"),
+        ("group", {}, "group and topic are required"),
         ("group", {"group": "x", "topic": "y"}, "There is no group x/y."),
     ],
 )

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.any_engine
 def test_redrive_the_selected(client):
     dead = dead_letters(4)
     told = confirm(client, "redrive-selected", topic="t_dlq", row=[str(dead[0]), str(dead[2])])
-    assert told == ["Dead letters sent back: 2."]
+    assert told == ["Dead letters redriven: 2."]
     assert offsets(listed(client)) == [dead[3], dead[1]]
     assert len(redriven()) == 2
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("t_dlq", "Dead letters sent back: 2.")
+    assert (entry.object_repr, entry.change_message) == ("t_dlq", "Dead letters redriven: 2.")
     operation = Operation.objects.get()
     assert (operation.action, operation.changed, operation.actor) == ("redrive", 2, "ada0")
 
@@ -38,9 +38,9 @@ def test_redrive_all_that_match_and_nothing_that_came_later(client):
     fail_with(3, "red")
     values = {"topic": "t_dlq", "error": "red", "upto": context["upto"]}
     asked = ask(client, "redrive", **values)
-    assert "Dead letters of t_dlq that will be sent back, each to the group that failed it: 1." in asked
-    assert confirm(client, "redrive", **values) == ["Dead letters sent back: 1."]
-    assert LogEntry.objects.get().object_repr == "t_dlq, error with “red”"
+    assert "Dead letters of t_dlq that will be redriven, each for the group that failed it: 1." in asked
+    assert confirm(client, "redrive", **values) == ["Dead letters redriven: 1."]
+    assert LogEntry.objects.get().object_repr == "t_dlq, error contains “red”"
     assert redriven() == [1]
     assert {row.error for row in listed(client)["rows"]} == {"ValueError: green", "ValueError: red"}
 
@@ -50,11 +50,11 @@ def test_a_request_takes_a_bounded_number_and_names_the_command_for_the_rest(cli
     monkeypatch.setattr(operations, "AT_ONCE", 2)
     dead = dead_letters(5)
     values = {"topic": "t_dlq", "group": "g", "error": "ValueError", "upto": dead[-1], **more}
-    assert "left: 3 dead letters" in ask(client, name, **values)
+    assert "Remaining: 3 dead letters" in ask(client, name, **values)
     (told,) = confirm(client, name, **values)
-    assert ": 2. One request takes the oldest 2; left: 3 dead letters." in told
+    assert ": 2. One request changes the oldest 2. Remaining: 3 dead letters." in told
     assert offsets(listed(client)) == dead[:1:-1]
-    command = shlex.split(told.partition("All at once: ")[2])
+    command = shlex.split(told.partition("run: ")[2])
     call_command(*command[1:], "--noinput", stdout=io.StringIO())
     assert not QueueMessage.objects.filter(topic="t_dlq").exists()
     assert Operation.objects.filter(action=name, changed__gt=0).count() == 2
@@ -73,7 +73,7 @@ def test_with_a_rate_a_request_is_short(client, monkeypatch):
     monkeypatch.setattr(operations, "SECONDS", 0.1)
     dead = dead_letters(3)
     told = confirm(client, "redrive", topic="t_dlq", upto=dead[-1], rate="20")
-    assert told[0].startswith("Dead letters sent back: 2. One request takes the oldest 2; left: 1 dead letter.")
+    assert told[0].startswith("Dead letters redriven: 2. One request changes the oldest 2. Remaining: 1 dead letter.")
     assert "--rate 20.0" in told[0]
     assert "greater than or equal to 0.1" in ask(client, "redrive", topic="t_dlq", upto=dead[-1], rate="0")
 
@@ -87,7 +87,7 @@ def test_letters_of_a_group_that_is_gone_are_not_redriven(client):
         ("edit", {"offset": offset, "payload": "5"}),
     ):
         text = ask(client, name, **values)
-        assert "is not registered any more: nobody would get" in text
+        assert "is no longer registered and would not receive it" in text
         assert 'name="confirmed"' not in text
 
 
@@ -113,18 +113,18 @@ def test_several_groups_are_named(client):
     dead_letters(1)
     dead_letters(1, group="h")  # fails both messages
     text = ask(client, "discard", topic="t_dlq", upto=10**9, reason="x")
-    assert "Of h/t: 2." in text
-    assert "Of g/t: 1." in text
+    assert "h/t: 2." in text
+    assert "g/t: 1." in text
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
         ({}, "Nothing is selected."),
-        ({"row": ["0"]}, "The selection cannot be read"),
-        ({"row": [str(2**70)]}, "The selection cannot be read"),
-        ({"row": ["1", "2", "3"]}, "at most 2"),
-        ({"row": ["123456"]}, "There is no such dead letter (any more)."),
+        ({"row": ["0"]}, "The selection is invalid"),
+        ({"row": [str(2**70)]}, "The selection is invalid"),
+        ({"row": ["1", "2", "3"]}, "the maximum is 2"),
+        ({"row": ["123456"]}, "There are no such dead letters."),
     ],
 )
 def test_a_selection_of_nothing_is_refused(client, monkeypatch, values, says):

@@ -65,7 +65,7 @@ def test_of_one_topic_a_look_goes_so_far_and_the_next_goes_on(client, monkeypatc
     context = waiting(client, topic="t")
     assert (ids(context), context["whole"]) == ([], False)
     assert context["next_after"]
-    assert "looked through" in page(client, "scheduled", topic="t")
+    assert "were searched" in page(client, "scheduled", topic="t")
     context = waiting(client, topic="t", after=context["next_after"])
     assert (ids(context), context["whole"], context["next_after"]) == (ours, True, None)
 
@@ -82,7 +82,7 @@ def test_payloads_of_scheduled_messages(make_client, settings):
     raw = client.get(f"{ROOT}scheduled/").content.decode()
     assert "<script>alert" not in raw
     assert "4711" in raw
-    assert "50,000 bytes in all" in raw
+    assert "50,000 bytes in total" in raw
     assert raw.count("yyyyyyyyyy") == 2000
     settings.MYSQLQUEUE = {"REDACT": star}
     text = page(client, "scheduled")
@@ -103,7 +103,7 @@ def test_cancel_the_selected(client):
     assert ids(waiting(client)) == [second]
     operation = Operation.objects.get()
     assert (operation.action, operation.changed, operation.reason) == ("cancel", 2, "twice")
-    assert LogEntry.objects.get().object_repr == "scheduled messages"
+    assert LogEntry.objects.get().object_repr == "2 scheduled messages"
 
 
 def test_deliver_the_selected_now(client):
@@ -116,11 +116,11 @@ def test_move_the_selected(client, settings):
     settings.TIME_ZONE = "Asia/Tokyo"
     first, second = schedule(2)
     told = confirm(client, "move", row=[str(first)], time="2040-01-02T09:00")
-    assert told == ["Scheduled messages moved to 2040-01-02 09:00:00+0900: 1."]
+    assert told == ["Messages rescheduled to 2040-01-02 09:00:00+0900: 1."]
     assert ids(waiting(client)) == [second, first]
     at = datetime.datetime(2040, 1, 2, tzinfo=datetime.UTC).timestamp() * 1000
     assert OutboxMessage.objects.get(pk=first).deliver_at == at
-    assert "That time is past: they will be delivered now." in ask(
+    assert "This time is in the past: the messages will be delivered now." in ask(
         client, "move", row=[str(second)], time="2020-01-02T09:00"
     )
     for time, says in (("", "This field is required."), ("soon", "Enter a valid date/time.")):
@@ -133,11 +133,11 @@ def test_what_came_due_meanwhile_is_said(client):
     first, second = schedule(2)
     OutboxMessage.objects.filter(pk=first).update(deliver_at=1)
     (told,) = confirm(client, "cancel", row=[str(first), str(second)])
-    left = "Messages left as they are, because they came due or another transaction is changing them: 1."
+    left = "Messages not changed, because they came due or another transaction is changing them: 1."
     assert told == f"Scheduled messages cancelled: 1. {left}"
     for name in (scheduled_operations.Cancel.name, scheduled_operations.DeliverNow.name):
         text = ask(client, name, row=[str(first)])
-        assert "because they came due or another transaction is changing them: 1." in text
+        assert "Messages that will not be changed, because they are no longer scheduled: 1." in text
         assert 'name="confirmed"' not in text
     row = waiting(client)["rows"][0]
     assert (row.message.outbox_id, row.left) == (first, "")

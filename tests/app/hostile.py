@@ -1,4 +1,4 @@
-"""What handlers do to their process in the tests of odd input."""
+"""What handlers do to their process in the tests of edge cases."""
 
 from __future__ import annotations
 

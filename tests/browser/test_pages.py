@@ -113,25 +113,25 @@ def test_new_numbers_come_without_a_reload(desk: Desk, live, db: None):
     sub = Sub(handler("orders", "billing"))
     asked = live("")
     page = desk.page
-    expect(card(page, "lag")).to_have_text("0")
+    expect(card(page, "backlog")).to_have_text("0")
     publish_many("orders", (Message(n, key="k") for n in range(7)))
     sequence()
     refresh(page)
-    expect(card(page, "lag")).to_have_text("7")
+    expect(card(page, "backlog")).to_have_text("7")
     sub.settle()
     refresh(page)
-    expect(card(page, "lag")).to_have_text("0")
+    expect(card(page, "backlog")).to_have_text("0")
     assert len(asked) == 2
     page.get_by_role("button", name="Pause refreshing").click()
     expect(live_text(page)).to_have_text("Paused")
     page.clock.run_for(REFRESH_MS * 10)
-    button = page.get_by_role("button", name="Refresh again")
+    button = page.get_by_role("button", name="Resume refreshing")
     assert button.get_attribute("aria-pressed") == "true"
     assert len(asked) == 2
     publish_many("orders", [Message(1, key="k")])
     sequence()
     button.click()
-    expect(card(page, "lag")).to_have_text("1")
+    expect(card(page, "backlog")).to_have_text("1")
     expect(live_text(page)).to_have_text("")
 
 
@@ -150,7 +150,7 @@ def test_paused_while_an_answer_is_on_its_way(desk: Desk, live, db: None):
         held[0].continue_()
     page.clock.run_for(REFRESH_MS * 2)
     expect(live_text(page)).to_have_text("Paused")
-    expect(card(page, "lag")).to_have_text("0")
+    expect(card(page, "backlog")).to_have_text("0")
 
 
 def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
@@ -179,7 +179,7 @@ def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
     assert page.evaluate("window.scrollY") == 300
     assert box.evaluate("box => box.scrollLeft") == 120
     # And what was ticked is what is asked about.
-    page.get_by_role("button", name="Release the leases of the selected").click()
+    page.get_by_role("button", name="Release leases of selected partitions").click()
     expect(page.get_by_text("whose leases will be released: 2.")).to_be_visible()
 
 
@@ -220,7 +220,7 @@ def test_a_server_that_is_gone_and_comes_back(desk: Desk, live, site: Site, queu
     page = desk.page
     site.stop()
     page.clock.run_for(REFRESH_MS)
-    expect(live_text(page)).to_have_text("Not refreshed: the server does not answer.")
+    expect(live_text(page)).to_have_text("Not refreshed: the server does not respond.")
     # What was there is still there.
     expect(card(page, "scheduled")).to_have_text("1")
     site.start()
@@ -238,7 +238,7 @@ def test_a_session_that_has_ended(desk: Desk, live, queue: Sub):
     other.get_by_role("button", name="Log out").click()
     expect(other.get_by_text("Logged out")).to_be_visible()
     refresh(page)
-    expect(live_text(page)).to_have_text("Your session has ended: log in again.")
+    expect(live_text(page)).to_have_text("Your session has expired: log in again.")
     expect(card(page, "scheduled")).to_have_text("1")
     number = len(asked)
     page.clock.run_for(REFRESH_MS * 10)
@@ -329,7 +329,7 @@ def test_everything_by_keyboard_from_the_login_on(open_desk: Open, queue: Sub):
         if reason.evaluate("one => one === document.activeElement"):
             break
     page.keyboard.type("stocktaking")
-    tab_to(page, "Pause the group")
+    tab_to(page, "Pause group")
     page.keyboard.press("Enter")
     expect(page.get_by_text("billing/orders is paused.")).to_be_visible()
     found = groups.find(USING, GroupRef("billing", "orders"))

@@ -8,6 +8,7 @@ operation has is found by running it until it ends without having been stopped.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -313,6 +314,7 @@ def _in_child(operation: Callable[[], object], count: Callable[[], None]) -> Bas
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
+        gc.disable()  # a collection would copy all pages of the parent
         try:
             count()
             operation()

@@ -38,13 +38,13 @@ class SendsTheQueueElsewhere:
 OPERATIONS = [
     ("queuepause g t --noinput", "is paused."),
     ("queueresume g t --noinput", "is resumed."),
-    ("queueseek g t latest --noinput", "is the first from offset"),
-    ("queueretry g t --dry-run", "No message waits"),
+    ("queueseek g t latest --noinput", "continues with the first message at or after offset"),
+    ("queueretry g t --dry-run", "are waiting for another attempt"),
     ("queueredrive t --dry-run", "No dead letter"),
     ("queuediscard t --reason x --dry-run", "No dead letter"),
-    ("queuescheduled t later --at 2100-01-01T00:00 --noinput", "messages moved to 2100-01-01"),
+    ("queuescheduled t later --at 2100-01-01T00:00 --noinput", "Messages rescheduled to 2100-01-01"),
     ("queuecancel t later --noinput", "Scheduled messages cancelled: 1."),
-    ("queuescheduled", "Nothing is scheduled"),
+    ("queuescheduled", "No messages are scheduled"),
     ("queuerelease g t k --dry-run", "leases will be released: 1."),
 ]
 """A command line, and what it says."""
@@ -54,10 +54,10 @@ def test_every_command_works_where_the_queue_is(named):
     publish("t", 1, using=QUEUE)
     publish("t", 2, id="later", delay=1000, using=QUEUE)
     groups.register(QUEUE, GroupRef("g", "t"), mode="ordered", start="earliest")
-    assert "Moved 1 messages." in command("queuesequence", *named)
+    assert "Moved 1 message." in command("queuesequence", *named)
     status = json.loads(command("queuestatus", "--format", "json", *named))
     assert (status["database"], status["groups"][0]["lag"]) == (QUEUE, 1)
-    assert "Healthy: 1 group, lag 1, 0 in the outbox." in command("queuehealth", *named)
+    assert "Healthy: 1 group, backlog 1, outbox 0." in command("queuehealth", *named)
     assert "Would delete 0 messages." in command("queuegc", "--dry-run", *named)
     assert "Deleted 0 messages" in command("queuegc", *named)
     assert "is now shared" in command("queuegroupmode", "g", "t", "shared", "--noinput", *named)

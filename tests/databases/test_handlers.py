@@ -23,7 +23,7 @@ def test_atomic_handlers_beside_a_queue_of_its_own_are_warned_of(settings, no_ha
     (warning,) = checks.check_atomic_handlers()
     assert warning.id == "django_mysqlqueue.W015"
     assert "'queue'" in warning.msg
-    assert "at least once" in warning.hint
+    assert "more than once" in warning.hint
 
 
 def test_atomic_handlers_beside_the_projects_tables_are_not(settings, no_handlers):

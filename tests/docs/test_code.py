@@ -12,16 +12,18 @@ import os
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connections
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
 from django_mysqlqueue.models import QueueMessage
 from tests.support.documents import DOCS, PAGES, _block, blocks, identify, parsed
-from tests.support.harness import Sub, handler, lag, sequence
+from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.any_engine
@@ -144,6 +146,40 @@ def test_the_logging_settings_make_json_of_events(tmp_path):
     assert (line["event"], line["level"], line["group"]) == ("delivery.dead_lettered", "ERROR", "g")
 
 
+def test_the_examples_of_publishing_run(db, clock):
+    """``howto/publish.md``: cancelling, rescheduling, many messages, plain SQL."""
+    found: dict[str, Any] = {"Order": None}
+    exec(_block("howto/publish.md", "def open_trial"), found)  # noqa: S102
+    user = SimpleNamespace(pk=7, save=lambda: None, delete=lambda: None)
+    found["open_trial"](user)
+    first = user.reminder
+    clock.advance(20 * 86400)
+    found["extend_trial"](user)
+    assert user.reminder == first
+    clock.advance(20 * 86400)
+    sequence()
+    assert not QueueMessage.objects.exists()  # extended
+    clock.advance(7 * 86400)
+    sequence()
+    assert [message.message_id for message in QueueMessage.objects.all()] == [first]
+    found["extend_trial"](user)  # it has come due
+    assert user.reminder != first
+    found["close_account"](user)
+    clock.advance(30 * 86400)
+    sequence()
+    assert QueueMessage.objects.count() == 1
+
+    exec(_block("howto/publish.md", "def remind_customers").replace("from orders.models import Order", ""), found)  # noqa: S102
+    orders = [SimpleNamespace(pk=pk, email=f"{pk}@example.com") for pk in (1, 2)]
+    assert found["remind_customers"](SimpleNamespace(iterator=lambda: iter(orders))) == 2
+    ((_, sql),) = blocks(DOCS / "howto" / "publish.md", "sql")
+    with connections[USING].cursor() as cursor:
+        cursor.execute(sql)
+    sequence()
+    assert QueueMessage.objects.get(topic="orders").partition_key == "ada@example.com"
+    assert QueueMessage.objects.filter(topic="reminders").count() == 3
+
+
 def _commands_on_failures() -> list[list[str]]:
     return [
         shlex.split(line)[2:]
@@ -183,7 +219,7 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
     assert [name for name, *_ in commands[:3]] == ["queueredrive", "queueredrive", "queuediscard"]
     for command in commands[:2]:
         call_command(*command, "--noinput", stdout=io.StringIO())
-    with pytest.raises(CommandError, match="No dead letter of orders_dlq matches"):  # they have been redriven
+    with pytest.raises(CommandError, match="No dead letters of orders_dlq match"):  # they have been redriven
         call_command(*commands[2], "--noinput", stdout=io.StringIO())
     got: list[Any] = []
     Sub(handler("orders", "billing", got.append), handler("orders", "mail", got.append)).settle()

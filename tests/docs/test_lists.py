@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import django_mysqlqueue
 from django_mysqlqueue import conf, publish
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
+from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS, PAGES, _block
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.paths import ROOT
@@ -26,17 +28,27 @@ pytestmark = pytest.mark.any_engine
 
 def test_every_setting_is_in_the_reference():
     page = (DOCS / "reference" / "settings.md").read_text()
-    listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
+    listed = dict(re.findall(r"^### `([A-Z_]+)`\n\n- Type: .+\n- Default: `(.+)`$", page, re.MULTILINE))
     defaults = conf.Settings()
     known = {name.upper() for name in (*conf._FIELDS, *conf._MONITORING)} | {"TOPICS", "GROUPS"}
     assert set(listed) == known
     for name, shown in listed.items():
-        value, default = ast.literal_eval(shown.strip("`")), getattr(defaults, name.lower())
+        value, default = ast.literal_eval(shown), getattr(defaults, name.lower())
         if name == "BACKOFF":
             value = conf.parse_backoff(value)
         elif name == "HEALTH":
             value = conf._health(value)
         assert value == default, name
+
+
+@pytest.mark.parametrize("model", QUEUE_MODELS, ids=lambda model: model._meta.db_table)
+def test_every_column_is_in_the_reference(model):
+    sections = (DOCS / "tables.md").read_text().split("\n### ")
+    (section,) = [text for text in sections if text.startswith(f"{model._meta.db_table}\n")]
+    columns = {
+        column.column for column in model._meta.local_concrete_fields if not column.column.startswith("latency_")
+    }
+    assert set(re.findall(r"`([a-z_]+)`", section)) >= columns
 
 
 def test_every_check_is_in_the_reference():
@@ -50,18 +62,50 @@ def test_every_check_is_in_the_reference():
 
 def test_every_event_is_in_the_reference():
     page = (DOCS / "reference" / "log.md").read_text()
-    listed = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| ([A-Z]+) \|", page, re.MULTILINE))
-    logged: dict[str, set[str]] = {}
+    listed = {
+        name: (level, set(re.findall(r"`([a-z_]+)`", keys)))
+        for name, level, keys in re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| ([A-Z]+) \|(.*?)\|", page, re.MULTILINE)
+    }
+    logged: dict[str, tuple[set[str], set[str]]] = {}
     for file in (ROOT / "django_mysqlqueue").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "event":
-                levels = set(re.findall(r"logging\.([A-Z]+)", ast.unparse(node.args[0])))
-                for constant in ast.walk(node.args[1]):
-                    if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-                        logged.setdefault(constant.value, set()).update(levels)
+            for name, levels, keys in _events(node):
+                known_levels, known_keys = logged.setdefault(name, (set(), set()))
+                known_levels |= levels
+                known_keys |= keys
     assert set(listed) == set(logged)
-    for name, level in listed.items():
-        assert level in logged[name], name
+    for name, (level, keys) in listed.items():
+        assert level in logged[name][0], name
+        assert keys == logged[name][1], name
+
+
+def _events(node: ast.AST) -> Iterator[tuple[str, set[str], set[str]]]:
+    """The events of a call that logs: name, levels, keys."""
+    match node:
+        case ast.Call(func=ast.Name(id="event"), args=[level, verb]):
+            levels = set(re.findall(r"logging\.([A-Z]+)", ast.unparse(level)))
+            keys = {key for keyword in node.keywords for key in _keys(keyword)} - {"exc_info", "stacks"}
+            for constant in ast.walk(verb):
+                if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                    yield constant.value, levels, keys
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="logger"), attr=level), args=[ast.Constant(value=str(text)), *_]
+        ):
+            yield text.split()[0], {level.upper()}, set(re.findall(r"(\w+)=%", text))
+
+
+def _keys(keyword: ast.keyword) -> set[str]:
+    """The keys of an argument of ``event``; of ``**fields``, those of the function or the dicts that make them."""
+    if keyword.arg is not None:
+        return {keyword.arg}
+    made_by = {getattr(one.func, "id", "") for one in ast.walk(keyword.value) if isinstance(one, ast.Call)}
+    delivery = {"group", "topic", "partition", "offset", "attempt"}
+    if "_fields" in made_by:
+        return delivery | {"messages"}
+    if "delivery_fields" in made_by:
+        return delivery
+    dicts = [one for one in ast.walk(keyword.value) if isinstance(one, ast.Dict)]
+    return {key.value for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
 
 
 @pytest.mark.parametrize("name", ["publish", "publish_many", "subscriber"])

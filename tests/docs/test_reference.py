@@ -391,7 +391,7 @@ def test_a_stale_page_is_shown_and_left_alone_by_check(checkout, capsys):
     assert run(checkout, "--check") == 1
     shown = capsys.readouterr()
     assert "+## `find()`" in shown.out
-    assert "2 pages are out of date: run make reference" in shown.err
+    assert "Pages out of date: 2. Run make reference." in shown.err
     assert page.read_text() == PAGE
     assert run(checkout) == 0
     assert run(checkout, "--check") == 0
@@ -410,13 +410,13 @@ def test_a_stale_page_is_shown_and_left_alone_by_check(checkout, capsys):
 @pytest.mark.parametrize(
     ("page", "fault"),
     [
-        (PAGE.replace("queue.short", "queue.long"), "page.md: django_mysqlqueue.long: there is no such"),
-        (PAGE.replace("django_mysqlqueue.short", "os.path"), "page.md: os.path: there is no such"),
+        (PAGE.replace("queue.short", "queue.long"), "page.md: django_mysqlqueue.long: no such function"),
+        (PAGE.replace("django_mysqlqueue.short", "os.path"), "page.md: os.path: no such function"),
         (PAGE.replace("queue.short", "queue.MOST"), "page.md: django_mysqlqueue.MOST has no docstring"),
         (PAGE.replace("queue.short", "queue.Row"), "page.md: django_mysqlqueue.Row is described in"),
         (f"{PAGE}\n## Find\n", "page.md: more than one heading with the anchor #find"),
-        (PAGE.replace("before\n<!-- end -->", "before"), "page.md: a region is not"),
-        (PAGE.replace("<!-- generated: django_mysqlqueue.short -->\n", ""), "page.md: a region is not"),
+        (PAGE.replace("before\n<!-- end -->", "before"), "page.md: a region is not delimited"),
+        (PAGE.replace("<!-- generated: django_mysqlqueue.short -->\n", ""), "page.md: a region is not delimited"),
     ],
 )
 def test_a_page_that_cannot_be_made_is_named_and_nothing_is_written(checkout, capsys, page, fault):

@@ -118,5 +118,5 @@ def test_a_handler_that_forks(start, group, topic):
     assert_all_handled(group, topic)
     assert effects("child") == [("", 0, 0)] * 3
     assert effects("joined") == [("0", 0, 0)] * 3
-    for problem in ("poller.failed", "heart.failed", "delivery.lost", "gone away", "Lost connection"):
+    for problem in ("poller.failed", "heartbeat.failed", "delivery.lost", "gone away", "Lost connection"):
         assert problem not in worker.output, worker.output

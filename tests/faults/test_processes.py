@@ -29,7 +29,7 @@ def test_drain_handles_everything_waits_for_backoffs_and_exits(start):
     assert_ordered(rows)
     assert not DeliveryState.objects.exists()
     assert not PartitionLease.objects.exists()
-    assert "group     plain of p.plain (ordered)" in worker.output
+    assert "group     plain on p.plain (ordered)" in worker.output
     assert f"database  default ({sequencing.Session(USING).dialect.name}" in worker.output
     assert worker.output.rstrip().endswith("Stopped.")
 
@@ -117,7 +117,7 @@ def test_a_hung_handler_that_returns_in_the_end_is_no_clean_end(start, tmp_path)
     wait_for(drained("action", "p.action"), worker)
     files["p.plain"][1].touch()
     assert worker.wait(20) == 1
-    assert "subscriber.left_running" not in worker.output
+    assert "handlers.abandoned" not in worker.output
 
 
 def test_a_group_of_another_mode_is_refused(db, tmp_path):
@@ -134,10 +134,12 @@ def test_one_partition_and_many_threads_is_warned_of(start):
     sequence()
     worker = start("--group", "plain", "--threads", "4", "--drain")
     assert worker.wait() == 0
-    assert "warning   p.plain has one partition" in worker.output
+    assert "warning   topic 'p.plain' has one partition" in worker.output
 
 
 def test_an_unknown_group_is_refused(db, tmp_path):
     worker = Worker(tmp_path, "--group", "nobody")
     assert worker.wait() == 1
-    assert "no handler has it; there are: action, atomic, batch, plain, shared, shared_atomic, strict" in worker.output
+    assert "no handler has this group. Handlers have: action, atomic, batch, plain, shared, shared_atomic, strict." in (
+        worker.output
+    )

@@ -183,7 +183,7 @@ def test_a_primary_that_turns_read_only_and_is_replaced(scene):
     scene.publishers()
     wait_for(handled("atomic", 20), worker)
     scene.server.execute(f"SET GLOBAL {read_only} = 1")
-    wait_for(lambda: "heart.failed" in worker.output, worker)
+    wait_for(lambda: "heartbeat.failed" in worker.output, worker)
     time.sleep(2)
     reconnect()
     scene.server.stop()

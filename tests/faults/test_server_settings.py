@@ -264,7 +264,7 @@ def run_load(cell):
     committed = set(accounts.effects("committed", using))
     dead = {(key, number) for key, number in committed if number % 50 == 0}
     assert_dead(using, dead)
-    assert f"sent back: {len(dead)}." in ended(cell.manage("queueredrive", "p.strict", "--noinput"))
+    assert f"redriven: {len(dead)}." in ended(cell.manage("queueredrive", "p.strict", "--noinput"))
     wait_for(lambda: is_drained(using) and not redriven(using), worker, timeout=60)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0, worker.output

@@ -197,7 +197,7 @@ def overview_page(client: Client) -> State:
             "paused" in tags,
             number(subscribers),
         )
-    return State(shown, frozenset(page.problems), number(page.cards["in the outbox"]))
+    return State(shown, frozenset(page.problems), number(page.cards["due in the outbox"]))
 
 
 def group_page(client: Client, ref: str) -> tuple[Group, frozenset[Problem]]:
@@ -205,8 +205,8 @@ def group_page(client: Client, ref: str) -> tuple[Group, frozenset[Problem]]:
     page = opened(client, "group/", group=group, topic=topic)
     cards = page.cards
     found = Group(
-        number(cards["lag"]),
-        seconds(cards["oldest waits"]),
+        number(cards["backlog"]),
+        seconds(cards["oldest unsettled message"]),
         number(cards["in flight"]),
         number(cards["retrying"]),
         number(cards["dead letters"]),

@@ -23,13 +23,17 @@ DAY = 86_400
 def test_a_topic_that_nobody_reads_is_a_problem(clock):
     assert texts() == []
     send()
-    alone = "Topic 'orders.plced' has 1 message but no consumer group. GC deletes each 7 d after it entered the log, "
+    alone = (
+        "Topic 'orders.plced' has 1 message but no consumer group. "
+        "GC deletes each message 7 d after it entered the log, "
+    )
     assert texts() == [alone + "the first in 7 d."]
     clock.advance(2 * DAY)
     send(2)
     (problem,) = found()
-    assert problem.text.endswith(" has 3 messages but no consumer group. GC deletes each 7 d after it entered the log, "
-                                 "the first in 5 d.")  # fmt: skip
+    assert problem.text.endswith(
+        " has 3 messages but no consumer group. GC deletes each message 7 d after it entered the log, the first in 5 d."
+    )
     assert (problem.severity, problem.topic, problem.ref) == (1, TYPO, None)
     clock.advance(9 * DAY)
     assert texts()[0].endswith("the first in 0 s.")
@@ -52,7 +56,8 @@ def test_what_waits_in_the_outbox_counts():
     publish(TYPO, 1)
     publish(TYPO, 2, delay=3600)
     expected = (
-        "Topic 'orders.plced' has 2 messages but no consumer group. GC deletes each 7 d after it entered the log."
+        "Topic 'orders.plced' has 2 messages but no consumer group. "
+        "GC deletes each message 7 d after it entered the log."
     )
     assert texts() == [expected]
     sequence()
@@ -85,8 +90,11 @@ def test_of_very_many_partitions_the_oldest_is_not_looked_for():
     ("value", "says"),
     [
         ({"ORPHAN_RETENTION": None}, "GC never deletes them."),
-        ({"RETENTION": 30 * DAY}, "GC deletes each 30 d after it entered the log, the first in 30 d."),
-        ({"TOPICS": {TYPO: {"RETENTION": 7200}}}, "GC deletes each 2 h after it entered the log, the first in 2 h."),
+        ({"RETENTION": 30 * DAY}, "GC deletes each message 30 d after it entered the log, the first in 30 d."),
+        (
+            {"TOPICS": {TYPO: {"RETENTION": 7200}}},
+            "GC deletes each message 2 h after it entered the log, the first in 2 h.",
+        ),
     ],
 )
 def test_it_says_what_becomes_of_them(settings, value, says):
@@ -140,8 +148,8 @@ def health_of(*arguments: str) -> tuple[int, str]:
 def test_queuehealth_fails(settings):
     send(2)
     text = (
-        "Topic 'orders.plced' has 2 messages but no consumer group. GC deletes each 7 d after it entered the log, "
-        "the first in 7 d."
+        "Topic 'orders.plced' has 2 messages but no consumer group. "
+        "GC deletes each message 7 d after it entered the log, the first in 7 d."
     )
     assert health_of() == (1, f"PROBLEM  {text}\n")
     code, output = health_of("--format", "json")

@@ -103,7 +103,7 @@ def test_a_user_who_may_not_look_at_transactions_is_told_nothing_of_them(db, mon
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             connections[USING] = own
-            assert run() == (0, "Healthy: 0 groups, lag 0, 0 in the outbox.\n")
+            assert run() == (0, "Healthy: 0 groups, backlog 0, outbox 0.\n")
             connections[USING] = project
     finally:
         connections[USING] = project

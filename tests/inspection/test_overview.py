@@ -57,7 +57,7 @@ def register(ref=G, mode="ordered", start="earliest"):
 def test_an_empty_queue():
     found = read()
     assert (found.groups, found.lag, found.live, found.oldest_at) == ((), Count(0), frozenset(), None)
-    assert found.outbox == OutboxOverview({}, Count(0), None)
+    assert found.outbox == OutboxOverview({}, {}, Count(0), None)
     assert get_group(*G, using=USING) is None
 
 
@@ -258,8 +258,8 @@ def test_a_message_that_fails_again_and_again_holds_up_others_in_ordered_mode_al
     (problem,) = (one for one in find_problems(read()) if one.kind == "stuck")
     number = problem.offset
     assert problem.text == (
-        f"The partition 'a' of g/t waits behind message {number}, which has failed once and is 2 min old."
+        f"In partition 'a' of g/t, message {number} has failed once and has waited for 2 min."
         if mode == "ordered"
-        else f"Message {number} of g/t has failed once and is 2 min old."
+        else f"Message {number} of g/t has failed once and has waited for 2 min."
     )
     assert problem.key == "a"

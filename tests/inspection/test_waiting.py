@@ -57,7 +57,7 @@ def test_while_a_seek_is_under_way_messages_are_as_old_as_its_begin(db, clock, m
     monkeypatch.setattr(seeking, "_reset_offsets", None)
     with pytest.raises(TypeError):
         seeking.seek(USING, GroupRef("g", "t"), seeking.position_of(USING, "earliest"), actor="ada")
-    assert "has a lag of 3" in run("--max-lag", "0")[1]
+    assert "The backlog of g/t is 3" in run("--max-lag", "0")[1]
     assert kinds("--max-age", "60") == {("seek_ended_early", "g")}
 
 
@@ -81,8 +81,8 @@ def test_an_outbox_that_nobody_sequences_is_told(db, clock, deliver_at):
     clock.advance(5)
     code, output = run()
     assert code == 0
-    assert "note     No live subscribers for g/t; 3 messages wait, the oldest for " in output
-    assert "\nHealthy: 1 group, lag 0, 3 in the outbox (the oldest for " in output
+    assert "note     No live subscribers for g/t; 3 messages are waiting, the oldest for " in output
+    assert "\nHealthy: 1 group, backlog 0, outbox 3, the oldest message for " in output
     clock.advance(15)
     assert kinds() == {("outbox", None)}
     found = json.loads(run("--format", "json")[1])
@@ -92,7 +92,7 @@ def test_an_outbox_that_nobody_sequences_is_told(db, clock, deliver_at):
 def test_an_outbox_without_any_subscriber_is_told_at_once(db, clock):
     """As a note until it has waited."""
     publish_many("t", range(3))
-    said = "3 messages wait to be moved into the log, and no subscriber is running."
+    said = "3 messages are waiting to be moved into the log, but no subscriber is running."
     assert f"note     {said}\n" in run()[1]
     assert said in [one.text for one in problems_found()]
     clock.advance(20)
@@ -106,6 +106,19 @@ def test_a_group_that_waits_for_the_outbox_says_so_itself(db):
     assert {one.kind for one in problems_found()} == {"no_subscriber"}
 
 
+def test_messages_for_one_group_wait_for_that_group_alone(db):
+    for name in ("g", "other"):
+        groups.register(USING, GroupRef(name, "t"), mode="ordered", start="earliest")
+    publish_many("t", range(3))
+    OutboxMessage.objects.update(target_group="other")
+    assert [(group.ref.group, group.has_work) for group in list_groups()] == [("g", False), ("other", True)]
+    (problem,) = problems_found()
+    assert (problem.kind, problem.ref) == ("no_subscriber", GroupRef("other", "t"))
+    assert problem.text.startswith("No live subscribers for other/t; 3 messages are waiting")
+    publish_many("t", range(2))
+    assert [group.waiting.count.value for group in list_groups()] == [2, 5]
+
+
 def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clock):
     """Another process is frozen with the sequencer's mutex: nobody's lag grows."""
     sub = Sub(handler())
@@ -114,8 +127,11 @@ def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clo
     sub.heart.beat()
     output = io.StringIO()
     call_command("queuestatus", stdout=output, no_color=True)
-    assert "3 messages in the outbox (the oldest for 20" in output.getvalue().splitlines()[0]
-    assert "The outbox grows: 3 messages wait to be moved into the log" in output.getvalue().split("Problems\n")[1]
+    assert "3 messages in the outbox, the oldest for 20" in output.getvalue().splitlines()[0]
+    assert (
+        "The outbox is stalled: 3 messages are waiting to be moved into the log"
+        in output.getvalue().split("Problems\n")[1]
+    )
 
 
 def test_a_lost_subscriber_is_told_only_while_that_matters(db, clock):
@@ -124,13 +140,13 @@ def test_a_lost_subscriber_is_told_only_while_that_matters(db, clock):
     lost.step()
     clock.advance(100)
     alive.heart.beat()
-    assert f"The subscriber {lost.name} vanished" in run()[1], "it holds what nobody has taken over yet"
+    assert f"Subscriber {lost.name} of g/t is lost" in run()[1], "it holds what nobody has taken over yet"
     alive.settle()
-    assert "vanished" not in run()[1]
+    assert " is lost" not in run()[1]
     PartitionLease.objects.create(consumer_group="g", topic="t", partition_key="x", leased_by=lost.name)
-    assert f"The subscriber {lost.name} vanished" in run()[1], "a partition without work has its name yet"
+    assert f"Subscriber {lost.name} of g/t is lost" in run()[1], "a partition without work has its name yet"
     PartitionLease.objects.all().delete()
-    assert "vanished" not in run()[1]
+    assert " is lost" not in run()[1]
     assert any(not row.live for row in list_groups(using=USING)[0].subscribers), "still on its page"
     backlog(1)
-    assert f"The subscriber {lost.name} vanished" in run()[1]
+    assert f"Subscriber {lost.name} of g/t is lost" in run()[1]

@@ -24,6 +24,36 @@ SOON_MS = 10_000
 RECORDED = {Action.RELEASE: "give_back"}
 """What the recorded outcomes call an action, where that is not its value. (Their digests can only be computed again by
 running all schedules.)"""
+RECORDED_ERRORS = (
+    (r"(group '\w+') on topic '", r"\1 of '"),
+    (r"(\w+) on t\b", r"\1 of t"),
+    ("while it was being registered", "while it was registered"),
+    ("was claimed again or settled", "has been handed out again or settled"),
+    (r"(group g/t) is already paused", r"\1 is paused already"),
+    (r"mode of the (group g/t) is already (\w+)", r"\1 is \2 already"),
+    (r"(group g/t) no longer exists", r"\1 is gone already"),
+    (
+        r"No messages of the (group g/t) are waiting for another attempt",
+        r"No message waits for another attempt in the \1",
+    ),
+    (r"No dead letters of (\w+) match", r"No dead letter of \1 matches"),
+    (r"Not scheduled in topic", "Not scheduled for the topic"),
+    (r"Messages not changed, because", "Messages left as they are, because"),
+    (r"is no longer registered and would not receive it\.", "is not registered any more: nobody would get it."),
+    (r"during the retry\. Deliveries", "during the retry: deliveries"),
+    (r"is only for the group ('\w+')", r"is for the group \1 alone"),
+    (r"has not been claimed yet \(use queueseek to skip it\)", "has not been claimed yet: to skip it use queueseek"),
+    (r"is already settled", "is settled already"),
+    (
+        r"is in flight at the live subscriber ('\w+') \(wait until its attempt ends, or stop the subscriber\)",
+        r"is held by the live subscriber \1: wait for its end, or stop that subscriber",
+    ),
+    (
+        r"Nothing was changed\. Being settled right now: (.*)\. Try again\.",
+        r"\1: being settled at this moment. Nothing was changed; try again.",
+    ),
+)
+"""Former wordings of errors, which the recorded outcomes have: pattern → replacement."""
 NEVER = 2**60
 FIRST_OFFSET = 1_000_000
 """Of the log where schedules are run: a larger number is an offset, and no count."""
@@ -158,6 +188,8 @@ def result(value: Any, names: Names) -> Any:
 def error(raised: BaseException, names: Names) -> str:
     """An error's type and text, without incarnations and tokens, and with messages for offsets."""
     said = re.sub(r":[0-9]+|\b[0-9]{10,}\b", "", str(raised))
+    for pattern, former in RECORDED_ERRORS:
+        said = re.sub(pattern, former, said)
     return f"{type(raised).__name__}: {named(said, names)[:120]}"
 
 

@@ -17,6 +17,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping, pausing, seeking
+from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
@@ -229,7 +230,7 @@ def drop_interrupted() -> Start:
     operation = run(USING, lambda session: dropping._begin(session, G, "dead"))
     assert operation is not None
     for _ in range(2):
-        assert run(USING, lambda session: dropping._delete_some(session, G, operation))
+        assert run(USING, lambda session: dropping._delete_some(session, G, operation, LIMITS))
     return start
 
 

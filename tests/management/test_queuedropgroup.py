@@ -71,8 +71,8 @@ def test_drop_leaves_no_state(two_groups, no_question):
     said = run("queuedropgroup", "gone", "t", "--noinput")
     assert said.splitlines() == [
         "The group gone/t and its position in every partition will be deleted.",
-        "Messages that it has not settled: 6.",
-        "Messages that GC keeps for it alone, and may then delete: 0.",
+        "Messages that the group has not settled: 6.",
+        "Messages that GC keeps only for this group, and may delete afterwards: 0.",
         "The group gone/t is dropped.",
     ]
     assert state_of("gone", "t") == [0, 0, 0, 0, 0]
@@ -116,8 +116,8 @@ def test_drop_of_an_unknown_group_names_the_known_ones(two_groups, no_question, 
     with pytest.raises(CommandError) as raised:
         run("queuedropgroup", group, topic, "--noinput")
     text = str(raised.value)
-    assert f"There is no group {group!r} of {topic!r}." in text
-    for known in ("gone of t", "stays of t", "gone of u"):
+    assert f"There is no group {group!r} on topic {topic!r}." in text
+    for known in ("gone on t", "stays on t", "gone on u"):
         assert known in text
 
 
@@ -132,7 +132,7 @@ def test_drop_warns_of_live_subscribers_and_stops_them(db):
     sub.step()
     said = run("queuedropgroup", "g", "t", "--noinput")
     assert f"Live subscribers: {sub.name}." in said
-    assert "Messages that GC keeps for it alone, and may then delete: 3." in said
+    assert "Messages that GC keeps only for this group, and may delete afterwards: 3." in said
     assert said.endswith("The group g/t is dropped.\n")
     assert state_of("g", "t") == [0, 0, 0, 0, 0]
     sub.settle()

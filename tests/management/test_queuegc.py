@@ -36,7 +36,7 @@ def test_dry_run_counts_and_deletes_nothing(collectable):
 
 def test_gc_deletes_what_is_passed(collectable):
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
-    assert run("queuegc") == "Deleted 7 messages, 1 offsets rows, 1 heartbeats.\n"
+    assert run("queuegc") == "Deleted 7 messages, 1 partition position and 1 old heartbeat.\n"
     assert QueueMessage.objects.count() == 2
     assert list(ConsumerOffset.objects.values_list("partition_key", flat=True)) == ["k0"]
     assert not SubscriberHeartbeat.objects.exists()

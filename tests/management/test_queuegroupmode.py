@@ -20,7 +20,7 @@ def test_mode_is_refused_while_somebody_works_for_the_group(db, clock):
     assert ConsumerGroup.objects.get().mode == "ordered"
     clock.advance(31)
     assert run("queuegroupmode", "g", "t", "shared", "--noinput") == (
-        "The group g/t will be shared.\nThe group g/t is now shared.\n"
+        "The mode of the group g/t will change to shared.\nThe mode of the group g/t is now shared.\n"
     )
     assert ConsumerGroup.objects.get().mode == "shared"
 
@@ -63,7 +63,7 @@ def test_nothing_is_lost_or_doubled_over_a_change_of_mode(db, before, after):
 
 
 def test_mode_of_an_unknown_group(db):
-    with pytest.raises(CommandError, match=r"There is no group 'g' of 't'\. Registered: none\."):
+    with pytest.raises(CommandError, match=r"There is no group 'g' on topic 't'\. Registered: none\."):
         run("queuegroupmode", "g", "t", "shared", "--noinput")
 
 

@@ -72,7 +72,7 @@ def test_the_share_of_failures(db, clock):
     sub.poller.write_rollups()
     assert kinds() == set(), "a quarter"
     assert kinds("--max-failure-ratio", "0.2") == {("failing", "g")}
-    text = "PROBLEM  Of 40 attempts of g/t in the last 10 min 10 failed; the limit is 20%.\n"
+    text = "PROBLEM  10 of 40 attempts of g/t failed in the last 10 min; the limit is 20%.\n"
     assert text in run("--max-failure-ratio", "0.2")[1]
     assert kinds("--max-failure-ratio", "0.25") == set()
     assert kinds("--max-failure-ratio", "0.2", "--min-attempts", "41") == set()

@@ -47,5 +47,5 @@ def test_sequence_does_not_wait_for_another_sequencer(db):
     finally:
         done.set()
         holder.join()
-    assert said == "Somebody else is sequencing.\nMoved 0 messages.\n"
-    assert run("queuesequence") == "Moved 1 messages.\n"
+    assert said == "Another process is moving messages.\nMoved 0 messages.\n"
+    assert run("queuesequence") == "Moved 1 message.\n"

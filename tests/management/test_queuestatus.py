@@ -58,7 +58,7 @@ def fail(delivery):
 
 
 def test_status_of_an_empty_queue(db):
-    assert "It is empty: no message, no group." in run("queuestatus")
+    assert "The queue has no messages and no consumer groups." in run("queuestatus")
     found = status()
     assert (found["database"], found["last_offset"], found["topics"], found["groups"]) == (USING, 0, [], [])
 
@@ -85,7 +85,9 @@ def test_lag_is_a_count_of_messages(db):
     )
     assert settled + below > 0
     assert group_status()["lag"] == 20 - settled - below
-    assert {row["group"]: row["lag"] for row in table(run("queuestatus"), "Groups")}["g"] == str(20 - settled - below)
+    assert {row["group"]: row["backlog"] for row in table(run("queuestatus"), "Groups")}["g"] == str(
+        20 - settled - below
+    )
     sub.settle(rounds=500)
     assert group_status()["lag"] == 0
     assert group_status("n", "noise")["lag"] == 0
@@ -175,7 +177,7 @@ def test_status_names_what_is_abandoned(db, clock):
     sub = Sub(handler(group="alive"))
     assert abandoned() == {"forgotten": 2}, "its subscribers may be being restarted"
     problems = run("queuestatus").split("Problems\n")[1]
-    assert "No live subscribers for forgotten/t; 3 messages wait" in problems
+    assert "No live subscribers for forgotten/t; 3 messages are waiting" in problems
     assert "alive" not in problems
     assert "idle" not in problems
     clock.advance(31)
@@ -231,12 +233,12 @@ def test_status_says_how_old_the_oldest_is(db, clock):
 
 
 def test_status_says_when_it_was_sequenced(db, clock):
-    assert "last offset 0, sequenced never." in run("queuestatus")
+    assert "last offset 0, sequencer never active." in run("queuestatus")
     publish("t", 1)
     sequence()
     clock.advance(50)
     offset = QueueMessage.objects.get().offset
-    assert f"Queue on the database 'default': last offset {offset}, sequenced 50 s ago." in run("queuestatus")
+    assert f"Queue in database 'default': last offset {offset}, sequencer last active 50 s ago." in run("queuestatus")
     assert status()["last_offset"] == offset
 
 
@@ -269,7 +271,7 @@ def test_status_with_every_subscriber_down(db, clock):
     group = group_status()
     assert (group["lag"], abandoned()) == (0, {"g": 2})
     assert 19 < group["oldest_unacked_age"] < 25
-    assert "No live subscribers for g/t; 3 messages wait, the oldest for 20 s." in run("queuestatus")
+    assert "No live subscribers for g/t; 3 messages are waiting, the oldest for 20 s." in run("queuestatus")
     Sub(handler())
     assert not abandoned()
 
@@ -293,4 +295,4 @@ def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
         out, no_style(), title="x", using="default", handlers={one.ref: one}, settings=get_settings(), threads=1,
         batch_size=1, subset=EVERYTHING,
     )  # fmt: skip
-    assert "nothing is in the topic 'order'; topics without a handler here: orders." in out._out.getvalue()
+    assert "topic 'order' has no messages; topics with messages but no handler here: orders." in out._out.getvalue()

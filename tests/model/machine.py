@@ -394,7 +394,7 @@ class Machine(RuleBasedStateMachine):
             self.let_time_pass(LEASE + 1, beats=True)
 
     def die_in_the_handler(self, process: Process, held: Held) -> None:
-        if held.claimed.suspect and call._put_on_record(held.claimed, USING) is not None:
+        if held.claimed.suspect and call._record_start(held.claimed, USING) is not None:
             return  # it is another's by now: the handler is not called
         process.begin_all(held)
         if held.claimed.suspect and held.claimed.ref in self.model.lives:
@@ -562,7 +562,7 @@ class Machine(RuleBasedStateMachine):
             try:
                 dead_letter_now(USING, ref, [offset], actor="operator")
             except OperationRefused as error:
-                assert f"is held by the live subscriber {holder!r}" in str(error)  # noqa: PT017
+                assert f"is in flight at the live subscriber {holder!r}" in str(error)  # noqa: PT017
                 continue
             assert holder not in alive, f"{ref}[{offset}] was given up while {holder} held it"
             life.given_up.add(offset)

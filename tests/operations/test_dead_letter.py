@@ -154,7 +154,7 @@ def test_what_a_live_subscriber_holds_is_refused(db, mode, where):
     sub.step()
     held = sub.take() if where == "in its handler" else None
     before = everything()
-    with pytest.raises(OperationRefused, match=f"message {offset} is held by the live subscriber '{sub.name}'"):
+    with pytest.raises(OperationRefused, match=f"message {offset} is in flight at the live subscriber '{sub.name}'"):
         dead_letter_now(USING, G, [offset], actor=ME)
     assert everything() == before
     sub.run(held) if held else sub.work()
@@ -227,28 +227,28 @@ def test_each_refusal_says_which_message_and_why(db):
     prefix = "Nothing was dead-lettered for g/t: message "
     assert refusal([10**12]) == f"{prefix}{10**12} is not in the log of 't'."
     assert refusal([elsewhere]) == f"{prefix}{elsewhere} is not in the log of 't'."
-    assert refusal([offsets[1]]) == f"{prefix}{offsets[1]} is settled already."  # acked ahead of the watermark
+    assert refusal([offsets[1]]) == f"{prefix}{offsets[1]} is already settled."  # acked ahead of the watermark
     pausing.pause(USING, G, actor=ME)
     publish("t", 7, key="a")
     publish("t", 7, key="new")
     sequence()
     for offset in offsets_of()[-2:]:
-        assert refusal([offset]) == f"{prefix}{offset} has not been claimed yet: to skip it use queueseek."
+        assert refusal([offset]) == f"{prefix}{offset} has not been claimed yet (use queueseek to skip it)."
     QueueMessage.objects.filter(offset=offsets[2]).update(target_group="h")
-    assert refusal([offsets[2]]) == f"{prefix}{offsets[2]} is for the group 'h' alone."
+    assert refusal([offsets[2]]) == f"{prefix}{offsets[2]} is only for the group 'h'."
     # One that qualifies does not go without the others.
     text = refusal([offsets[0], offsets[1], 10**12])
-    assert text == f"{prefix}{offsets[1]} is settled already; message {10**12} is not in the log of 't'."
+    assert text == f"{prefix}{offsets[1]} is already settled; message {10**12} is not in the log of 't'."
     assert refusal(range(10**12, 10**12 + 8)).endswith("; and 3 more.")
-    assert refusal([]) == "No message is named: give at least one offset."
-    assert refusal(range(1, 502)) == "501 messages are named: at most 500 at a time."
-    assert refusal(offsets[:1], GroupRef("x", "t")) == "There is no group 'x' of 't'."
+    assert refusal([]) == "Pass at least one offset."
+    assert refusal(range(1, 502)) == "501 offsets were passed, but the maximum is 500."
+    assert refusal(offsets[:1], GroupRef("x", "t")) == "There is no group 'x' on topic 't'."
 
 
 def test_a_second_time_it_is_settled_already(db):
     _, _, offsets = retrying_sub()
     dead_letter_now(USING, G, offsets[:1], actor=ME)
-    assert refusal(offsets[:1]).endswith(f"message {offsets[0]} is settled already.")
+    assert refusal(offsets[:1]).endswith(f"message {offsets[0]} is already settled.")
     assert len(letters()) == 1
 
 
@@ -284,11 +284,11 @@ def test_a_row_that_is_being_settled_is_refused_and_not_waited_for(db):
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     with transaction.atomic():
         settling.ack_here(USING, held.claimed)
-        with pytest.raises(OperationRefused, match=rf"message {offset}: being settled at this moment"):
+        with pytest.raises(OperationRefused, match=f"Being settled right now: message {offset}"):
             in_thread(lambda: dead_letter_now(USING, G, [offset], actor=ME))
     assert letters() == []
     assert not Operation.objects.exists()
-    with pytest.raises(OperationRefused, match="is settled already"):
+    with pytest.raises(OperationRefused, match="is already settled"):
         dead_letter_now(USING, G, [offset], actor=ME)
 
 

@@ -52,11 +52,11 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
         lambda: retrying.retry_now(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
-        with pytest.raises(OperationRefused, match="A drop of the group 'g' of 't' has not finished"):
+        with pytest.raises(OperationRefused, match="A drop of the group 'g' on topic 't' has not finished"):
             refused()
     assert dropping.drop(USING, G, actor="bob")
     first, second = Operation.objects.order_by("id")
-    assert first.detail == "stopped: a drop by bob took over"
+    assert first.detail == "stopped: replaced by a drop of bob"
     assert first.ended_at
     assert (second.changed, second.ended_at > 0) == (4, True)
     for model in (ConsumerGroup, DeliveryState, PartitionLease, ConsumerOffset):
@@ -118,7 +118,7 @@ def test_a_drop_stops_a_seek(db, monkeypatch, before):
     frozen_before(monkeypatch, before, drop_and_register)
     with pytest.raises(OperationRefused, match="was stopped: another one has started"):
         seeking.seek(USING, G, Position(0), actor=ME)
-    assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: a drop by bob took over"
+    assert Operation.objects.get(action="seek").detail == "to offset 1; stopped: replaced by a drop of bob"
     group = ConsumerGroup.objects.get()
     assert (group.paused, group.after_seek, group.operation) == (False, "", 0)
     assert lag() == 0

@@ -48,7 +48,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
         lambda: retrying.retry_now(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
-        with pytest.raises(OperationRefused, match="A seek of the group 'g' of 't' has not finished"):
+        with pytest.raises(OperationRefused, match="A seek of the group 'g' on topic 't' has not finished"):
             refused()
     seeking.seek(USING, G, Position(0), actor=ME)
     resumed(sub).settle()
@@ -110,7 +110,7 @@ def test_the_record_of_a_seek_says_that_another_stopped_it(db):
     seeking.run(USING, lambda session: seeking._begin(session, G, Position(0), ME, "once"))
     seeking.seek(USING, G, Position(0), actor="bob")
     first, second = Operation.objects.order_by("id")
-    assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: a seek by bob took over")
+    assert (first.actor, first.detail) == (ME, "to offset 1 (once); stopped: replaced by a seek of bob")
     assert second.detail == "to offset 1"
     assert 0 < first.ended_at <= second.ended_at
     assert ConsumerGroup.objects.get().operation == 0
@@ -217,7 +217,7 @@ def test_deliveries_that_stay_locked_are_not_waited_for_without_end(db, operatio
     with transaction.atomic():
         list(DeliveryState.objects.select_for_update().filter(pk=("g", "t", "a", offsets[1])))
         with pytest.raises(
-            OperationRefused, match=rf"for 0.1 s \(offset {offsets[1]} in partition 'a', claimed by hung:"
+            OperationRefused, match=rf"for 0.1 s \(for example offset {offsets[1]} in partition 'a', claimed by hung:"
         ):
             in_thread(lambda: seek_or_drop(operation, Limits(locked_wait=0.1)))
     group = ConsumerGroup.objects.get()

@@ -49,7 +49,7 @@ def test_an_unknown_group_is_refused_and_nothing_recorded(db):
         lambda: seeking.preview(USING, ref, Position(0)),
         lambda: retrying.retry_now(USING, ref, actor=ME),
     ):
-        with pytest.raises(OperationRefused, match="no group 'nobody' of 't'"):
+        with pytest.raises(OperationRefused, match="no group 'nobody' on topic 't'"):
             operation()
     assert not Operation.objects.exists()
 

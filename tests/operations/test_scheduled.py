@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 from django_mysqlqueue import publish
@@ -39,3 +40,5 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
         ("reschedule", 1),
         ("deliver now", 2),
     ]
+    to = datetime.datetime.fromisoformat(Operation.objects.get(action="reschedule").detail.removeprefix("to "))
+    assert round(to.timestamp() * 1000) == now + 9_000_000

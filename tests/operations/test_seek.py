@@ -78,7 +78,7 @@ def test_seek_to_an_offset_and_to_a_time(db, clock):
 @pytest.mark.parametrize("target", [0, -1, True, "first", 1.5])
 def test_a_seek_to_nowhere_is_refused(db, target):
     log(1)
-    with pytest.raises(OperationRefused, match="must be 'earliest', 'latest' or a number from 1"):
+    with pytest.raises(OperationRefused, match="must be 'earliest', 'latest' or an integer of at least 1"):
         seeking.position_of(USING, target)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.consoles import Command, commands, pattern
 from tests.support.distribution import ROOT, copy_project
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(900)]
@@ -29,14 +30,6 @@ class FileBlock:
     append: bool
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command, and what it prints; None: the page does not say."""
-
-    text: str
-    output: str | None
-
-
 def blocks(page: str) -> Iterator[FileBlock | list[Command]]:
     """The fenced blocks of the page in their order; a file's name stands in the line above its block."""
     place = re.compile(r"^`([^`]+)`, (a new file|all of it|at the end):$")
@@ -49,28 +42,6 @@ def blocks(page: str) -> Iterator[FileBlock | list[Command]]:
             yield commands(text)
         else:
             raise AssertionError(f"a block of {language} that is neither a file nor commands: {text}")
-
-
-def commands(text: str) -> list[Command]:
-    """Commands begin with ``$ ``, go on with ``> ``; what stands below is their output."""
-    found = []
-    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        lines = part.splitlines(keepends=True)
-        more = next((number for number, line in enumerate(lines[1:], 1) if not line.startswith("> ")), len(lines))
-        command = lines[0] + "".join(line.removeprefix("> ") for line in lines[1:more])
-        found.append(Command(command, "".join(lines[more:]) or None))
-    return found
-
-
-def pattern(output: str) -> re.Pattern[str]:
-    """``…`` alone in a line is any number of lines, in a line any text."""
-    parts = []
-    for line in output.splitlines(keepends=True):
-        if line == "…\n":
-            parts.append(r"(?:.*\n)*")
-        else:
-            parts.append(".*".join(map(re.escape, line.split("…"))))
-    return re.compile("".join(parts))
 
 
 class Shell:

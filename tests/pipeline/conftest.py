@@ -12,7 +12,7 @@ from django_mysqlqueue.pipeline import project
 from django_mysqlqueue.pipeline.archive.files import Root
 from django_mysqlqueue.pipeline.archive.run import Job
 from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.pipeline.session import session
+from django_mysqlqueue.pipeline.session import QUIET, session
 from tests.support.harness import USING
 
 
@@ -30,8 +30,14 @@ def _place(_database: None) -> Place:
 
 @pytest.fixture(scope="session")
 def _spark(_place: Place) -> Iterator[Any]:
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        # In a few minutes the optimizing compiler and the parallel collector cost more CPU time than they save: half.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     # Tasks are tried twice, also on one machine: what a retried task does is half of the matter.
-    found = session("local[2, 2]", settings={"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"})
+    found = session("local[2, 2]", settings=settings)
     found.sparkContext.setLogLevel("OFF")
     yield found
     found.stop()

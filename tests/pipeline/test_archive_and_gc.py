@@ -46,10 +46,11 @@ def test_what_gc_took_before_a_run_is_said(job, settings, capsys):
     last = QueueMessage.objects.order_by("-offset")[0].offset
     assert retention.collect(USING).messages == 3
     call_command("queuearchive")
-    assert f"GC had taken messages up to offset {last}" in capsys.readouterr().out
+    assert f"GC has removed messages up to offset {last}" in capsys.readouterr().out
     assert run.grow(job).missed == 0
 
 
+@pytest.mark.any_engine
 def test_a_folder_that_is_not_shared_is_noticed(job, monkeypatch):
     some(3)
     monkeypatch.setattr(files.Folder, "sizes", lambda folder, relative: [-1] * len(relative))
@@ -58,6 +59,7 @@ def test_a_folder_that_is_not_shared_is_noticed(job, monkeypatch):
     assert not ArchiveSegment.objects.exists()
 
 
+@pytest.mark.any_engine
 def test_what_is_wrong_in_a_task_is_said_as_it_is(job, monkeypatch):
     def wrong(*args):
         raise files.Mismatch("not as the log")

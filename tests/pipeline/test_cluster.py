@@ -45,7 +45,7 @@ def test_two_workers_share_an_archive(spark: Any, place: Any, tmp_path: Path) ->
         [*command, *where], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "500 messages in 1 segments" in done.stdout
+    assert "Archived 500 messages in 1 segment, " in done.stdout
     assert len(ArchiveSegment.objects.get().files) == 5, "one of each task"
     # Read by another program.
     assert run.verify(job) == []

@@ -124,6 +124,7 @@ def test_copies_for_one_group_are_not_replayed_in_their_turn(job):
     assert replay.plan(job, Replay("again", to="third")).rows == 4
 
 
+@pytest.mark.any_engine
 def test_what_is_chosen(job):
     rows = archived(job)
     middle = Replay("t", since=rows[3].offset, until=rows[9].offset, where="partition_key = 'k0'", to="again")
@@ -135,6 +136,7 @@ def test_what_is_chosen(job):
     assert replay.play(job, middle) == 2
 
 
+@pytest.mark.any_engine
 def test_a_rate_is_kept(job, monkeypatch):
     archived(job)
     slept = []
@@ -144,6 +146,7 @@ def test_a_rate_is_kept(job, monkeypatch):
     assert slept == [1.0, 2.0]
 
 
+@pytest.mark.any_engine
 def test_metadata_of_any_form(job):
     forms = [{}, {"a": "}"}, {CAME_FROM: "before"}, {"nested": {"a": [1, "{"]}}]
     for metadata in forms:
@@ -188,6 +191,7 @@ def test_what_was_for_one_group_goes_to_nobody_else(job):
         assert sorted(one[CAME_FROM]["offset"] for one in found) == [row.offset for row in offsets]
 
 
+@pytest.mark.any_engine
 def test_a_sparse_topic_keeps_up_with_its_rate(job, monkeypatch):
     """Slices are of messages, not of the offsets between them."""
     for number in range(60):
@@ -213,8 +217,8 @@ def test_hashed_partitions_stay(job, settings):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "either the topic or the one group"),
-        ({"to": "again", "group": "g"}, "either the topic or the one group"),
+        ({}, "either --to .* or --group"),
+        ({"to": "again", "group": "g"}, "either --to .* or --group"),
         ({"to": "t"}, "reach every group"),
         ({"to": "a/b"}, "a/b"),
         ({"group": "a/b"}, "a/b"),
@@ -230,6 +234,7 @@ def test_a_bad_replay_is_named(options, says):
         Replay("t", **options)
 
 
+@pytest.mark.any_engine
 def test_a_condition_that_is_none_is_named(job):
     archived(job)
     for where in ("nothing = 1", "offset ="):
@@ -246,14 +251,15 @@ def test_a_group_that_nobody_knows_is_an_error(job):
 # -- the commands -------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_the_commands(job, capsys, settings):
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     publish_many("t", range(5))
     sequence()
     call_command("queuearchive")
-    assert "5 messages in 1 segments" in capsys.readouterr().out
+    assert "Archived 5 messages in 1 segment, " in capsys.readouterr().out
     call_command("queuearchive", "verify")
-    assert "are as they were" in capsys.readouterr().out
+    assert "No faults in 1 segment with 5 messages." in capsys.readouterr().out
     call_command("queuearchive", "status", format="json")
     status = json.loads(capsys.readouterr().out)
     assert (status["rows"], status["archived"]) == (5, status["log"])
@@ -263,24 +269,25 @@ def test_the_commands(job, capsys, settings):
     capsys.readouterr()
     call_command("queuereplay", topic="t", to="again", dry_run=True)
     said = capsys.readouterr().out
-    assert "5 messages of t" in said
-    assert "seen by nobody yet" in said
+    assert "5 messages of topic t" in said
+    assert "topic again, which has no consumer group yet" in said
     assert not OutboxMessage.objects.exists()
     call_command("queuereplay", topic="t", to="again", interactive=False, format="json")
     assert json.loads(capsys.readouterr().out)["replayed"] == 5
     assert OutboxMessage.objects.filter(topic="again").count() == 5
 
 
+@pytest.mark.any_engine
 def test_an_unknown_topic_and_a_replay_of_nothing_are_errors(job, settings, capsys):
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     archived(job)
     for options in ({"to": "again"}, {"group": "g"}, {"to": "again", "dry_run": True}):
         with pytest.raises(
-            CommandError, match=r"topic 'tt': the archive has no message of it \(its topics: other, t\)"
+            CommandError, match=r"topic 'tt': the archive has no message of this topic \(it has other, t\)"
         ):
             call_command("queuereplay", topic="tt", interactive=False, **options)
     nothing = {"topic": "t", "to": "again", "where": "size < 0", "interactive": False}
-    with pytest.raises(CommandError, match="nothing was changed: no archived message of t matches"):
+    with pytest.raises(CommandError, match="nothing was changed: no archived message of topic t matches"):
         call_command("queuereplay", **nothing)
     capsys.readouterr()
     with pytest.raises(CommandError, match="nothing was changed"):
@@ -290,22 +297,24 @@ def test_an_unknown_topic_and_a_replay_of_nothing_are_errors(job, settings, caps
     assert not OutboxMessage.objects.exists()
 
 
+@pytest.mark.any_engine
 def test_a_no_does_nothing(job, monkeypatch, settings):
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     archived(job)
     monkeypatch.setattr("builtins.input", lambda text: "n")
-    with pytest.raises(CommandError, match="nothing was done"):
+    with pytest.raises(CommandError, match="replay cancelled: nothing was changed"):
         call_command("queuereplay", topic="t", to="again")
     assert not OutboxMessage.objects.exists()
 
 
+@pytest.mark.any_engine
 def test_a_damaged_archive_is_an_error_of_the_command(job, settings):
     from pathlib import Path
 
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     archived(job)
     next(Path(job.root.uri).rglob("*.parquet")).unlink()
-    with pytest.raises(CommandError, match="1 faults"):
+    with pytest.raises(CommandError, match=r"the archive has 1 fault$"):
         call_command("queuearchive", "verify")
 
 

@@ -147,49 +147,50 @@ def test_sentences_have_the_figures():
     facts = full()
     says, unknown = said(facts, "traffic")
     assert says == (
-        "900 messages of 1 topic took their place in the log; “orders” is the largest topic, with 100 %. "
-        "The busiest minute began at 2026-11-02 00:19:00 UTC and brought 200 messages (3.33 a second)."
+        "900 messages were published to 1 topic. The largest topic is “orders”, with 100 % of the messages. "
+        "The busiest minute began at 2026-11-02 00:19:00 UTC, with 200 messages (3.33 per second)."
     )
     assert said(facts, "into-the-log")[0].startswith(
-        "Half of the messages of “orders” were in the log 20 ms after they had been written, 99 % after 1.5 s, "
-        "the last one after 90 s."
+        "Half of the messages of “orders” entered the log within 20 ms of their insert, 99 % within 1.5 s, and all "
+        "within 90 s."
     )
     says, unknown = said(facts, "settlement")
     assert says == (
-        "From recorded deliveries: “orders” settled half of the messages of “orders” within 20 ms of their place in "
-        "the log, 99 % within 1.5 s."
+        "According to recorded deliveries, “orders” settled half of the messages of “orders” within 20 ms of their "
+        "entry into the log, and 99 % within 1.5 s."
     )
-    assert unknown.startswith("Of “mail” the rollups' buckets are all there is")
+    assert unknown.startswith("For “mail” only rollups are available.")
     says, unknown = said(facts, "lag")
     assert says == (
-        "Now (at 2026-11-02 10:00:00 UTC) “orders” has 17 messages to settle. “orders” was furthest behind, by 95 "
-        "messages at 2026-11-02 00:20:00 UTC."
+        "At 2026-11-02 10:00:00 UTC, “orders” has a backlog of 17 messages. The largest backlog was 95 messages, of "
+        "“orders” at 2026-11-02 00:20:00 UTC."
     )
-    assert unknown.startswith("The line of “mail” is made from the rollups' counts")
+    assert unknown.startswith("The backlog of “mail” is computed backwards from the current one")
     assert said(facts, "failures")[0] == (
-        "7 attempts failed and came again; most often (7) in “orders” with “orders”. "
-        "Dead letters in the log: 2; most of them (2) from “orders” with “orders”."
+        "7 attempts failed and were retried. The most frequent cause is “orders” in “orders”, with 7 attempts. "
+        "The log contains 2 dead letters. The most frequent error is “orders” in “orders”, with 2 dead letters."
     )
     says, unknown = said(facts, "subscribers")
     assert says.startswith(
-        "In “orders” 2 subscribers settled messages; the busiest did 75.0 %, 1.50 times an equal share."
+        "In “orders”, 2 subscribers settled messages. The busiest settled 75.0 % of them, 1.50 times an equal share."
     )
-    assert unknown.startswith("Who did the work of “mail” cannot be known")
+    assert unknown.startswith("The work of the subscribers of “mail” is unknown")
     assert said(facts, "skew")[0].startswith(
-        "“orders” has 3 keys; the busiest, “orders”, has 66.7 % of the messages, the busiest tenth 66.7 % (Gini 0.37)."
+        "“orders” has 3 keys. The largest, “orders”, has 66.7 % of the messages; the largest 10 % of the keys have "
+        "66.7 % (Gini coefficient 0.37)."
     )
     assert said(facts, "hours")[0] == (
-        "The busiest hour of the week is Monday, 09:00 to 10:00 UTC, with 400 messages on average. 2 hours of the "
-        "week's 168 had messages."
+        "The busiest hour of the week is Monday, 09:00 to 10:00 UTC, with 400 messages on average. 2 of the 168 hours "
+        "of a week had messages."
     )
     assert said(facts, "growth")[0] == (
-        "On 7 whole days 100 messages and 10.0 kB of payload came a day, on average. It brings more from day to "
-        "day: the line changes by 4 ± 2 messages (two standard errors). At this pace, of 7 whole "
-        "days, GC leaves about 100 messages in the log: the retention of each topic times what comes in it, as long as "
-        "every group keeps up. Nothing is ever removed from “kept”."
+        "On average over 7 whole days, 100 messages and 10.0 kB of payload were published per day. The number of "
+        "messages per day grows by 4 ± 2 from one day to the next (two standard errors). At the average rate of 7 "
+        "whole days, GC keeps about 100 messages in the log: the retention of each topic multiplied by its rate, "
+        "provided that every group keeps up. GC never removes messages of “kept”."
     )
     says, unknown = said(facts, "recording")
-    assert says == "Of “orders” every delivery is on record: what is said of it here is exact."
+    assert says == "Every delivery of “orders” is recorded, which makes these figures exact."
     assert "RECORD_DELIVERIES" in unknown
 
 
@@ -210,20 +211,21 @@ def test_what_cannot_be_known_is_said():
     assert said(facts, "settlement") == (
         "",
         (
-            "Of “g” neither deliveries nor rollups are there: latency cannot be known. MYSQLQUEUE['GROUPS'] = {group: "
-            "{'RECORD_DELIVERIES': 'all'}} records each delivery, at the cost of a row for each."
+            "The latency of “g” is unknown, because there are neither recorded deliveries nor rollups. To record every "
+            "delivery of a group, at the cost of one row each, set MYSQLQUEUE['GROUPS'] = {group: "
+            "{'RECORD_DELIVERIES': 'all'}}."
         ),
     )
-    assert said(facts, "lag")[1].startswith("How far behind “g” was cannot be known")
+    assert said(facts, "lag")[1].startswith("The past backlog of “g” is unknown")
     assert "published before this period" in said(facts, "lag")[1]
-    assert said(facts, "failures")[1].startswith("Of “g” nothing is on record: either nothing failed, or")
-    assert said(facts, "failures")[0] == "No failed attempt is on record, and no dead letter is in the log."
-    assert said(facts, "growth")[1].startswith("The messages lie within three days")
+    assert said(facts, "failures")[1].startswith("No delivery of “g” is recorded: either nothing failed, or")
+    assert said(facts, "failures")[0] == "No failed attempt is recorded, and the log contains no dead letters."
+    assert said(facts, "growth")[1].startswith("The messages cover no whole day")
     assert any("GC has removed messages of “t” up to offset 7" in text for text in page(facts).about)
     assert facts_of().messages == 0
     counted = {**group, "recorded": "nothing", **dict.fromkeys(COUNTS, 0), "acks_counted": 5}
     assert said(facts_of(recording=[{**counted, "failures_counted": 7}]), "failures")[1].startswith(
-        "Of “g” no failure is on record, while the rollups counted 7: which errors these were cannot be known."
+        "The rollups of “g” count 7 failures, but no failure is recorded, so the errors are unknown."
     )
     assert said(facts_of(recording=[counted]), "failures")[1] == ""
 
@@ -236,7 +238,7 @@ def test_a_group_of_several_topics_is_named_with_its_topic():
     sources = {("g", name): "none" for name in ("t", "u", "empty")}
     facts = facts_of(topics=[{"topic": name, **topic} for name in ("t", "u")], recording=groups, lag_source=sources)
     for section in ("settlement", "lag", "failures", "recording", "subscribers"):
-        assert " “g” of “t” and “g” of “u” " in said(facts, section)[1]
+        assert " “g” on “t” and “g” on “u” " in said(facts, section)[1]
         assert "empty" not in said(facts, section)[1]
 
 
@@ -252,11 +254,11 @@ def test_a_slope_within_its_error_is_no_growth():
     facts = full()
     made = facts_of(trend=trend, topics=facts.rows("topics"), days=facts.rows("days"))
     says, _ = said(made, "growth")
-    assert "Growth cannot be told from chance: from day to day the line changes by 1 ± 6 messages" in says
+    assert "Growth is not significant: the number of messages per day changes by 1 ± 6 from one day to" in says
     few = facts_of(
         trend={**trend, "slope": None, "slope_error": None, "at_end": None, "days": 2}, days=facts.rows("days")
     )
-    assert said(few, "growth")[1].startswith("2 whole days are too few to tell growth from chance")
+    assert said(few, "growth")[1].startswith("Growth cannot be estimated from 2 whole days")
 
 
 def test_days_without_a_message_are_part_of_the_line():
@@ -340,12 +342,12 @@ def test_only_a_reports_own_folder_is_written_over(tmp_path):
     other.mkdir()
     assert Folder(other)
     (other / "mine.txt").touch()
-    with pytest.raises(PipelineError, match="has files in it that no report has made"):
+    with pytest.raises(PipelineError, match="the folder is not empty and has no report"):
         Folder(other)
-    with pytest.raises(PipelineError, match="is a file; name a folder"):
+    with pytest.raises(PipelineError, match="is a file; use a folder"):
         Folder(other / "mine.txt")
     (other / MARKER).write_text("[]")
-    with pytest.raises(PipelineError, match="is not what a report writes"):
+    with pytest.raises(PipelineError, match="was not written by a report"):
         Folder(other)
     # A marker that was tampered with deletes nothing outside of its folder.
     (other / MARKER).write_text(json.dumps({"files": ["../report/report.html"]}))
@@ -361,12 +363,12 @@ def test_only_a_reports_own_folder_is_written_over(tmp_path):
 def test_an_empty_log_then_one_message(spark, place, tmp_path):
     out = tmp_path / "report"
     first = run_report(spark, place, None, None, None, None, out)
-    assert "No message lies in this period." in Outline(first[0].read_text()).text
+    assert "No message was published in this period." in Outline(first[0].read_text()).text
     publish("orders", {"n": 1}, key="k")
     sequence()
     run_report(spark, place, None, None, None, None, out)
     text = Outline((out / PAGE).read_text()).text
-    assert "1 message of 1 topic took their place" in text
+    assert "1 message was published to 1 topic." in text
     assert pq.read_table(out / "tables" / "topics.parquet").to_pylist()[0]["messages"] == 1
     with pytest.raises(PipelineError, match="must be after since"):
         run_report(spark, place, None, at(1), at(1), None, out)
@@ -436,7 +438,7 @@ def test_the_command(spark, place, tmp_path):
     with pytest.raises(CommandError, match=r"no topic 'order'\. Topics: orders\. Did you mean orders\?"):
         call_command("queuereport", out=str(tmp_path / "r"), topic=["orders", "order"])
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(CommandError, match="no report has made"):
+    with pytest.raises(CommandError, match="is not empty and has no report"):
         call_command("queuereport", out=str(tmp_path))
 
 

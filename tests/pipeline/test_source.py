@@ -126,6 +126,7 @@ def test_filters_give_what_spark_alone_would(spark, condition, pushed):
     assert kept != pushed, plan
 
 
+@pytest.mark.any_engine
 def test_one_partition_of_the_log_is_read_by_one_task(spark):
     publish_many("t", (Message(n, key=f"k{n % 2}") for n in range(10)))
     sequence()
@@ -134,6 +135,7 @@ def test_one_partition_of_the_log_is_read_by_one_task(spark):
     assert frame.count() == 5
 
 
+@pytest.mark.any_engine
 def test_plain_sessions_read_without_the_setting_for_filters(spark):
     publish("t", 1)
     sequence()
@@ -144,11 +146,12 @@ def test_plain_sessions_read_without_the_setting_for_filters(spark):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"password": "secret"}, "details of the connection"),
-        ({"Url": "mysql://…"}, "details of the connection"),
+        ({"password": "secret"}, "connection parameters"),
+        ({"Url": "mysql://…"}, "connection parameters"),
         ({"topic": "t"}, "option 'topic'"),
         ({"topics": "[]"}, "at least one"),
         ({"topics": '["a"'}, "JSON list"),
@@ -168,6 +171,7 @@ def test_a_bad_option_is_named(spark, options, says):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("schema", "says"), [("offset INT", "BIGINT"), ("nothing STRING", "nothing"), ("created_at BIGINT", "TIMESTAMP")]
 )
@@ -176,6 +180,7 @@ def test_a_bad_schema_is_named(spark, schema, says):
         spark.read.format("mysqlqueue").schema(schema).load().count()
 
 
+@pytest.mark.any_engine
 def test_no_password_in_plans_or_partitions(spark):
     password = connection.settings_dict["PASSWORD"] or connection.settings_dict["NAME"]
     frame = log(spark)
@@ -292,6 +297,7 @@ def batches_of(frame: Any, tmp_path: Any, **options: Any) -> list[list[tuple[Any
 # -- the stream ---------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_a_stream_goes_on_where_it_was(spark, tmp_path):
     publish_many("t", range(5))
     sequence()
@@ -305,6 +311,7 @@ def test_a_stream_goes_on_where_it_was(spark, tmp_path):
     assert last == {"offset": QueueMessage.objects.order_by("-offset")[0].offset}
 
 
+@pytest.mark.any_engine
 def test_a_stream_takes_no_more_than_it_was_told(spark, tmp_path):
     publish_many("t", range(25))
     sequence()
@@ -312,6 +319,7 @@ def test_a_stream_takes_no_more_than_it_was_told(spark, tmp_path):
     assert sizes == [10, 10, 5]
 
 
+@pytest.mark.any_engine
 def test_a_gap_does_not_stop_a_stream(spark, tmp_path):
     publish_many("t", range(30))
     sequence()
@@ -378,6 +386,7 @@ def test_a_stream_from_earliest_reads_leftovers_below_what_gc_removed(spark, tmp
         batches_of(stream(spark), tmp_path)
 
 
+@pytest.mark.any_engine
 def test_an_older_state_of_the_database_is_noticed(spark, tmp_path):
     publish_many("t", range(3))
     sequence()
@@ -422,11 +431,13 @@ def test_a_replica_that_does_not_keep_the_order_is_refused(place, variables):
         assert log_offsets.highest(database) == 0
 
 
+@pytest.mark.any_engine
 def test_an_end_is_no_option_of_a_stream(spark, tmp_path):
     with pytest.raises(PySparkException, match="a stream has no end"):
         batches_of(stream(spark, endOffset=5), tmp_path)
 
 
+@pytest.mark.any_engine
 def test_json_payloads_by_a_schema(spark):
     from django_mysqlqueue.pipeline.frames import json_payload
 

@@ -111,7 +111,7 @@ def test_gc_by_chunks_says_what_it_deletes_that_nobody_read(clock, settings, cap
 
 def events(caplog) -> list[dict[str, object]]:
     found = [record.mysqlqueue for record in caplog.records if hasattr(record, "mysqlqueue")]
-    return [one for one in found if one["event"] == "gc.orphans_deleted"]
+    return [one for one in found if one["event"] == "orphans.deleted"]
 
 
 def test_subscribers_log_what_they_delete_that_nobody_read(settings, caplog):
@@ -130,14 +130,14 @@ def test_subscribers_log_what_they_delete_that_nobody_read(settings, caplog):
     newest = "2023-11-14T22:13:20+00:00" if young else "2027-01-15T08:00:00+00:00"
     assert events(caplog) == [
         {
-            "event": "gc.orphans_deleted",
+            "event": "orphans.deleted",
             "topic": TYPO,
             "messages": 1 if young else 2,
             "oldest": "2023-11-14T22:13:20+00:00",
             "newest": newest,
         }
     ]
-    (record,) = [record for record in caplog.records if record.getMessage().startswith("gc.")]
+    (record,) = [record for record in caplog.records if record.getMessage().startswith("orphans.")]
     assert record.levelname == "WARNING"
 
 
@@ -147,11 +147,11 @@ def test_queuegc_says_what_nobody_read(settings, caplog):
     QueueMessage.objects.filter(partition_key="k0").update(published_at=1_700_000_000_000)
     QueueMessage.objects.filter(partition_key="k1").update(published_at=1_700_000_060_000)
     line = (
-        "Of these, 2 in the topic 'orders.plced', which has no consumer group: "
-        "from 2023-11-14T22:13:20+00:00 to 2023-11-14T22:14:20+00:00.\n"
+        "2 messages of topic 'orders.plced', which has no consumer group, "
+        "logged from 2023-11-14T22:13:20+00:00 to 2023-11-14T22:14:20+00:00.\n"
     )
     assert command("queuegc", "--dry-run") == f"Would delete 2 messages.\n{line}"
     assert events(caplog) == []
-    assert command("queuegc") == f"Deleted 2 messages, 0 offsets rows, 0 heartbeats.\n{line}"
+    assert command("queuegc") == f"Deleted 2 messages, 0 partition positions and 0 old heartbeats.\n{line}"
     assert [(one["topic"], one["messages"]) for one in events(caplog)] == [(TYPO, 2)]
-    assert command("queuegc") == "Deleted 0 messages, 0 offsets rows, 0 heartbeats.\n"
+    assert command("queuegc") == "Deleted 0 messages, 0 partition positions and 0 old heartbeats.\n"

@@ -1,6 +1,6 @@
-"""Odd messages, by ``publish()`` and by plain SQL: each has a stated outcome, and the next message is handled.
+"""Unusual messages, from ``publish()`` and plain SQL: each has a stated outcome, and the next message is handled.
 
-``docs/explanation/hostile.md`` states them. What ``publish()`` refuses is in
+``docs/reference/edge-cases.md`` states them. What ``publish()`` refuses is in
 ``tests/unit/test_messages.py``, names that look alike in ``test_publishing_limits.py``.
 """
 

@@ -335,7 +335,7 @@ def test_a_claim_under_way_keeps_its_message_from_being_dead_lettered(owned):
         (delivery,) = redelivery(offset).deliveries
         giving_up = Thread(lambda: dead_letter_now(USING, G, [offset], actor="ada"))
         assert not giving_up.is_over(within=0.5)
-    with pytest.raises(OperationRefused, match="is held by the live subscriber 'owner'"):
+    with pytest.raises(OperationRefused, match="is in flight at the live subscriber 'owner'"):
         giving_up.result()
     assert settling.record_start(USING, delivery)  # it is still the claim's
     assert not OutboxMessage.objects.exists()

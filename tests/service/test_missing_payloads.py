@@ -87,7 +87,7 @@ def test_what_is_not_in_the_answer_comes_again_uncounted_and_in_order(db, monkey
     if mode == "ordered":
         assert got == sorted(got)
     assert not DeliveryEvent.objects.exists()
-    (said,) = [record.mysqlqueue for record in caplog.records if "payloads.missing" in record.message]
+    (said,) = [record.mysqlqueue for record in caplog.records if "payloads.not_returned" in record.message]
     assert (said["messages"], said["claimed"], said["group"], said["topic"]) == (3, 10, "g", "t")
 
 
@@ -155,7 +155,7 @@ def test_no_watermark_moves_by_an_answer_that_was_cut(db, monkeypatch, partition
         return rows[:20] if "delivery_state" in statement and "FOR UPDATE" not in statement else rows
 
     monkeypatch.setattr(Session, "rows", cut)
-    with pytest.raises(DatabaseError, match="something cuts its answers"):
+    with pytest.raises(DatabaseError, match="something truncates results"):
         watermarks.sweep(USING, REF, keys)
     monkeypatch.undo()
     marks = dict(ConsumerOffset.objects.values_list("partition_key", "offset_acked"))
@@ -175,7 +175,7 @@ def test_missing_payloads_are_asked_for_more_and_more_slowly(db, monkeypatch, ca
             sub.flush()
     (work,) = sub.poller.groups
     assert work.rests_until > time.monotonic()
-    assert 1 <= sum("payloads.missing" in record.message for record in caplog.records) <= 8
+    assert 1 <= sum("payloads.not_returned" in record.message for record in caplog.records) <= 8
 
 
 def test_an_empty_payload_does_not_overtake(db):

@@ -116,6 +116,6 @@ def test_publish_many_needs_one_statement_a_chunk(db):
     ids=lambda value: type(value).__name__,
 )
 def test_one_payload_is_not_many(db, messages):
-    with pytest.raises(InvalidMessage, match="messages: must be an iterable of messages, not one"):
+    with pytest.raises(InvalidMessage, match="messages: must be an iterable of messages, not a single"):
         publish_many("t", messages)
     assert committed() == []

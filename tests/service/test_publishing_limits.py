@@ -92,7 +92,7 @@ def test_a_payload_that_the_server_would_not_take_is_refused_before_it_is_sent(d
     limit = dialect_of(connection).max_statement_bytes(connection)
     with transaction.atomic():
         send("t", 1)
-        with pytest.raises(InvalidMessage, match=f"max_allowed_packet of {limit} bytes takes at most half of that"):
+        with pytest.raises(InvalidMessage, match=f"max_allowed_packet of {limit} bytes allows at most half of that"):
             send("t", bytes(limit // 2 + 1))
         send("t", 2)
     assert committed() == ["1", "2"]

@@ -101,7 +101,7 @@ def test_the_error_names_no_more_topics_than_can_be_read(strict, settings):
 
 def test_dlq_topics_stay_refused_as_such(strict):
     for topic in ("old_dlq", "other_dlq"):
-        with pytest.raises(InvalidMessage, match="kept for dead letters") as caught:
+        with pytest.raises(InvalidMessage, match="reserved for dead letters") as caught:
             publish(topic, 1)
         assert not isinstance(caught.value, UnknownTopic)
 

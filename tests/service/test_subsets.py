@@ -218,7 +218,7 @@ def test_status_tells_of_partitions_that_nobody_takes(db, clock, capsys):
     for sub in (first,):
         sub.heart.beat()
     call_command("queuestatus")
-    assert "No live subscriber of g/t takes the partition 'kombu/" in capsys.readouterr().out
+    assert "No live subscriber of g/t claims partition 'kombu/" in capsys.readouterr().out
     second = Sub(handler(), subset=Subset.parse(["kombu/*"])).step()
     clock.advance(1)
     for sub in (first, second):

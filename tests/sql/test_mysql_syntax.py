@@ -58,6 +58,8 @@ def test_no_text_of_the_package_has_newer_sql():
 @pytest.mark.timeout(300)
 def test_no_statement_that_is_sent_has_newer_sql(db, alias):
     """Put together at run time, and by Django's ORM."""
+    if connection.mysql_is_mariadb:
+        pytest.skip("about MySQL's versions")
     sent = set()
 
     def collect(execute, sql, params, many, context):

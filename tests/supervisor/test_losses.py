@@ -89,7 +89,7 @@ def check_taken_over(group, hung, other, started, go):
     ]
     go.touch()
     wait_for(drained(group, TOPICS[group]), other)
-    assert "subscriber.not_released" not in hung.output
+    assert "release.failed" not in hung.output
     runs = 1 if group.endswith("atomic") else 2  # where it is atomic, the first one is rolled back
     assert effects(group) == [("k", 1, 0)] * runs
 
@@ -116,7 +116,7 @@ def test_a_hung_handler_is_shown_and_its_message_is_released(start, tmp_path, gr
     first, *others = re.split(r"^(?=Thread )", stacks, flags=re.MULTILINE)[1:]
     assert re.match(r"Thread mysqlqueue-handler-\d:\n", first)
     assert re.search(r'subscribers\.py", line \d+, in act\n +time\.sleep\(0\.01\)\n', first)
-    assert {"Thread MainThread:", "Thread mysqlqueue-heart:", "Thread mysqlqueue-poller:"} <= {
+    assert {"Thread MainThread:", "Thread mysqlqueue-heartbeat:", "Thread mysqlqueue-poller:"} <= {
         text.split("\n")[0] for text in others
     }
 
@@ -128,7 +128,7 @@ def test_what_outlasts_the_shutdown_is_released(start, tmp_path, group):
     hung, other, started, go = start_two(start, tmp_path, group, **settings)
     hung.send(signal.SIGTERM)
     check_taken_over(group, hung, other, started, go)
-    assert "subscriber.left_running" in hung.output
+    assert "handlers.abandoned" in hung.output
 
 
 @pytest.mark.promise("Handlers that hang")
@@ -141,7 +141,7 @@ def test_a_process_leaves_although_the_database_does_not_let_it_release(start, t
         rows = SubscriberHeartbeat.objects.filter(subscriber_name__startswith="hung:")
         assert len(rows.select_for_update()) == 1
         assert hung.wait(SOON) == 1
-    assert "subscriber.not_released name=hung:" in hung.output
+    assert "release.failed name=hung:" in hung.output
     assert "error='no answer within 2 s'" in hung.output
     # Who replaces it can do it, and so do the lease and the visibility timeout.
     assert rows.get().deregistered_at == 0

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"processes": 2, "reload": True}, "--reload is for one process"),
-        ({"processes": 2, "group": ["nobody"]}, "--group nobody: no handler has it"),
+        ({"processes": 2, "reload": True}, "--reload is for a single process"),
+        ({"processes": 2, "group": ["nobody"]}, "--group nobody: no handler has this group"),
         ({"processes": 2, "heartbeat_file": "/nonexistent/alive"}, "/nonexistent/alive cannot be written: No such"),
         ({"heartbeat_file": "/nonexistent/alive"}, "/nonexistent/alive cannot be written: No such"),
-        ({"max_memory": 5}, r"--max-memory 5: the process takes \d+ MB before"),
+        ({"max_memory": 5}, r"--max-memory 5: the process uses \d+ MB before"),
         ({"processes": 2, "database": "nowhere"}, "'nowhere'"),
     ],
 )
@@ -59,5 +59,5 @@ def test_when_the_code_is_watched(settings, debug, out, more, expected):
 
 def test_a_supervisor_needs_a_command_line_to_start_again(db):
     """Called from a script it would start that script."""
-    with pytest.raises(CommandError, match="start this command line again"):
+    with pytest.raises(CommandError, match="run this command line again"):
         call_command("runsubscriber", processes=2, group=["plain"])

@@ -34,7 +34,7 @@ def test_sigterm_to_the_whole_control_group_counts_once(start, tmp_path):
     os.kill(worker.children()[0], signal.SIGTERM)
     go.touch()
     assert worker.wait() == 0
-    assert "child.left" in worker.output
+    assert "child.exited" in worker.output
     assert lag("action", "p.action") == 0
 
 
@@ -105,8 +105,8 @@ def test_max_memory(start):
     limits = {"GROUPS": {"action": {"MAX_PROCESSING_TIME": 60}}}
     worker = start("--group", "action", "--max-memory", "300", "--processes", "1", **limits)
     wait_for(lambda: worker.ready() == 2, worker)
-    assert "memory.exceeded" in worker.output
-    assert "child.left" in worker.output
+    assert "memory_limit.exceeded" in worker.output
+    assert "child.exited" in worker.output
     assert lag("action", "p.action") == 0
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0

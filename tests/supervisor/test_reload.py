@@ -94,7 +94,7 @@ def test_reload(db, tmp_path):
         assert project.wait() == 0
         assert shown == project.output.count("child.waiting")
         assert "reason='the code has changed'" in project.output
-        assert project.output.count("Ctrl-C stops it") == 1
+        assert project.output.count("Press Ctrl-C") == 1
         assert not SubscriberHeartbeat.objects.filter(deregistered_at=0).exists()
         assert lag("reload", "p.reload") == 0
     finally:

@@ -154,7 +154,7 @@ def test_a_silent_child_is_killed_and_replaced(run):
         margins=Margins(silence=0.5),
     )
     wait_for(lambda: len(one.events("child.started", number=1)) == 2)
-    assert one.events("child.killed")[0]["reason"] == "no sign of life"
+    assert one.events("child.killed")[0]["reason"] == "no heartbeat"
     assert one.events("child.died")[0]["signal"] == "SIGKILL"
     assert len(one.events("child.started", number=2)) == 1
 
@@ -164,7 +164,7 @@ def test_stop_ends_with_0_when_all_leave_cleanly(run):
     wait_for(lambda: all(place.child and place.child.has_signed for place in one.supervisor.places))
     one.supervisor.stop()
     assert one.wait() == 0
-    assert len(one.events("child.left", code=0)) == 2
+    assert len(one.events("child.exited", code=0)) == 2
 
 
 def test_stop_ends_with_1_when_one_does_not(run):

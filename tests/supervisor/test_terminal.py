@@ -90,11 +90,11 @@ def test_ctrl_c_reaches_the_parent_alone_and_handlers_finish(in_terminal, tmp_pa
         assert os.getpgid(int(pid)) != os.getpgid(one.process.pid)  # so the terminal's SIGINT does not reach it
     one.press_ctrl_c()
     wait_for(lambda: "subscriber.stopping" in one.output, one)
-    assert "Stopping: handlers that run have up to 10 s; Ctrl-C again leaves at once." in one.output
+    assert "Stopping: running handlers have up to 10 s to finish; Ctrl-C again exits at once." in one.output
     assert "reason=signal running=1" in one.output
     go.touch()
     assert one.wait() == 0
-    assert "Leaving at once" not in one.output
+    assert "Exiting at once" not in one.output
     assert one.output.rstrip().endswith("Stopped.")
     assert lag("action", "p.action") == 0
 
@@ -110,4 +110,4 @@ def test_a_second_ctrl_c_says_that_it_leaves_at_once_and_does(in_terminal, tmp_p
     wait_for(lambda: "subscriber.stopping" in one.output, one)
     one.press_ctrl_c()
     assert one.wait(8) == code
-    assert "Leaving at once: what was in hand comes again after 3 s" in one.output
+    assert "Exiting at once: in-flight messages will be redelivered after 3 s" in one.output

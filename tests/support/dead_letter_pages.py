@@ -19,7 +19,7 @@ def listed(client, **query):
 
 
 def offsets(context):
-    return [row.letter.offset for row in context.get("rows", [])]
+    return [row.dead_letter.offset for row in context.get("rows", [])]
 
 
 def bound(monkeypatch, **bounds):

@@ -213,7 +213,7 @@ class Sub:
         self.inbox.close()
         self.flush()
         for work in self.poller.ordered:
-            keys = [key for key, one in work.partitions.items() if one.owned and not one.in_hand]
+            keys = [key for key, one in work.partitions.items() if one.owned and not one.in_flight]
             if keys:
                 work.release(keys)
         heartbeats.deregister(self.using, self.name, list(self.handlers))

@@ -111,7 +111,7 @@ def wait_for(condition, worker=None, timeout=40):
             raise AssertionError(f"the worker has left with {worker.process.returncode}:\n{worker.output}")
         if time.monotonic() > deadline:
             raise AssertionError("waited in vain" + (f":\n{worker.output}" if worker else ""))
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def effects(name):

@@ -184,7 +184,7 @@ class Tables:
     def read(
         cls, using: str = "default", *, changed: Collection[str] | None = None, before: Tables | None = None
     ) -> Tables:
-        """Reads the tables, each by a statement of its own.
+        """Reads the tables, each that has rows by a statement of its own.
 
         Args:
             using: the alias. While others write, open a transaction with a snapshot first.
@@ -199,13 +199,18 @@ class Tables:
                 return list(cursor.fetchall())
 
             found: dict[str, Any] = {}
-            for name, (table, sql, convert) in _SOURCES.items():
-                if before is not None and changed is not None and table not in changed:
+            wanted: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {}
+            for name, source in _SOURCES.items():
+                if before is not None and changed is not None and source[0] not in changed:
                     found[name] = getattr(before, name)
                 elif name != "effects" or apps.is_installed("tests.app"):
-                    found[name] = convert(rows(sql))
-            now = int(rows(f"SELECT {dialect_of(connection).now_ms}")[0][0])
-        return cls(**found, now=now)
+                    wanted[name] = source
+            # Most tables are empty most of the time: one statement says which.
+            have_rows = [f"EXISTS (SELECT 1 FROM {table})" for table, _, _ in wanted.values()]
+            now, *full = rows(f"SELECT {', '.join([dialect_of(connection).now_ms, *have_rows])}")[0]
+            for (name, (_, sql, convert)), has_rows in zip(wanted.items(), full, strict=True):
+                found[name] = convert(rows(sql) if has_rows else [])
+        return cls(**found, now=int(now))
 
 
 def _log(rows: list[tuple[Any, ...]]) -> dict[int, Logged]:

@@ -38,7 +38,7 @@ def test_sound_settings_pass():
         (7, "E001", None),
         ({"TREADS": 1}, "E002", "Did you mean THREADS?"),
         ({"THREADS": "1"}, "E003", "The default is 4."),
-        ({"LEASE_RENEWAL_INTERVAL": 30}, "E004", "A third of the lease duration is usual."),
+        ({"LEASE_RENEWAL_INTERVAL": 30}, "E004", "Use about a third of LEASE_DURATION."),
         ({"TOPICS": {"t": {"RETENTON": 1}}}, "E005", "Did you mean RETENTION?"),
         ({"GROUPS": {"g": {"MOD": 1}}}, "E006", "Did you mean MODE?"),
     ],
@@ -57,7 +57,7 @@ def test_settings_errors(settings, value, check_id, hint):
     [
         ("nowhere.redact", "No module named 'nowhere'"),
         ("tests.support.factories.nothing", 'does not define a "nothing"'),
-        ("tests.settings.SECRET_KEY", "is str, not a function"),
+        ("tests.settings.SECRET_KEY", "of type str, not a function"),
     ],
 )
 def test_a_redact_that_leads_nowhere(settings, path, says):
@@ -115,7 +115,7 @@ def test_split_tables(settings):
     (error,) = checks.check_router()
     assert error.id == "django_mysqlqueue.E007"
     assert "default, other" in error.msg
-    assert "as a whole" in error.hint
+    assert "to one database" in error.hint
 
 
 def test_every_table_counts_for_the_split(settings):
@@ -233,7 +233,7 @@ def test_versions(problems, vendor, mariadb, oldest, too_old):
     (problem,) = problems(vendor=vendor, mariadb=mariadb, version=too_old)
     name = "sqlite" if vendor == "sqlite" else "mariadb" if mariadb else "mysql"
     assert f"runs {name} {'.'.join(map(str, too_old))}" in problem
-    assert "or later is needed" in problem
+    assert "or later is required" in problem
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_an_untested_version_is_warned_of(monkeypatch, version, mariadb, warns):
     if warns:
         assert found[0].level == django_checks.WARNING
         assert f"runs mysql {'.'.join(map(str, version))}, on which" in found[0].msg
-        assert "from 8.4 on" in found[0].hint
+        assert "on 8.4 and later" in found[0].hint
     assert checks.check_tested_version(databases=["other"]) == []
 
 

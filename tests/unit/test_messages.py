@@ -56,8 +56,8 @@ def test_the_callers_metadata_is_left_alone(settings):
         (1, "must be a mapping"),
         ({1: 2}, "must be a mapping with str keys"),
         ({None: 2}, "must be a mapping with str keys"),
-        ({"mysqlqueue.": 1}, "the queue's own"),
-        ({"mysqlqueue.key": "x"}, "the queue's own"),
+        ({"mysqlqueue.": 1}, "are reserved"),
+        ({"mysqlqueue.key": "x"}, "are reserved"),
         ({"a": float("nan")}, "metadata\\['a'\\] of type float cannot be written as JSON"),
         ({"a": object()}, "metadata\\['a'\\] of type object cannot"),
         ({"\ud800": 1}, "metadata of type dict cannot"),
@@ -134,7 +134,7 @@ def test_a_topic_with_partitions_hashes_its_keys(settings):
         ({"key": 7}, "key 7: must be a str"),
         ({"key": "x" * 191}, "191 characters"),
         ({"key": "\ud800"}, "lone surrogate"),
-        ({"key": "__p:3"}, "are kept"),
+        ({"key": "__p:3"}, "are reserved"),
     ],
     ids=lambda value: ascii(value)[:30],
 )
@@ -247,7 +247,7 @@ def test_deliver_at_is_exact_to_the_millisecond(start):
 
 def test_naive_deliver_at_is_refused_with_use_tz(settings):
     settings.USE_TZ = True
-    with pytest.raises(InvalidMessage, match="must be aware, since USE_TZ is True"):
+    with pytest.raises(InvalidMessage, match="must be aware because USE_TZ is True"):
         stored(1, deliver_at=datetime.datetime(2030, 1, 1))  # noqa: DTZ001
 
 

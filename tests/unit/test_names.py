@@ -33,7 +33,7 @@ def test_names_refused(kind, name):
 
 
 def test_topics_ending_in_the_dlq_suffix_are_kept(settings):
-    with pytest.raises(InvalidMessage, match="'_dlq' are kept for dead letters"):
+    with pytest.raises(InvalidMessage, match="'_dlq' are reserved for dead letters"):
         naming.check_topic("t_dlq")
     with pytest.raises(InvalidMessage):
         naming.check_topic("_dlq")
@@ -75,7 +75,7 @@ def test_texts_taken_as_they_are(text):
 @pytest.mark.parametrize("character", ["a", "é", "😀", "\x00"], ids=ascii)
 def test_the_limit_counts_characters(character):
     assert naming.check_key(character * 190) == character * 190
-    with pytest.raises(InvalidMessage, match=r"key .*: 191 characters, at most 190"):
+    with pytest.raises(InvalidMessage, match=r"key .*: 191 characters, but at most 190"):
         naming.check_key(character * 191)
 
 
@@ -100,7 +100,7 @@ def test_only_str(value):
 
 @pytest.mark.parametrize("key", ["__p:", "__p:0", "__p:x", "__p:😀"], ids=ascii)
 def test_keys_with_the_prefix_of_hashed_partitions_refused(key):
-    with pytest.raises(InvalidMessage, match="'__p:' are kept"):
+    with pytest.raises(InvalidMessage, match="'__p:' are reserved"):
         naming.check_key(key)
     assert naming.check_text("id", key) == key
 

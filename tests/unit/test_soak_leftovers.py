@@ -44,7 +44,7 @@ def test_what_is_left_behind(change):
 
 def test_a_lag_that_is_left():
     found = moments.check_leftovers(DRAINED, dict.fromkeys(GROUPS, 0) | {"skip": 1}, plan.GROUPS)
-    assert found.violations == ("skip lags by 1",)
+    assert found.violations == ("skip has a lag of 1",)
 
 
 def verdict_of(*places):

@@ -21,7 +21,7 @@ CommandError: The database 'default' does not answer: (2002, "Can't connect to l
 django_mysqlqueue.exceptions.CommitOutcomeUnknown: COMMIT on 'default' failed: (2006, '')
 """
 STRANGE = [
-    "2026-01-01 10:00:00,000 ERROR handler.thread_failed group=g topic=t",
+    "2026-01-01 10:00:00,000 ERROR handler_thread.failed group=g topic=t",
     "2026-01-01 10:00:00,000 CRITICAL [1] poller.died",
     "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1146, 'no such table')\" failures=1",
     "2026-01-01 10:00:00,000 ERROR group.failed group=g error=\"OperationalError: (2006, 'gone')\"",
@@ -58,8 +58,8 @@ def test_logs_with_a_deadlock(line):
 FAILING = [
     "2026-01-01 10:00:00,000 WARNING poller.failed error=Retry: failures=9",
     "2026-01-01 10:00:00,000 WARNING poller.failed error=\"OperationalError: (1205, 'Lock wait timeout')\" failures=1",
-    "2026-01-01 10:00:00,000 WARNING [1] heart.failed error=\"(2006, '')\" failures=1",
-    "2026-01-01 10:00:00,000 ERROR heart.withheld reason='the poller makes no progress' seconds=7.0",
+    "2026-01-01 10:00:00,000 WARNING [1] heartbeat.failed error=\"(2006, '')\" failures=1",
+    "2026-01-01 10:00:00,000 ERROR heartbeat.withheld reason='the poller makes no progress' seconds=7.0",
     "django.db.utils.OperationalError: (1205, 'Lock wait timeout')",
 ]
 
@@ -77,7 +77,7 @@ def test_logs_of_what_fails_all_the_time(line):
     ]
     for explained in (logs.Bounds(), logs.bounds(few, processes=6)):
         (broken,) = [one for one in findings.verdicts(explained) if not one.ok]
-        assert broken.name == "nothing unexpected in the logs"
+        assert broken.name == "no unexpected log lines"
     many = logs.bounds(few * 4, processes=6)
     assert all(one.ok for one in findings.verdicts(many))
 
@@ -88,5 +88,5 @@ def test_logs_of_one_that_never_recovers():
     findings = logs.read_all({"a.log": lines})
     crash = logs.bounds([Trouble(plan.CRASH, 0, 1, 0)], processes=6)
     (broken,) = [one for one in findings.verdicts(crash) if not one.ok]
-    assert broken.violations == ("poller.failed: 32 failures in a row: 20 are explained",)
+    assert broken.violations == ("poller.failed: 32 consecutive failures, but only 20 are explained",)
     assert all(one.ok for one in findings.verdicts(logs.bounds([Trouble(plan.CRASH, 0, 9, 0)], processes=6)))

@@ -46,7 +46,7 @@ def test_what_was_settled_starts_again(evidence, group):
         until=BEGAN + 1000,
         pid=0,
     )
-    check = f"{group}: nothing was handled after it was settled"
+    check = f"{group}: no message was handled after it was settled"
     assert violations(dataclasses.replace(broken, progress=seen)) == {
         check: (f"{name(number)} at {number + 1} of a started 15.0 s after it was settled",)
     }
@@ -67,7 +67,7 @@ def test_a_thawed_process_makes_the_calls_that_it_was_about_to_make(evidence):
         seen = samples("shared", (BEGAN + 195, 300))
         return list(violations(dataclasses.replace(more, progress=seen, troubles=[*more.troubles, frozen])))
 
-    check = ["shared: nothing was handled after it was settled"]
+    check = ["shared: no message was handled after it was settled"]
     assert found(timeline.THREADS, BEGAN + 200.1) == []
     assert found(timeline.THREADS + 1, BEGAN + 200.1) == check
     assert found(1, BEGAN + 203) == check
@@ -77,14 +77,14 @@ def test_a_thawed_process_makes_the_calls_that_it_was_about_to_make(evidence):
 @pytest.mark.parametrize("group", ["skip", "strict", "shared", "atomic", "batch"])
 def test_all_is_handled_again_and_again(evidence, group):
     broken = with_steps(evidence, group, lambda steps: steps * 50)
-    assert f"{group}: handled again only after a loss" in violations(broken)
+    assert f"{group}: attempts are repeated only after a loss" in violations(broken)
 
 
 def test_what_explains_that_a_message_is_handled_again(evidence):
     (number,) = fine_messages("shared", 1, fates=(plan.FINE,))
     at = BEGAN + number / 10
     once_more = with_steps(evidence, "shared", lambda steps: steps + again(number, at + 20, OTHER))
-    check = ["shared: handled again only after a loss"]
+    check = ["shared: attempts are repeated only after a loss"]
 
     def found(*trouble):
         return list(violations(with_trouble(once_more, *trouble)))
@@ -104,14 +104,14 @@ def test_a_start_that_was_written_when_its_process_was_thawed(evidence):
     at = BEGAN + number / 10
     late = with_steps(evidence, "shared", lambda steps: steps + again(number, at - 6, OTHER))
     assert violations(with_trouble(late, plan.FREEZE_SUBSCRIBER, at - 5.9, at + 3, 2)) == {}
-    assert list(violations(late)) == ["shared: handled again only after a loss"]
+    assert list(violations(late)) == ["shared: attempts are repeated only after a loss"]
 
 
 def test_more_attempts_than_there_are(evidence):
     (number,) = fine_messages("skip", 1, fates=(plan.POISON,))
     more = [dataclasses.replace(step, attempt=plan.MAX_ATTEMPTS + 1) for step in again(number, BEGAN + 500)]
     found = violations(with_steps(evidence, "skip", lambda steps: steps + more[:1]))
-    assert list(found) == ["skip: handled again only after a loss"]
+    assert list(found) == ["skip: attempts are repeated only after a loss"]
 
 
 def test_a_wrong_partition(evidence):
@@ -121,8 +121,8 @@ def test_a_wrong_partition(evidence):
         return [dataclasses.replace(step, key="other") if step.message_id in ids else step for step in steps]
 
     found = violations(with_steps(evidence, "skip", elsewhere))
-    assert list(found) == ["each in its partition, with its payload"]
-    assert len(found["each in its partition, with its payload"]) == 2
+    assert list(found) == ["each message has its partition and its payload"]
+    assert len(found["each message has its partition and its payload"]) == 2
 
 
 @pytest.mark.parametrize("verb", [records.WRONG, records.AGAIN])
@@ -130,7 +130,7 @@ def test_a_wrong_payload(evidence, verb):
     (number,) = fine_messages("skip", 1)
     said = again(number, BEGAN + 500, verbs=[verb])
     broken = with_steps(evidence, "skip", lambda steps: steps + said)
-    assert list(violations(broken)) == ["each in its partition, with its payload"]
+    assert list(violations(broken)) == ["each message has its partition and its payload"]
     # A repeat comes before what was scheduled; never another's payload.
     entries = [dataclasses.replace(entry, scheduled=entry.number == number) for entry in evidence.ledger]
     assert bool(violations(dataclasses.replace(broken, ledger=entries))) == (verb == records.WRONG)
@@ -147,12 +147,12 @@ def interleaved(steps, first, second, process):
 @pytest.mark.parametrize("group", ["skip", "strict", "atomic", "batch"])
 def test_a_partition_is_worked_on_side_by_side(evidence, group):
     first = next(n for n in range(0, TOTAL, 3) if {plan.fate(group, name(m)) for m in (n, n + 3)} == {plan.FINE})
-    check = f"{group}: a partition is worked on in one place"
+    check = f"{group}: one message of a partition at a time"
     same = with_steps(evidence, group, lambda steps: interleaved(steps, first, first + 3, ONE))
     # Whatever is done: a process knows what it works on.
     (found,) = violations(with_trouble(same, plan.CUT, pid=0))[check]
     assert found.startswith(
-        f"{name(first + 3)} at {first + 4} of a started while the same process was at {name(first)}"
+        f"{name(first + 3)} at {first + 4} of a started while the same process handled {name(first)}"
     )
     other = with_steps(evidence, group, lambda steps: interleaved(steps, first, first + 3, OTHER))
     assert check in violations(other)
@@ -165,14 +165,14 @@ def test_all_of_a_partition_side_by_side(evidence):
     def spread(steps):
         return [step for verb in (records.STARTED, records.DONE) for step in steps if step.verb == verb]
 
-    assert "skip: a partition is worked on in one place" in violations(with_steps(evidence, "skip", spread))
+    assert "skip: one message of a partition at a time" in violations(with_steps(evidence, "skip", spread))
 
 
 def test_a_batch_is_one_place_and_what_raised_is_over(evidence):
     """Its messages start with one write; what is raised out of the handler ends them all."""
     one = again(0, BEGAN, verbs=[records.STARTED]) + again(3, BEGAN, verbs=[records.STARTED])
     more = again(6, BEGAN + 1)
-    check = "batch: a partition is worked on in one place"
+    check = "batch: one message of a partition at a time"
 
     def found(steps):
         verdict = timeline.check_alone(dataclasses.replace(evidence, steps={"batch": steps}), GROUPS["batch"])
@@ -202,13 +202,15 @@ def test_something_waits_for_long(evidence):
         return list(violations(changed))
 
     assert found(timeline.LONGEST_WAIT - 1) == []
-    assert found(timeline.LONGEST_WAIT + 1) == ["nothing waits for long", "no partition stands still"]
+    assert found(timeline.LONGEST_WAIT + 1) == ["no message waits for long", "no partition is stalled"]
     away = BEGAN + number / 10 + 10
     assert found(timeline.LONGEST_WAIT + 1, evidence, plan.CRASH, away, away, 0) == []  # a lease, once it is back
     assert found(timeline.LONGEST_WAIT + 8, evidence, plan.FREEZE_ATOMIC, away, away + 9, 9) == []
     assert found(timeline.LONGEST_WAIT + 8, evidence, plan.FREEZE_PUBLISHER, away, away + 9, 9) != []
     twice = with_trouble(evidence, plan.RESTART, away, away + 4, 0)
-    assert found(timeline.LONGEST_WAIT + 15, twice, plan.FREEZE_CLAIM, away, away + 9, 9)[0] == "nothing waits for long"
+    assert (
+        found(timeline.LONGEST_WAIT + 15, twice, plan.FREEZE_CLAIM, away, away + 9, 9)[0] == "no message waits for long"
+    )
     scheduled = [dataclasses.replace(entry, scheduled=entry.number == number) for entry in evidence.ledger]
     assert found(timeline.LONGEST_WAIT + 1, dataclasses.replace(evidence, ledger=scheduled)) == []
 
@@ -220,11 +222,11 @@ def test_a_partition_that_is_slow_and_one_that_stands_still(evidence):
         return [dataclasses.replace(step, at=BEGAN + step.offset) for step in steps]
 
     found = violations(with_steps(evidence, "shared", slowly))
-    assert list(found) == ["nothing waits for long"]
+    assert list(found) == ["no message waits for long"]
 
     def stopped(steps):
         late = BEGAN + TOTAL / 10 + timeline.LONGEST_WAIT
         return [dataclasses.replace(step, at=max(step.at, late)) if step.offset > TOTAL - 9 else step for step in steps]
 
     found = violations(with_steps(evidence, "shared", stopped))
-    assert len(found["no partition stands still"]) == 3 < len(found["nothing waits for long"])
+    assert len(found["no partition is stalled"]) == 3 < len(found["no message waits for long"])

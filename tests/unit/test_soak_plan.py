@@ -63,7 +63,7 @@ def test_the_report_names_what_was_broken(evidence, tmp_path):
     from soak import report
     from soak.monitor import Sample
 
-    broken = checker.verdict("skip: first starts in order", "10 first starts", ["p:7 started too early"])
+    broken = checker.verdict("skip: first attempts in order", "10 first starts", ["p:7 started too early"])
     lags = {"outbox": 1, **dict.fromkeys(GROUPS, 5)}
     sound = report.Report(
         command="make soak",

@@ -1,4 +1,4 @@
-"""The soak: publishers and subscribers under load while processes and the server die, and proof that nothing was lost.
+"""The soak test: disturb publishers, subscribers and the server under load, then account for every message.
 
-``make soak MINUTES=n [ENGINE=mariadb|mysql]``; ``python -m soak --help`` has the rest.
+Run ``make soak MINUTES=n [ENGINE=mariadb|mysql]``. ``python -m soak --help`` lists all options.
 """

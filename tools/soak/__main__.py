@@ -1,8 +1,7 @@
-"""Runs the soak: a private server, publishers, subscribers, a killer, and the checks at the end.
+"""Run the soak test: start a private server, publishers, subscribers and a killer, then check the results.
 
-What is promised and proved stands in checker.py, what is done in plan.py. The
-exit status is 1 where a promise was broken; then the folder with the logs, the
-steps of the handlers and the server's data is kept.
+checker.py has the checks, plan.py the disturbances. If a check fails, the exit status is 1 and the folder with the
+logs, the handlers' records and the server's data is kept.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ ENGINE_OPTIONS = {
     "mysql": (*DURABLE, "--sync-binlog=1"),
 }
 PUBLISHERS, THREADS = 8, 4
-"""Processes and their threads: 32, of which one, in a process of its own, keeps its transactions open for long."""
+"""Publisher processes and threads per process. One of the 32 publishers runs long transactions in its own process."""
 LONG = 60.0
+"""Seconds that a long transaction stays open."""
 SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "supervised": ("--processes", "2", "--threads", "2"),
     "steady": ("--threads", "3"),
@@ -50,20 +50,22 @@ PROCESSES = sum(
 )
 SPARED = "steady"
 DRAIN_PATIENCE = 150.0
-"""Seconds without progress after which a queue counts as stuck; the last settled rows may wait for the housekeeping."""
+"""Seconds without progress after which a queue counts as stuck. The last settled rows may wait for housekeeping."""
 COVERAGE_MINUTES = 3.0
-"""A run as long as this must have done everything that can be done at least once."""
+"""Runs of at least this length must have had every kind of disturbance."""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--engine", choices=servers.ENGINES, default="mariadb")
-    parser.add_argument("--rate", type=float, default=80.0, help="messages published a second")
-    parser.add_argument("--seed", type=int, default=None, help="of the killer's plan (default: another one each time)")
-    parser.add_argument("--report", type=Path, default=Path(".test/soak"), help="folder for the report")
+    parser.add_argument("--minutes", type=float, default=10.0, help="duration in minutes (default: 10)")
+    parser.add_argument("--engine", choices=servers.ENGINES, default="mariadb", help="server (default: mariadb)")
+    parser.add_argument("--rate", type=float, default=80.0, help="messages published per second (default: 80)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the disturbances (default: random)")
+    parser.add_argument(
+        "--report", type=Path, default=Path(".test/soak"), help="folder for the report (default: .test/soak)"
+    )
     return parser.parse_args()
 
 
@@ -73,7 +75,7 @@ def main() -> int:
     servers.end_servers_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="mysqlqueue-soak-"))
     (folder / "traps").mkdir()
-    print(f"soak: {options.engine}, {options.minutes:g} minutes, seed {options.seed}, in {folder}", flush=True)
+    print(f"Soak test: {options.engine}, {options.minutes:g} minutes, seed {options.seed}, in {folder}", flush=True)
     ok = False
     try:
         servers.install(options.engine)
@@ -85,7 +87,7 @@ def main() -> int:
                     server.stop()
                     shutil.copytree(server.folder / "data", folder / "data")
                     shutil.copy(server.folder / "server.log", folder)
-                    print(f"The logs, the handlers' steps and the server's data are kept in {folder}.")
+                    print(f"The logs, the handlers' records and the server's data are kept in {folder}.")
     except servers.NotAvailable as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
@@ -95,7 +97,7 @@ def main() -> int:
 
 
 class Soak:
-    """One run."""
+    """A run of the soak test."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, server: servers.Server) -> None:
         self.options = options
@@ -134,14 +136,14 @@ class Soak:
         say = progress_line(monitor)
 
         def is_over() -> bool:
-            """In time, but on a slow machine not before everything has been tried."""
+            """Return whether to stop: in time, but on a slow machine only after every kind of disturbance."""
             lasted = time.monotonic() - began
             return lasted >= seconds and (not self._untried(killer.counts) or lasted >= 2 * seconds)
 
         self._turn_until(is_over, killer.turn, monitor.turn, say)
         lasted = time.monotonic() - began
         killer.settle()
-        connection.close()  # it may have been cut, too
+        connection.close()  # the killer may have cut it
         (self.folder / "stop-publishing").touch()
         unclean = self.fleet.stop(self.fleet.publishers)
         stopped = time.monotonic()
@@ -165,7 +167,7 @@ class Soak:
             checker.check_retention(gathered.ledger, evidence.collect_garbage(), plan.RETENTION * 1000),
             checker.check_memory(monitor.memory),
             *findings.verdicts(logs.bounds(killer.troubles, PROCESSES)),
-            checker.verdict("every process ended as it was told", f"{len(self.fleet.slots)} places", unclean),
+            checker.verdict("no process ended unexpectedly", f"{len(self.fleet.slots)} slots", unclean),
             self._coverage(killer.counts, gathered),
         ]
         result = report.Report(
@@ -190,7 +192,7 @@ class Soak:
         (self.folder / "killer.log").write_text("".join(f"{event}\n" for event in killer.events))
         print(f"\n{result.as_markdown()}")
         for path in result.write(self.options.report):
-            print(f"Written: {path}")
+            print(f"Wrote {path}")
         return result.ok
 
     def _start_fleet(self) -> None:
@@ -225,13 +227,13 @@ class Soak:
         return [kind for kind in plan.ACTIONS if not counts[kind]]
 
     def _coverage(self, counts: Counter[str], gathered: checker.Evidence) -> checker.Verdict:
-        """A soak in which nothing happened proves nothing."""
+        """Check that every kind of disturbance occurred: a run without any proves nothing."""
         missing = self._untried(counts)
         if not gathered.ledger:
             missing.append("publishing")
         asked = self.options.minutes >= COVERAGE_MINUTES
-        compared = f"{len(plan.ACTIONS)} kinds of trouble" if asked else "not asked of a run this short"
-        return checker.verdict("everything was tried", compared, [f"{kind}: never" for kind in missing])
+        compared = f"{len(plan.ACTIONS)} kinds of disturbance" if asked else "not checked in a run this short"
+        return checker.verdict("every kind of disturbance occurred", compared, [f"{kind}: never" for kind in missing])
 
     def _django(self, command: str, **options: object) -> None:
         from django.core.management import call_command
@@ -240,7 +242,7 @@ class Soak:
 
 
 def progress_line(monitor: Monitor) -> Callable[[], None]:
-    """Prints a sample now and then."""
+    """Return a function that prints every fourth sample."""
     said = 0
 
     def say() -> None:
@@ -248,7 +250,7 @@ def progress_line(monitor: Monitor) -> Callable[[], None]:
         if len(monitor.samples) >= said + 4:
             said = len(monitor.samples)
             sample = monitor.samples[-1]
-            print(f"{sample.at:6.0f} s  {sample.committed:7} committed, lag {sample.lags}", flush=True)
+            print(f"{sample.at:6.0f} s  {sample.committed:7} messages committed, lag {sample.lags}", flush=True)
 
     return say
 
@@ -257,7 +259,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
-            raise TimeoutError("a process of the soak did not start; see its log")
+            raise TimeoutError("a process of the soak test did not start; see its log")
         time.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""The proof: what was committed, beside what every group did with it. No database, no files."""
+"""The checks: compare the committed messages with what every group did with them. Uses no database and no files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from soak.records import AGAIN, COMMITTED, DONE, FAILED, REJECTED, ROLLED_BACK, 
 __all__ = ["Collected", "DeadLetter", "Entry", "Evidence", "Verdict", "check", "verdict"]
 
 GC_TIME = 10_000.0
-"""Milliseconds that the last GC may take."""
+"""Maximum duration of the last GC in milliseconds."""
 MEMORY_FACTOR, MEMORY_SLACK = 1.15, 8.0
-"""How much the last third of a process's memory may be above the first: a share, and megabytes."""
+"""How much more memory a process may use in the last third of a run than in the first: a factor, plus megabytes."""
 
 
 def check(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
-    """Every promise of the queue that the evidence can break."""
+    """Run all checks."""
     verdicts = [
         check_ledger(evidence),
         check_offsets(evidence),
@@ -44,18 +44,20 @@ def check(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
 
 
 def check_ledger(evidence: Evidence) -> Verdict:
-    """The ledger agrees with what publishers know of their own transactions."""
+    """Check that the ledger agrees with the publishers' records of their transactions."""
 
     def violations() -> Iterator[str]:
         written = {(entry.publisher, entry.number) for entry in evidence.ledger}
         for one in evidence.transactions:
             numbers = {(one.publisher, number) for number in range(one.first, one.last)}
             if one.verb == COMMITTED and not numbers <= written:
-                yield f"{one.publisher} committed {one.first} to {one.last - 1}, which the server has not"
+                yield f"{one.publisher} committed {one.first} to {one.last - 1}, but the server does not have them"
             if one.verb == ROLLED_BACK and numbers & written:
-                yield f"{one.publisher} rolled {one.first} to {one.last - 1} back, and the server has them"
+                yield f"{one.publisher} rolled back {one.first} to {one.last - 1}, but the server has them"
 
-    return verdict("the server kept what it had committed", f"{len(evidence.transactions)} transactions", violations())
+    return verdict(
+        "the server kept every committed transaction", f"{len(evidence.transactions)} transactions", violations()
+    )
 
 
 def _offsets(evidence: Evidence) -> dict[str, set[int]]:
@@ -67,22 +69,22 @@ def _offsets(evidence: Evidence) -> dict[str, set[int]]:
 
 
 def check_offsets(evidence: Evidence) -> Verdict:
-    """A message has one place in the log, and a place one message: repeats were dropped."""
+    """Check that each message has one offset and each offset one message: duplicates were dropped."""
 
     def violations() -> Iterator[str]:
         owners: dict[int, str] = {}
         for message_id, offsets in _offsets(evidence).items():
             if len(offsets) > 1:
-                yield f"{message_id} is at the offsets {sorted(offsets)}"
+                yield f"{message_id} has the offsets {sorted(offsets)}"
             for offset in offsets:
                 if owners.setdefault(offset, message_id) != message_id:
-                    yield f"offset {offset} is {owners[offset]} and {message_id}"
+                    yield f"offset {offset} belongs to {owners[offset]} and {message_id}"
 
-    return verdict("one place in the log for each message", f"{len(evidence.ledger)} messages", violations())
+    return verdict("each message has one offset", f"{len(evidence.ledger)} messages", violations())
 
 
 def check_publishing_order(evidence: Evidence) -> Verdict:
-    """What a publisher published later has the higher offset (scheduled messages take theirs when they are due)."""
+    """Check that the messages of a publisher have rising offsets, except scheduled messages."""
 
     def violations() -> Iterator[str]:
         offsets = {message_id: min(places) for message_id, places in _offsets(evidence).items()}
@@ -93,16 +95,19 @@ def check_publishing_order(evidence: Evidence) -> Verdict:
                 continue
             number, before = last.get(entry.publisher, (-1, 0))
             if offset < before:
-                yield f"{entry.publisher}: {entry.number} is at {offset}, {number} before it at {before}"
+                yield (
+                    f"{entry.publisher}: message {entry.number} has the offset {offset}, the earlier message {number} "
+                    f"has {before}"
+                )
             last[entry.publisher] = (entry.number, offset)
 
-    return verdict("offsets in the order of publishing", f"{len(evidence.ledger)} messages", violations())
+    return verdict("offsets follow the order of publishing", f"{len(evidence.ledger)} messages", violations())
 
 
 def check_identity(evidence: Evidence) -> Verdict:
-    """Every message comes in the partition that it was published to, with its own payload.
+    """Check that every message is delivered in the partition that it was published to, with its own payload.
 
-    That of a repeat only where the first was scheduled: it had no place in the log yet.
+    The payload of a duplicate is accepted only if the first message was scheduled, because that was not in the log yet.
     """
     keys = {entry.message_id: entry.key for entry in evidence.ledger}
     scheduled = {entry.message_id for entry in evidence.ledger if entry.scheduled}
@@ -112,20 +117,20 @@ def check_identity(evidence: Evidence) -> Verdict:
         for group, step in steps:
             key = keys.get(step.message_id, step.key)
             if step.verb == WRONG:
-                yield f"{group}: {step.message_id} came with the payload of another"
+                yield f"{group}: {step.message_id} had the payload of another message"
             elif step.verb == AGAIN and step.message_id not in scheduled:
-                yield f"{group}: {step.message_id} came with the payload of its repeat"
+                yield f"{group}: {step.message_id} had the payload of its duplicate"
             elif step.verb == STARTED and step.key != key:
-                yield f"{group}: {step.message_id} came in partition {step.key}, not {key}"
+                yield f"{group}: {step.message_id} was in partition {step.key}, not {key}"
 
-    return verdict("each in its partition, with its payload", f"{len(steps)} steps", violations())
+    return verdict("each message has its partition and its payload", f"{len(steps)} steps", violations())
 
 
 # -- handling -----------------------------------------------------------------
 
 
 def handled(evidence: Evidence, group: Group) -> set[str]:
-    """What the group's handlers have done: of atomic ones the committed effects count."""
+    """Return the messages that the group has handled. For atomic handlers, committed effects count."""
     if group.atomic:
         return set(evidence.effects.get(group.name, ()))
     ended = {DONE, REJECTED}
@@ -133,54 +138,61 @@ def handled(evidence: Evidence, group: Group) -> set[str]:
 
 
 def check_handled(evidence: Evidence, group: Group) -> Verdict:
-    """Committed set = handled set; a poisoned message is never handled."""
+    """Check that the committed messages are the handled ones, except those whose handler always fails."""
 
     def violations() -> Iterator[str]:
         committed = {entry.message_id: entry for entry in evidence.ledger}
         expected = {one for one in committed if fate(group.name, one) != POISON}
         done = handled(evidence, group)
         for message_id in sorted(expected - done):
-            yield f"{message_id} (partition {committed[message_id].key}) was committed and never handled"
+            yield f"{message_id} (partition {committed[message_id].key}) was committed but never handled"
         for message_id in sorted(done - committed.keys()):
-            yield f"{message_id} was handled and never committed"
+            yield f"{message_id} was handled but never committed"
         for message_id in sorted((done & committed.keys()) - expected):
-            yield f"{message_id} was handled, which always fails"
+            yield f"{message_id} was handled, although its handler always fails"
         for message_id in sorted({step.message_id for step in evidence.steps.get(group.name, ())} - committed.keys()):
-            yield f"{message_id} was started and never committed"
+            yield f"{message_id} was started but never committed"
 
-    return verdict(f"{group.name}: what was committed was handled", f"{len(evidence.ledger)} messages", violations())
+    return verdict(
+        f"{group.name}: every committed message was handled", f"{len(evidence.ledger)} messages", violations()
+    )
 
 
 def check_dead_letters(evidence: Evidence, group: Group) -> Verdict:
-    """In the DLQ is what was to fail for good, once, after its attempts, and nothing else."""
-    letters = [letter for letter in evidence.dead if letter.group == group.name]
+    """Check that the DLQ contains exactly the messages that must fail, once each, after all of their attempts."""
+    dead_letters = [one for one in evidence.dead if one.group == group.name]
 
     def violations() -> Iterator[str]:
-        counts = Counter(letter.message_id for letter in letters)
+        counts = Counter(one.message_id for one in dead_letters)
         expected = {entry.message_id for entry in evidence.ledger if is_for_the_dlq(group.name, entry.message_id)}
         for message_id in sorted(expected - counts.keys()):
             yield f"{message_id} is not in the DLQ"
-        for letter in letters:
-            if letter.message_id not in expected:
-                last = letter.error.strip().rsplit("\n", 1)[-1]
-                yield f"{letter.message_id} is in the DLQ after {letter.attempts} attempts: {last}"
-            elif fate(group.name, letter.message_id) == POISON and letter.attempts != MAX_ATTEMPTS:
-                yield f"{letter.message_id} is in the DLQ after {letter.attempts} attempts, not {MAX_ATTEMPTS}"
+        for one in dead_letters:
+            if one.message_id not in expected:
+                last = one.error.strip().rsplit("\n", 1)[-1]
+                yield f"{one.message_id} is in the DLQ after {one.attempts} attempts: {last}"
+            elif fate(group.name, one.message_id) == POISON and one.attempts != MAX_ATTEMPTS:
+                yield f"{one.message_id} is in the DLQ after {one.attempts} attempts, not {MAX_ATTEMPTS}"
         for message_id, count in counts.items():
             if count > 1:
                 yield f"{message_id} is in the DLQ {count} times"
 
-    return verdict(f"{group.name}: the DLQ holds what failed for good", f"{len(letters)} dead letters", violations())
+    return verdict(
+        f"{group.name}: the DLQ contains exactly the messages that must fail",
+        f"{len(dead_letters)} dead letters",
+        violations(),
+    )
 
 
 def check_exactly_once(evidence: Evidence, group: Group) -> Verdict:
+    """Check that no effect of an atomic handler was committed twice."""
     effects = evidence.effects.get(group.name, Counter())
     doubled = (f"{message_id} took effect {count} times" for message_id, count in effects.items() if count > 1)
     return verdict(f"{group.name}: effects exactly once", f"{effects.total()} effects", doubled)
 
 
 def _first_starts(steps: Iterable[Step]) -> dict[str, dict[int, Step]]:
-    """By partition: the first start of each message, in the order in which they happened."""
+    """Return, by partition, the start of each message's first attempt, in the order in which they happened."""
     starts: dict[str, dict[int, Step]] = defaultdict(dict)
     for step in steps:
         if step.verb == STARTED:
@@ -189,7 +201,7 @@ def _first_starts(steps: Iterable[Step]) -> dict[str, dict[int, Step]]:
 
 
 def check_order(evidence: Evidence, group: Group) -> Verdict:
-    """The first starts of a partition's messages are in the order of their offsets."""
+    """Check that the first attempts at a partition's messages start in the order of their offsets."""
     starts = _first_starts(evidence.steps.get(group.name, ()))
 
     def violations() -> Iterator[str]:
@@ -201,14 +213,14 @@ def check_order(evidence: Evidence, group: Group) -> Verdict:
                 highest = max(highest, offset)
 
     return verdict(
-        f"{group.name}: first starts in order",
-        f"{sum(map(len, starts.values()))} first starts in {len(starts)} partitions",
+        f"{group.name}: first attempts in order",
+        f"{sum(map(len, starts.values()))} first attempts in {len(starts)} partitions",
         violations(),
     )
 
 
 def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
-    """When a message starts, all before it have been done, rejected or have used up their attempts."""
+    """Check that all earlier messages are done, rejected or have used up their attempts when a message starts."""
     dead = {letter.message_id for letter in evidence.dead if letter.group == group.name}
 
     def violations() -> Iterator[str]:
@@ -218,7 +230,7 @@ def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
             waiting = unsettled[step.key]
             used_up = step.attempt >= MAX_ATTEMPTS and step.message_id in dead
             if step.verb in (DONE, REJECTED) or (used_up and step.verb in (STARTED, FAILED)):
-                # Of a start that was lost there is no end on record: the attempts decide.
+                # A lost attempt has no recorded end, so the number of attempts decides.
                 settled.add(step.message_id)
                 waiting.pop(step.offset, None)
             elif step.verb == STARTED and step.message_id not in settled:
@@ -231,7 +243,7 @@ def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
                             f"at {offset} was not done"
                         )
 
-    name = f"{group.name}: nothing starts before what is before it has ended"
+    name = f"{group.name}: no message starts before earlier ones have ended"
     return verdict(name, f"{len(evidence.steps.get(group.name, ()))} steps", violations())
 
 
@@ -239,26 +251,31 @@ def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
 
 
 def check_retention(ledger: Iterable[Entry], collected: Collected, retention_ms: float) -> Verdict:
-    """GC has left alone what is younger than the retention, and nothing else."""
+    """Check that GC has deleted all messages that are older than the retention, and no others."""
 
     def violations() -> Iterator[str]:
         oldest = collected.now - retention_ms
         for entry in ledger:
             if entry.at > oldest and entry.message_id not in collected.before:
-                yield f"{entry.message_id} is gone {(collected.now - entry.at) / 1000:.1f} s after it was published"
+                yield f"{entry.message_id} is missing {(collected.now - entry.at) / 1000:.1f} s after it was published"
         for message_id, at in collected.before.items():
-            # The last GC took its time, too.
+            # Allow for the duration of the last GC.
             if at > oldest + GC_TIME and message_id not in collected.after:
-                yield f"{message_id} was collected {(collected.now - at) / 1000:.1f} s after it was sequenced"
+                yield f"{message_id} was deleted {(collected.now - at) / 1000:.1f} s after it was sequenced"
         for message_id, at in collected.after.items():
             if at <= oldest:
-                yield f"{message_id} is in the log {(collected.now - at) / 1000:.1f} s after it was sequenced"
+                yield f"{message_id} is still in the log {(collected.now - at) / 1000:.1f} s after it was sequenced"
 
-    return verdict("GC leaves what it should", f"{len(collected.before)} messages in the log", violations())
+    return verdict(
+        "GC deletes exactly the expired messages", f"{len(collected.before)} messages in the log", violations()
+    )
 
 
 def check_memory(samples: Mapping[str, Sequence[float]]) -> Verdict:
-    """The last third of each process's samples is no higher than the first (megabytes; the start does not count)."""
+    """Check that no process uses more memory in the last third of its samples than in the first (in megabytes).
+
+    The first fifth of the samples is left out.
+    """
 
     def violations() -> Iterator[str]:
         for name, values in samples.items():
@@ -271,4 +288,4 @@ def check_memory(samples: Mapping[str, Sequence[float]]) -> Verdict:
             if last > first * MEMORY_FACTOR + MEMORY_SLACK:
                 yield f"{name}: {first:.0f} MB in the first third, {last:.0f} MB in the last"
 
-    return verdict("memory is flat", f"{', '.join(samples) or 'no process'}", violations())
+    return verdict("memory does not grow", f"{', '.join(samples) or 'no process'}", violations())

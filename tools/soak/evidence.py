@@ -1,4 +1,4 @@
-"""Reads from the database what the checks need. Runs in the soak's own process."""
+"""Read the checks' data from the database. Runs in the main process of the soak test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def create_tables() -> None:
 
 
 def lags() -> dict[str, int]:
-    """What each group has not settled, and what waits in the outbox."""
+    """Return the number of unsettled messages of each group, and of the rows in the outbox."""
     queue = get_overview(using="default", bounds=EXACT, lease_duration=plan.LEASE)
     names = {group.name for group in plan.GROUPS}
     found = {one.ref.group: one.lag.value for one in queue.groups if one.ref.group in names}
@@ -89,7 +89,7 @@ def gather(folder: Path, progress: Sequence[Progress], troubles: Sequence[Troubl
 
 
 def collect_garbage() -> Collected:
-    """Runs GC over a queue at rest; returns the log before and after it."""
+    """Run GC on an idle queue. Return the log before and after it."""
     now = float(rows("SELECT UNIX_TIMESTAMP(NOW(3)) * 1000")[0][0])
     before = _log()
     retention.collect("default")

@@ -1,4 +1,4 @@
-"""What the checks look at, and what they say."""
+"""The input and the output of the checks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from soak.records import Step, Transaction
 
 SHOWN = 10
-"""Violations that a verdict names."""
+"""Maximum number of violations that a verdict lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the ledger: a message that was committed."""
+    """A row of the ledger: a committed message."""
 
     message_id: str
     publisher: str
@@ -22,7 +22,7 @@ class Entry:
     key: str
     scheduled: bool
     at: float
-    """The database's clock, epoch milliseconds."""
+    """When it was published, by the database's clock, in epoch milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,56 +35,56 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The log before and after a last GC."""
+    """The log before and after the last GC."""
 
     now: float
-    """The database's clock before it, epoch milliseconds."""
+    """The time before the GC, by the database's clock, in epoch milliseconds."""
     before: Mapping[str, float]
-    """By message id: when it took its place in the log, epoch milliseconds."""
+    """Message id → when the message entered the log, in epoch milliseconds."""
     after: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where every group was in every partition, at one moment."""
+    """The positions of every group in every partition, at one moment."""
 
     at: float
-    """When the answer had come; by the clock of ``records.now``, like all times that are not said to be others."""
+    """When the result was read. All times are from the clock of ``records.now`` unless stated otherwise."""
     places: Mapping[tuple[str, str], tuple[int, int]]
-    """By group and partition: watermark and cursor."""
+    """(group, partition) → watermark and position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that was done to a process or to the server."""
+    """A disturbance of a process or of the server."""
 
     kind: str
     since: float
     until: float
-    """Of a kill the same; of a freeze when it was thawed."""
+    """When it ended: for a kill the same as ``since``, for a freeze when the process was resumed."""
     pid: int = 0
-    """Whom it hit; 0: the server, or connections."""
+    """The process; 0 means the server or connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that the checks look at."""
+    """The input of the checks."""
 
     ledger: Sequence[Entry]
     transactions: Sequence[Transaction]
     steps: Mapping[str, Sequence[Step]]
-    """By group, in the order in which they happened."""
+    """Group → its steps, in the order in which they happened."""
     effects: Mapping[str, Counter[str]]
-    """By atomic group: how often each message's effect was committed."""
+    """Atomic group → how often each message's effect was committed."""
     dead: Sequence[DeadLetter]
     progress: Sequence[Progress] = ()
-    """In the order of time."""
+    """In chronological order."""
     troubles: Sequence[Trouble] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One check: what it compared and what it found."""
+    """The result of a check: what it compared, and the violations that it found."""
 
     name: str
     compared: str

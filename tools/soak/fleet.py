@@ -1,4 +1,4 @@
-"""The processes of the soak: started, looked after, ended."""
+"""Start, watch and stop the processes of the soak test."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 RESTART_PAUSE = 0.5
-"""Seconds until a process that has ended is started again."""
+"""Seconds before a process that has ended is restarted."""
 STOP_TIMEOUT = 60.0
 MARK = "SOAK_RUN"
-"""In the environment of every process of a run, and of no other."""
+"""An environment variable that only the processes of this run have."""
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A place in the fleet: a command that shall run, whoever ends it."""
+    """A command that is restarted whenever it ends."""
 
     name: str
     command: tuple[str, ...]
     log: Path
     is_publisher: bool = False
     is_spared: bool = False
-    """Never ended by SIGKILL: its memory is watched through the whole run."""
+    """Whether it is never killed, because its memory is measured through the whole run."""
     process: subprocess.Popen[bytes] | None = None
     start_at: float = 0.0
     log_from: int = 0
-    """Where in its log the present process began."""
+    """The offset in its log at which the current process began."""
     starts: int = 0
     kills: int = 0
     was_killed: bool = False
     is_ready: bool = False
     ends: list[str] = field(default_factory=list)
-    """Ends that nobody had asked for."""
+    """Unexpected ends."""
 
     @property
     def pid(self) -> int | None:
@@ -48,7 +48,7 @@ class Slot:
 def children_of(pid: int) -> list[int]:
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return []
     return [int(one) for one in text.split()]
 
@@ -62,7 +62,7 @@ def resident_mb(pid: int) -> float | None:
 
 
 class Fleet:
-    """Keeps every slot's command running until it is stopped."""
+    """Keep the command of every slot running until it is stopped."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._folder = folder
@@ -94,13 +94,13 @@ class Fleet:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # a Ctrl-C is for the soak alone
+                process_group=0,  # Ctrl-C must reach only the main process
             )
         slot.starts += 1
         slot.was_killed = slot.is_ready = False
 
     def tend(self) -> None:
-        """Starts again what has ended."""
+        """Restart processes that have ended."""
         for slot in self.slots:
             if slot.process is not None and slot.process.poll() is not None:
                 self._look_at_end(slot, slot.process.returncode)
@@ -115,12 +115,12 @@ class Fleet:
         elif code == 0 and slot.name in self._stopping:
             pass
         elif not slot.is_publisher and code == 1 and not self.has_started(slot):
-            pass  # there was no server; the log is searched for what else it may have been
+            pass  # the server was away; the check of the logs finds other causes
         else:
-            slot.ends.append(f"left with {code}")
+            slot.ends.append(f"exited with status {code}")
 
     def is_at_work(self) -> bool:
-        """Whether most of the subscribers run."""
+        """Return whether most of the subscribers run."""
         at_work = sum(slot.pid is not None and self.has_started(slot) for slot in self.subscribers)
         return 2 * at_work > len(self.subscribers)
 
@@ -140,7 +140,7 @@ class Fleet:
         os.kill(pid, signal.SIGKILL)
 
     def workers(self, *, spared: bool) -> list[int]:
-        """Pids of the processes that run handlers: supervisors' children, and those without a supervisor."""
+        """Return the pids of the processes that run handlers: supervisors' children, and unsupervised processes."""
         found = []
         for slot in self.subscribers:
             if slot.pid is not None and (spared or not slot.is_spared):
@@ -150,7 +150,11 @@ class Fleet:
     # -- the end --------------------------------------------------------------
 
     def stop(self, slots: list[Slot]) -> list[str]:
-        """Ends processes by SIGTERM (publishers have a file of their own); returns who did not end cleanly."""
+        """Stop processes: subscribers with SIGTERM, publishers by the file that they watch.
+
+        Returns:
+            A line for each process that did not exit cleanly.
+        """
         self._stopping.update(slot.name for slot in slots)
         for slot in slots:
             if slot.pid is not None and not slot.is_publisher:
@@ -163,15 +167,15 @@ class Fleet:
             try:
                 code = slot.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                bad.append(f"{slot.name} did not end within {STOP_TIMEOUT:g} s")
+                bad.append(f"{slot.name} did not exit within {STOP_TIMEOUT:g} s")
                 continue
             if code:
-                bad.append(f"{slot.name} left with {code}")
+                bad.append(f"{slot.name} exited with status {code}")
             slot.process = None
         return bad
 
     def close(self) -> None:
-        """Ends whatever of this run is left, also children whose supervisor was killed."""
+        """Kill all processes of this run that are left, including children whose supervisor was killed."""
         mark = f"{MARK}={self._folder}".encode()
         for place in Path("/proc").glob("[0-9]*"):
             try:

@@ -1,4 +1,4 @@
-"""Does to the processes and to the server what the plan says."""
+"""Disturb the processes and the server as planned."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from soak.fleet import Fleet, Slot, children_of
 from soak.plan import Action
 
 AIM_TIMEOUT = 6.0
-"""Seconds to wait until a process walks into a trap."""
+"""Seconds to wait until a process reaches a trap."""
 MISSES = 5
-"""How often an action that met nobody is tried again, a little later."""
+"""How often an action is retried later if it found no process."""
 IMPATIENCE = 12.0
+"""Seconds for which the server closes idle connections."""
 SPACING = 1.0
-"""Seconds between two actions at least, also after one that took long."""
+"""Minimum number of seconds between two actions, even after one that took long."""
 PATIENCE = 15.0
-"""Seconds to wait at most until most subscribers are at work again."""
+"""Maximum number of seconds to wait until most subscribers run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was done, for the report."""
+    """An action, for the killer's log."""
 
     at: float
-    """Seconds since the beginning."""
+    """Seconds since the beginning of the run."""
     kind: str
     what: str
     hit: bool
 
 
 class Killer:
-    """Works off the plan in its turns; what must be undone later it remembers."""
+    """Perform the planned actions, and undo those that must be undone later."""
 
     def __init__(self, actions: list[Action], fleet: Fleet, server: servers.Server, folder: Path) -> None:
         self._actions = actions
@@ -56,7 +57,7 @@ class Killer:
         self.events: list[Event] = []
         self.troubles: list[Trouble] = []
         self.downtimes: list[tuple[float, float]] = []
-        """When the server was away: from and to, seconds since the beginning."""
+        """When the server was away: begin and end, in seconds since the beginning of the run."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -75,15 +76,15 @@ class Killer:
             if what is None and self.misses[action.kind] < MISSES:
                 self.misses[action.kind] += 1
                 self._actions.insert(2, action)
-            self.events.append(Event(round(at, 1), action.kind, what or "nobody was there", what is not None))
+            self.events.append(Event(round(at, 1), action.kind, what or "found no process", what is not None))
 
     def _may_act(self, now: float) -> bool:
-        """On a slow machine it waits until most have come back: where nobody works nothing is proved."""
+        """Return whether the next action may happen. On a slow machine, wait until most subscribers run again."""
         since = now - self._acted_at
         return since >= SPACING and (since >= PATIENCE or self._fleet.is_at_work())
 
     def settle(self) -> None:
-        """Undoes what is still to be undone: from here on nothing happens to anybody."""
+        """Undo all actions that are still in effect, and remove all traps."""
         for _, undo in self._undo:
             undo()
         self._undo.clear()
@@ -91,7 +92,7 @@ class Killer:
             trap.unlink(missing_ok=True)
 
     def _act(self, action: Action) -> str | None:
-        """Does it; returns to whom it was done, or None if there was nobody."""
+        """Perform an action. Return what it hit, or None if it found nothing to hit."""
         match action.kind:
             case plan.KILL_SUBSCRIBER:
                 alone = [slot.pid for slot in self._subscribers() if "--processes" not in slot.command]
@@ -117,7 +118,7 @@ class Killer:
             case _:
                 return self._aim(action)
 
-    # -- whom -----------------------------------------------------------------
+    # -- candidates -----------------------------------------------------------
 
     def _subscribers(self) -> list[Slot]:
         return [slot for slot in self._fleet.subscribers if not slot.is_spared and slot.pid is not None]
@@ -134,7 +135,7 @@ class Killer:
     def _kill(self, pid: int | None, action: Action) -> str | None:
         if pid is None:
             return None
-        children = children_of(pid)  # which follow it
+        children = children_of(pid)  # they end with their supervisor
         try:
             self._fleet.kill(pid)
         except ProcessLookupError:
@@ -144,7 +145,7 @@ class Killer:
         return f"process {pid}"
 
     def _freeze(self, pid: int | None, action: Action) -> str | None:
-        """Stops it for longer than its lease, and lets it go on later."""
+        """Freeze a process for longer than its lease, and resume it later."""
         if pid is None or pid in self._frozen:
             return None
         seconds = plan.LEASE + 1 + 4 * action.draw
@@ -168,11 +169,11 @@ class Killer:
             os.kill(pid, signal.SIGCONT)
 
     def _note(self, kind: str, since: float, pid: int = 0) -> None:
-        """Something is over that began at ``since``."""
+        """Record a disturbance that began at ``since`` and ends now."""
         self.troubles.append(Trouble(kind, since, records.now(), pid))
 
     def _aim(self, action: Action) -> str | None:
-        """Arms a trap and hits whoever walks into it."""
+        """Arm a trap, and kill or freeze the process that reaches it."""
         name = plan.TRAPS[action.kind]
         armed = self._traps / name
         armed.touch()
@@ -182,7 +183,7 @@ class Killer:
             time.sleep(0.002)
             caught = next(self._traps.glob(f"{name}.*"), None)
         armed.unlink(missing_ok=True)
-        # It may have been sprung at the last moment.
+        # A process may have reached the trap at the last moment.
         caught = caught or next(self._traps.glob(f"{name}.*"), None)
         if caught is None:
             return None
@@ -191,7 +192,7 @@ class Killer:
         try:
             if not action.kind.startswith("SIGKILL"):
                 return self._freeze(pid, action)
-            # Not the one whose memory is watched.
+            # Spare the process whose memory is measured.
             return None if pid in spared else self._kill(pid, action)
         finally:
             caught.unlink(missing_ok=True)
@@ -208,7 +209,7 @@ class Killer:
         start = int(action.draw * len(rows))
         victims = [(rows + rows)[start + step * 7 % len(rows)] for step in range(min(plan.CONNECTIONS, len(rows)))]
         for identity in dict.fromkeys(victims):
-            with contextlib.suppress(RuntimeError):  # it may have ended by itself
+            with contextlib.suppress(RuntimeError):  # the connection may have ended already
                 self._server.execute(f"KILL CONNECTION {identity}")
         self._note(action.kind, since)
         return f"{len(set(victims))} of {len(rows)} connections"

@@ -1,4 +1,4 @@
-"""What may stand in a log, and what may not."""
+"""Judge the log lines of a run: which are expected, and which are not."""
 
 from __future__ import annotations
 
@@ -10,57 +10,64 @@ from dataclasses import dataclass, field
 from soak.facts import Trouble, Verdict, verdict
 from soak.plan import AWAY, CONNECTIONS, CUT, FREEZES, IMPATIENT
 
-# Codes of a connection that is or was cut, of a server that goes, comes or is away.
+# Error codes of lost connections and of a server that stops, starts or is away.
 LOST = frozenset(
     {1040, 1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2002, 2003, 2006, 2013, 3169, 4031}
 )
 LOCK_WAIT = 1205
-"""A lock of somebody frozen was waited for: costs a turn of a poller, no more."""
+"""A lock wait timeout: a frozen process holds the lock. It costs one poll and nothing else."""
 DEADLOCK = 1213
 
 BOUNDED = (
     "poller.failed",
-    "heart.failed",
-    "heart.withheld",
+    "heartbeat.failed",
+    "heartbeat.withheld",
     "group.failed",
-    "subscriber.gave_up",
+    "shutdown.timed_out",
     "child.died",
     "child.killed",
 )
-"""Events that what is done to a run explains: so many of them, and no more."""
+"""Events that the disturbances explain, up to a maximum number."""
 LINES = 2
-"""Lines of one such event for each process that something was done to."""
+"""Number of lines per event and affected process that are explained."""
 FROZEN = 2
-"""Processes that a freeze is felt by: its own, and one that waits for its locks."""
+"""Number of processes that a freeze affects: the frozen one, and one that waits for its locks."""
 LINES_AT_LEAST = 5
 IN_A_ROW, IN_A_ROW_PER_SECOND = 16, 4
-"""Failures in a row, and for each second of the longest time without a server: the heart tries 2.4 times in one."""
+"""Maximum number of consecutive failures, and additional ones per second of the longest outage of the server. The
+heartbeat makes 2.4 attempts per second."""
 
 _FAILURES = re.compile(r"\bfailures=(\d+)")
 _CODE = re.compile(r"\((\d{4}), ?[\"']")
-"""As the driver shows its errors: (2006, 'Server has gone away')."""
+"""The driver's form of errors: (2006, 'Server has gone away')."""
 _NAMES = "Error|Exception|Planned|Stale|Delivery|NotStarted|Exit|Interrupt|Unknown"
 _EXCEPTION = re.compile(rf"^(?:[a-z_]\w*\.)*(_?[A-Z]\w*(?:{_NAMES})|Planned)(?::|$)")
 _EVENT = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\[\d+\] )?([a-z_]+\.[a-z_]+)\b")
 EXPECTED_EXCEPTIONS = frozenset({"Planned", "CommitOutcomeUnknown", "StaleDelivery", "_NotStarted"})
-"""Raised by plan, or because of a lost connection (their cause is judged as well)."""
+"""Raised as planned, or because of a lost connection (its cause is judged too)."""
 EXPECTED_ERRORS = frozenset(
-    {"delivery.dead_lettered", "child.died", "child.killed", "heart.withheld", "subscriber.gave_up"}
+    {"delivery.dead_lettered", "child.died", "child.killed", "heartbeat.withheld", "shutdown.timed_out"}
 )
-"""Events of the level ERROR that a killed child, a frozen process or a server that is away explains."""
+"""Events of level ERROR that a killed child, a frozen process or an outage of the server explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much failing is explained."""
+    """The numbers of failures that are explained."""
 
     lines: int = LINES_AT_LEAST
-    """Of each event in ``BOUNDED``, and of lock waits."""
+    """Maximum number of lines of each event in ``BOUNDED``, and of lock wait timeouts."""
     in_a_row: int = IN_A_ROW
+    """Maximum number of consecutive failures."""
 
 
 def bounds(troubles: Iterable[Trouble], processes: int) -> Bounds:
-    """For a run of so many subscriber processes to which that was done."""
+    """Return the bounds for a run.
+
+    Args:
+        troubles: The disturbances.
+        processes: The number of subscriber processes.
+    """
     hit, away = 0, 0.0
     for one in troubles:
         if one.kind in AWAY:
@@ -76,12 +83,12 @@ def bounds(troubles: Iterable[Trouble], processes: int) -> Bounds:
 
 @dataclass(slots=True)
 class Findings:
-    """What the logs of a run say."""
+    """The contents of the logs of a run."""
 
     events: Counter[str] = field(default_factory=Counter)
     codes: Counter[int] = field(default_factory=Counter)
     in_a_row: dict[str, int] = field(default_factory=dict)
-    """By event: the most failures in a row that it told of."""
+    """Event → the highest number of consecutive failures that it reported."""
     deadlocks: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
 
@@ -114,24 +121,22 @@ class Findings:
     def verdicts(self, explained: Bounds = Bounds()) -> list[Verdict]:
         told = f"{self.events.total()} events, {self.codes.total()} database errors"
         most = max((self.events[name] for name in BOUNDED), default=0)
-        failing = f"; one kind of failure {most} times of {explained.lines} that are explained, in a row "
-        failing += f"{max(self.in_a_row.values(), default=0)} of {explained.in_a_row}"
+        failing = f"; the most frequent failure {most} times (explained: {explained.lines}), consecutive failures "
+        failing += f"{max(self.in_a_row.values(), default=0)} (explained: {explained.in_a_row})"
         return [
-            verdict("no deadlock came to the surface", told, self.deadlocks),
-            verdict(
-                "nothing unexpected in the logs", told + failing, [*self.unexpected, *self._unexplained(explained)]
-            ),
+            verdict("no deadlock was reported", told, self.deadlocks),
+            verdict("no unexpected log lines", told + failing, [*self.unexpected, *self._unexplained(explained)]),
         ]
 
     def _unexplained(self, explained: Bounds) -> Iterator[str]:
-        """What may be there, but not so often: a part that fails all the time looks like one that was disturbed."""
+        """Yield failures that are more frequent than the disturbances explain."""
         counts = {name: self.events[name] for name in BOUNDED} | {f"error {LOCK_WAIT}": self.codes[LOCK_WAIT]}
         for name, count in counts.items():
             if count > explained.lines:
-                yield f"{name} {count} times: {explained.lines} are explained"
+                yield f"{name}: {count} times, but only {explained.lines} are explained"
         for name, count in self.in_a_row.items():
             if count > explained.in_a_row:
-                yield f"{name}: {count} failures in a row: {explained.in_a_row} are explained"
+                yield f"{name}: {count} consecutive failures, but only {explained.in_a_row} are explained"
 
 
 def read_all(logs: Mapping[str, Iterable[str]]) -> Findings:

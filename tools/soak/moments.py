@@ -1,6 +1,6 @@
-"""What the tables say while everything goes on, and when it is over; what must hold of them stands in the tests.
+"""Check the tables during the run and at its end. The invariants are in ``tests/support/invariants.py``.
 
-Imported when Django is set up. Runs in the soak's own process.
+Import this module after Django is set up. Runs in the main process of the soak test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.tables import Tables
 
 
 def snapshot() -> Tables:
-    """All tables at one moment, although others write."""
+    """Return all tables at one moment, while other processes write."""
     with connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
@@ -28,14 +28,14 @@ def snapshot() -> Tables:
 
 
 def progress(tables: Tables, at: float) -> Progress:
-    """The watermarks and cursors, read by ``at``."""
+    """Return the watermarks and positions that were read by the time ``at``."""
     return Progress(
         at, {(ref.group, key): place for (ref, key), place in tables.offsets.items() if ref.topic == plan.TOPIC}
     )
 
 
 class Moments:
-    """Compares each moment with the one before it."""
+    """Check each moment, and compare it with the previous one."""
 
     def __init__(self) -> None:
         self._last: Tables | None = None
@@ -51,12 +51,12 @@ class Moments:
         self._last = tables
 
     def verdict(self) -> Verdict:
-        """What is written together is seen together, and nothing that was settled comes back."""
-        return verdict("the tables are sound at every moment", f"{self._count} moments", self._violations)
+        """Return whether all invariants held at every moment and between moments."""
+        return verdict("the tables are consistent at every moment", f"{self._count} moments", self._violations)
 
 
 def check_leftovers(tables: Tables, lags: Mapping[str, int], groups: Collection[plan.Group]) -> Verdict:
-    """A drained queue: nothing waits, no state rows, no leases, watermarks at the end of the log."""
+    """Check a drained queue: an empty outbox, no state rows, no leases, and watermarks at the end of the log."""
 
     def violations() -> Iterator[str]:
         yield from invariants.at_any_moment(tables)
@@ -65,10 +65,10 @@ def check_leftovers(tables: Tables, lags: Mapping[str, int], groups: Collection[
             yield f"{len(tables.outbox)} rows are left in the outbox"
         for name, lag in lags.items():
             if lag:
-                yield f"{name} lags by {lag}"
+                yield f"{name} has a lag of {lag}"
         for group in groups:
             if GroupRef(group.name, plan.TOPIC) not in tables.groups:
                 yield f"{group.name} is not registered"
 
     compared = f"{len(tables.log)} messages in the log, {len(tables.offsets)} watermarks"
-    return verdict("nothing is left behind", compared, violations())
+    return verdict("no rows are left behind", compared, violations())

@@ -1,4 +1,4 @@
-"""Samples taken while the soak runs: lags, memory, the tables."""
+"""Take samples during the run: lags, memory and the tables."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from soak.fleet import Fleet, resident_mb
 from soak.publisher import HOLD
 
 EVERY = 5.0
+"""Seconds between samples."""
 MOST = 2000
-"""Messages that a group may lag by: beyond that publishers hold back, until it is half of it."""
+"""Maximum lag of a group in messages. Above it, publishers pause until the lag is half of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     at: float
-    """Seconds since the beginning."""
+    """Seconds since the beginning of the run."""
     committed: int
     lags: dict[str, int]
     held_back: bool
-    """Publishers wait for the subscribers."""
+    """Whether publishers are paused."""
 
 
 class Monitor:
-    """Its connection is its own and may be cut like any other: then a sample is missing."""
+    """Take samples. The killer may cut its connection; then a sample is missing."""
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet = fleet
@@ -39,12 +40,12 @@ class Monitor:
         self._fell_at = self._began
         self.samples: list[Sample] = []
         self.memory: dict[str, list[float]] = {slot.name: [] for slot in fleet.subscribers if slot.is_spared}
-        """Megabytes of the subscribers that nobody kills."""
+        """Megabytes of memory of the subscribers that are never killed."""
         self.progress: list[Progress] = []
         self.moments = moments.Moments()
 
     def stuck_for(self) -> float:
-        """Seconds since the lags were last seen to fall."""
+        """Return the seconds since the lags last decreased."""
         return time.monotonic() - self._fell_at
 
     def turn(self) -> None:

@@ -1,4 +1,4 @@
-"""What the soak does, drawn before it begins: which groups there are, which messages fail, what is killed when."""
+"""The plan of a run, drawn from a seed: groups, messages that fail, and disturbances."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ TOPIC = "soak.events"
 DLQ = f"{TOPIC}_dlq"
 PARTITIONS = 200
 NAME_INSIDE = "soak_message"
-"""The field of a payload that has the message's id."""
+"""The field of a payload with the message id."""
 REPEAT = "soak_repeat"
-"""A field that payloads published under an id for the second time have."""
+"""A field in the payload of a duplicate."""
 MAX_ATTEMPTS = 6
 LEASE = 5.0
-"""Seconds; a frozen process sleeps for longer."""
+"""Lease duration in seconds. A process is frozen for longer."""
 RETENTION = 60.0
-"""Seconds: short, so that GC works at the heels of the subscribers."""
+"""Seconds. Short, so that GC deletes messages soon after they are settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group of the topic, and what is promised of it."""
+    """A consumer group on the topic, and its guarantees."""
 
     name: str
     ordered: bool
@@ -45,17 +45,16 @@ _SHARES = ((0.003, POISON), (0.006, REJECT), (0.026, FLAKY), (0.036, PUT_OFF))
 
 
 def fate(group: str, message_id: str) -> str:
-    """What the group's handler does with a message: drawn by its name, so that the checker knows it too.
+    """Return what the group's handler does with a message. It depends on the message id, so that the checker knows it.
 
-    ``POISON`` always raises, ``REJECT`` is rejected, ``FLAKY`` raises and
-    ``PUT_OFF`` nacks the first attempt.
+    ``POISON`` always raises, ``REJECT`` is rejected, ``FLAKY`` raises at the first attempt, and ``PUT_OFF`` nacks it.
     """
     place = zlib.crc32(f"{group}:{message_id}".encode()) / 2**32
     return next((name for share, name in _SHARES if place < share), FINE)
 
 
 SLOW_SHARE, SLOW = 0.01, 0.2
-"""Share of the messages over which a handler sits, and for how many seconds: others have time to get in its way."""
+"""Share of the messages that a handler takes long for, and for how many seconds, so that others can interfere."""
 
 
 def is_slow(group: str, message_id: str) -> bool:
@@ -66,7 +65,7 @@ def is_for_the_dlq(group: str, message_id: str) -> bool:
     return fate(group, message_id) in (POISON, REJECT)
 
 
-# -- the killer's plan --------------------------------------------------------
+# -- the disturbances ---------------------------------------------------------
 
 KILL_SUBSCRIBER = "SIGKILL a subscriber"
 KILL_CHILD = "SIGKILL a supervisor's child"
@@ -97,7 +96,7 @@ TRAPS = {
     KILL_ATOMIC: "atomic",
     FREEZE_ATOMIC: "atomic",
 }
-"""Actions that are aimed: at which place a process waits to be hit."""
+"""Action → the trap in which a process waits for it."""
 
 DECK = (
     *[KILL_SUBSCRIBER] * 4,
@@ -111,7 +110,7 @@ FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))
 AWAY = frozenset({RESTART, CRASH})
 ACTIONS = (*dict.fromkeys(DECK), RESTART, CRASH)
 CONNECTIONS = 6
-"""How many ``CUT`` cuts at once."""
+"""Number of connections that ``CUT`` cuts at once."""
 SHORTEST, LONGEST = 2.0, 5.0
 """Seconds between two actions."""
 
@@ -119,14 +118,17 @@ SHORTEST, LONGEST = 2.0, 5.0
 @dataclass(frozen=True, slots=True)
 class Action:
     at: float
-    """Seconds since the beginning."""
+    """Seconds since the beginning of the run."""
     kind: str
     draw: float
-    """0 to 1: which of those that it may hit, and for how long."""
+    """A random number from 0 to 1 that selects the target and the duration."""
 
 
 def actions(seed: int, seconds: float) -> list[Action]:
-    """Every kind in turn, shuffled: a short run has met each as well. The server goes once a deck, each way in turn."""
+    """Return the actions of a run: shuffled decks, so that a short run has every kind too.
+
+    After each deck the server crashes or restarts, in turn.
+    """
     return list(_actions(random.Random(seed), seconds))
 
 

@@ -1,11 +1,10 @@
-"""A process of publishers, one to a thread, that publish as long as they are let.
+"""A process with publishers, one per thread, that publish until they are stopped.
 
     python -m soak.publisher NAME SEED --threads 4 --rate 20
     python -m soak.publisher NAME SEED --long 60
 
-A transaction publishes some messages and writes a row for each into the
-ledger: what stands there was committed, also when the answer to the COMMIT was
-lost. A number is never used for a second message.
+A transaction publishes some messages and inserts a row for each into the ledger. So the ledger has exactly the
+committed messages, even if the answer to a COMMIT was lost. A number is never used for a second message.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ ROLLBACKS = 0.05
 LATER = 0.02
 """Share of the messages that are scheduled."""
 REPEATS = 0.03
-"""Share of the transactions after which a message is published once more."""
+"""Share of the transactions after which a message is published again."""
 HOLD = "hold-back"
-"""While this file is there only the long transactions publish: the subscribers are too far behind."""
+"""While this file exists, only the long transactions publish, because the backlog is too large."""
 HELD_BACK = 0.5
 INSERT_LEDGER = "INSERT INTO soak_ledger (message_id, publisher, number, partition_key, scheduled, at) VALUES "
 LEDGER_ROW = "(%s, %s, %s, %s, %s, UNIX_TIMESTAMP(NOW(3)) * 1000)"
@@ -40,22 +39,22 @@ EVENTS = Path(__file__).parents[2] / "example_project" / "data" / "commit_events
 
 
 class _RollBack(Exception):
-    """A transaction that thinks better of it."""
+    """Raised to roll a transaction back."""
 
 
 def read_events() -> list[str]:
-    """Real commit events as lines of JSON: their repositories, each in a few parts, make partitions of a real skew."""
+    """Return real commit events as lines of JSON. Their repositories give partitions of realistic sizes."""
     with gzip.open(EVENTS, "rt") as lines:
         return list(lines)
 
 
 def key_of(event: dict[str, object]) -> str:
-    """One of 200: 40 repositories of 5 parts each."""
+    """Return one of 200 keys: 5 for each of 40 repositories."""
     return f"{event['repository']}#{int(str(event['sha'])[:6], 16) % (plan.PARTITIONS // 40)}"
 
 
 class Publisher:
-    """One of the publishers; its transactions come one after another."""
+    """A publisher. It runs one transaction at a time."""
 
     def __init__(self, name: str, seed: int, events: list[str], stop: threading.Event) -> None:
         self.name = f"{name}-{secrets.token_hex(3)}"
@@ -67,7 +66,7 @@ class Publisher:
         self._path = records.publishers_file(Path(os.environ["SOAK_FOLDER"]))
 
     def run(self, rate: float) -> None:
-        """Transactions of 0 to 200 ms, so many messages a second."""
+        """Publish ``rate`` messages per second, in transactions of 0 to 200 ms."""
         due = time.monotonic() + self._rng.random()
         while not self._stop.wait(max(0.0, due - time.monotonic())):
             if self._hold.exists():
@@ -75,11 +74,11 @@ class Publisher:
                 continue
             count = self._rng.choice([1, 1, 1, 2, 3, 4, 8])
             self._transaction(count, self._rng.uniform(0, 0.2))
-            # After an outage nobody makes up for what was not published meanwhile.
+            # After an outage, do not catch up on the messages that were not published meanwhile.
             due = max(due, time.monotonic() - 1) + self._rng.expovariate(rate / count)
 
     def run_long(self, seconds: float) -> None:
-        """One transaction after another, each open for so long."""
+        """Run one transaction after another. Each stays open for ``seconds``."""
         while not self._stop.is_set():
             self._transaction(4, seconds)
 
@@ -106,7 +105,7 @@ class Publisher:
                 self._repeat(*self._rng.choice(ids))
 
     def _publish(self, numbers: range, seconds: float) -> list[tuple[str, str]]:
-        """Publishes in parts with pauses between them; returns (id, key) of each message."""
+        """Publish messages, with pauses in between. Return the id and the key of each."""
         from django.db import connection
 
         from django_mysqlqueue import Message, publish, publish_many
@@ -135,7 +134,7 @@ class Publisher:
         return sent
 
     def _pause(self, seconds: float) -> None:
-        """Says something now and then: a server may end connections that are silent for two seconds."""
+        """Wait, and send a query every half second: the server may close connections that are idle for 2 seconds."""
         from django.db import connection
 
         until = time.monotonic() + seconds
@@ -146,9 +145,9 @@ class Publisher:
                     cursor.execute("SELECT 1")
 
     def _repeat(self, message_id: str, key: str) -> None:
-        """The same id once more: it must not reach a handler twice, nor in place of the first.
+        """Publish a duplicate. It must not be delivered in addition to the first message, nor instead of it.
 
-        Unless that is scheduled: then it is not yet in the log, and this one has its place.
+        If the first message is scheduled and not in the log yet, the duplicate may be delivered instead.
         """
         from django.db import Error, connection
 
@@ -170,7 +169,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("seed", type=int)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=1.0, help="messages a second, of all threads together")
+    parser.add_argument("--rate", type=float, default=1.0, help="messages per second, of all threads together")
     parser.add_argument("--long", type=float, default=0.0, help="seconds that each transaction stays open")
     options = parser.parse_args()
     django.setup()

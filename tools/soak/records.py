@@ -1,8 +1,7 @@
-"""What handlers and publishers say of themselves, in files that survive any kill.
+"""Records of handlers and publishers, in files that survive a SIGKILL.
 
-A line is one ``write`` to a file opened with O_APPEND: it is there as soon as
-the call returns, whatever becomes of the process, and the lines of many
-processes stand in the order in which they were written.
+Each record is one ``write`` to a file that was opened with O_APPEND. It is in the file when the call returns, even if
+the process is killed afterwards, and the records of several processes are in the order in which they were written.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from pathlib import Path
 
 STARTED, DONE, FAILED, REJECTED = "S", "D", "F", "R"
 LEFT = "L"
-"""Something was raised out of the handler: none of the call's messages is being worked on any more."""
+"""The handler raised an exception: it no longer works on any message of the call."""
 AGAIN = "A"
-"""The payload was that of a repeat of this message."""
+"""The payload was that of a duplicate of this message."""
 WRONG = "W"
-"""The payload was another message's."""
+"""The payload was that of another message."""
 COMMITTED, ROLLED_BACK, UNKNOWN, REPEATED = "C", "B", "U", "P"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a handler said of one delivery."""
+    """A record of a handler about a delivery."""
 
     verb: str
     message_id: str
@@ -35,9 +34,9 @@ class Step:
     offset: int
     attempt: int
     at: float = 0.0
-    """By the clock of ``now``; what one write says has one time."""
+    """By the clock of ``now``. All records of one write have the same time."""
     process: str = ""
-    """The process's pid and a random part: pids come again."""
+    """The pid of the process and a random part, because pids are reused."""
 
     @property
     def pid(self) -> int:
@@ -46,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What a publisher says of one of its transactions: the messages ``first`` up to but not ``last``."""
+    """A record of a publisher about a transaction with the messages from ``first`` up to but not including ``last``."""
 
     verb: str
     publisher: str
@@ -54,16 +53,16 @@ class Transaction:
     last: int
     note: str = ""
     at: float = 0.0
-    """When the publisher knew."""
+    """When the publisher knew the outcome."""
 
 
 def now() -> float:
-    """Seconds by a clock that all processes of the machine share and that nobody sets (CLOCK_MONOTONIC)."""
+    """Return seconds of CLOCK_MONOTONIC, which all processes of the machine share and which is never set."""
     return time.monotonic()
 
 
 def me() -> str:
-    """The name of this process."""
+    """Return the name of this process."""
     return _name(os.getpid())
 
 

@@ -1,4 +1,4 @@
-"""The report: what was done, what came of it, a verdict for each check; as text, Markdown and JSON."""
+"""The report of a run, as Markdown and JSON: the disturbances, the traffic, and a verdict for each check."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from soak.plan import GROUPS
 from soak.records import COMMITTED, REPEATED, ROLLED_BACK, STARTED, UNKNOWN
 
 ROWS = 12
-"""Lines of the table of lags."""
+"""Approximate number of rows in the table of lags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is worth keeping of a run."""
+    """The results of a run."""
 
     command: str
     engine: str
@@ -29,7 +29,7 @@ class Report:
     seed: int
     seconds: float
     drained_after: float
-    """Seconds from the last publish until nothing was left."""
+    """Seconds from the last publish until the queue was drained."""
     done_to_it: Mapping[str, int]
     downtimes: Sequence[tuple[float, float]]
     restarts: Mapping[str, int]
@@ -53,27 +53,28 @@ class Report:
         result = "passed" if self.ok else "FAILED"
         said = (
             f"`{self.command}` on {self.machine}. {self.traffic['messages committed']} messages committed "
-            f"({rate:.0f} a second), each for {len(GROUPS)} groups; drained {self.drained_after:.0f} s after the last."
+            f"({rate:.0f} per second), each delivered to {len(GROUPS)} groups. The queue was drained "
+            f"{self.drained_after:.0f} s after the last message."
         )
-        held = f"Publishers held back in {sum(one.held_back for one in self.samples)} of {len(self.samples)} samples."
+        held = f"Publishers were paused in {sum(one.held_back for one in self.samples)} of {len(self.samples)} samples."
         away = sum(to - since for since, to in self.downtimes)
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.database_errors.items())) or "none"
         parts = [
             f"# Soak: {self.engine} {self.version}, {self.seconds / 60:.1f} minutes: {result}",
             said,
-            "## What was done to it",
+            "## Disturbances",
             table(("", "times"), self.done_to_it.items()),
-            f"The server was away {len(self.downtimes)} times, for {away:.0f} s in all.",
+            f"The server was unavailable {len(self.downtimes)} times, for {away:.0f} s in total.",
             "## Traffic",
             table(("", "count"), self.traffic.items()),
             "## Groups",
             table(tuple(self.groups[0]), (tuple(group.values()) for group in self.groups)),
-            "## Lag over time, messages",
+            "## Lag over time (messages)",
             held,
             self._lags(),
-            "## Memory, MB",
-            table(("process", "at first", "highest", "at last"), (_span(*item) for item in self.memory.items())),
-            "## In the logs",
+            "## Memory (MB)",
+            table(("process", "first", "highest", "last"), (_span(*item) for item in self.memory.items())),
+            "## Log events",
             table(("event", "times"), sorted(self.log_events.items())),
             f"Database errors by code: {codes}.",
             "## Checks",
@@ -144,7 +145,7 @@ def groups(evidence: Evidence) -> list[dict[str, object]]:
                 "messages started": len(set(starts)),
                 "starts": len(starts),
                 "more than one start": sum(count > 1 for count in Counter(starts).values()),
-                "dead letters": sum(letter.group == group.name for letter in evidence.dead),
+                "dead letters": sum(one.group == group.name for one in evidence.dead),
             }
         )
     return found

@@ -1,4 +1,4 @@
-"""Settings of the soak's processes. SOAK_FOLDER and SOAK_SOCKET say where they are."""
+"""Settings of the soak test's processes. The environment has SOAK_FOLDER and SOAK_SOCKET."""
 
 import os
 
@@ -16,7 +16,7 @@ DATABASES = {
     }
 }
 SILENCED_SYSTEM_CHECKS: list[str] = []
-# Shorter than the defaults, so that minutes show what takes hours otherwise.
+# Shorter than the defaults, so that a run of minutes covers what would take hours.
 MYSQLQUEUE = {
     "LEASE_DURATION": plan.LEASE,
     "LEASE_RENEWAL_INTERVAL": plan.LEASE / 3,

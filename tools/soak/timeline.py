@@ -1,7 +1,7 @@
-"""Checks of what happened when: nothing too late, not again without need, not side by side, not after too long.
+"""Checks of times: late starts, unnecessary repetitions, concurrent handling in a partition, and long waits.
 
-Times are those of ``records.now``: one clock for the whole machine, written with each step. What a check excuses it
-excuses because of something that was done to the process or the server then.
+Times are from ``records.now``, one clock for the whole machine, and part of each record. A check excuses a violation
+only if a disturbance of the process or the server at that time explains it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from soak.plan import AWAY, FREEZES, LEASE, Group
 from soak.records import COMMITTED, DONE, FAILED, LEFT, REJECTED, STARTED, Step
 
 CLEARLY = 2.0
-"""Seconds after which something was certainly later: a thread may come to its first line late."""
+"""Seconds after which an event certainly happened later: a thread may be late to execute its first line."""
 THREADS = 4
-"""Calls that a process may have been about to make when it was frozen: one for each handler thread."""
+"""Calls that a process may have been about to make when it was frozen: one per handler thread."""
 CALM = 2 * LEASE
-"""Seconds after which a cut or an outage has no more to do with who holds a lease or with what is not yet acked."""
+"""Seconds after which a cut connection or an outage no longer affects leases and acks."""
 LONGEST_WAIT = 60.0
-"""Seconds from the commit to the first start, not counting those in which something was away or frozen."""
+"""Maximum seconds from the commit to the start of the first attempt, without outages and freezes."""
 ENDS = frozenset({DONE, FAILED, REJECTED, LEFT})
 
 
@@ -31,10 +31,9 @@ def starts_of(evidence: Evidence, group: Group) -> list[Step]:
 
 
 def check_settled(evidence: Evidence, group: Group) -> Verdict:
-    """What a watermark had passed starts no more.
+    """Check that no message starts after the watermark has passed it.
 
-    Excused: the calls that a process was about to make when it was frozen, in
-    the first moments after it was thawed.
+    Excused are the calls that a process was about to make when it was frozen, if they start right after it was resumed.
     """
     marks = _marks(evidence, group)
     excused: dict[Trouble, set[tuple[str, float]]] = defaultdict(set)
@@ -56,12 +55,12 @@ def check_settled(evidence: Evidence, group: Group) -> Verdict:
                 late = step.at - times[bisect_right(watermarks, step.offset - 1)]
                 yield f"{step.message_id} at {step.offset} of {step.key} started {late:.1f} s after it was settled"
 
-    name = f"{group.name}: nothing was handled after it was settled"
+    name = f"{group.name}: no message was handled after it was settled"
     return verdict(name, f"{len(starts)} starts, {len(evidence.progress)} samples", violations())
 
 
 def _marks(evidence: Evidence, group: Group) -> dict[str, tuple[list[float], list[int]]]:
-    """By partition: when its watermark was first seen so high, and how high; both rise."""
+    """Return, by partition, the times at which the watermark was first seen to rise, and its values."""
     marks: dict[str, tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
     for sample in evidence.progress:
         for (name, key), (watermark, _) in sample.places.items():
@@ -75,21 +74,21 @@ def _marks(evidence: Evidence, group: Group) -> dict[str, tuple[list[float], lis
 
 
 def check_repeats(evidence: Evidence, group: Group) -> Verdict:
-    """An attempt starts once more only if it may have been lost.
+    """Check that an attempt is repeated only if it may have been lost.
 
-    A failure has the next number; what starts again under the same one was
-    lost: see ``_explains`` for what explains that. (A machine so slow that a
-    process gets nothing done for a lease's time breaks this, too.)
+    After a failure, the next attempt has the next number. An attempt with the same number was lost: see ``_explains``
+    for the possible causes. (The check also fails on a machine that is so slow that a process makes no progress for
+    the duration of a lease.)
     """
     again: Counter[str] = Counter()
-    # Not in the order in which they were written: a process may be frozen between reading the clock and writing.
+    # Sort by time, not by order of writing: a process may be frozen between reading the clock and writing.
     starts = sorted(starts_of(evidence, group), key=lambda step: step.at)
 
     def violations() -> Iterator[str]:
         last: dict[tuple[str, int], Step] = {}
         for step in starts:
             if step.attempt > plan.MAX_ATTEMPTS:
-                yield f"{step.message_id} came to its attempt number {step.attempt}"
+                yield f"{step.message_id} had attempt number {step.attempt}"
             before = last.get((step.message_id, step.attempt))
             last[step.message_id, step.attempt] = step
             if before is None:
@@ -97,18 +96,18 @@ def check_repeats(evidence: Evidence, group: Group) -> Verdict:
             again[step.message_id] += 1
             if not any(_explains(one, before, step) for one in evidence.troubles):
                 later = step.at - before.at
-                yield f"{_shown(step)} started again after {later:.1f} s as attempt {step.attempt}, without need"
+                yield f"{_shown(step)} repeated attempt {step.attempt} after {later:.1f} s without a reason"
 
     found = list(violations())
-    compared = f"{again.total()} starts again, of one message at most {max(again.values(), default=0)}"
-    return verdict(f"{group.name}: handled again only after a loss", compared, found)
+    compared = f"{again.total()} repeated attempts, at most {max(again.values(), default=0)} of one message"
+    return verdict(f"{group.name}: attempts are repeated only after a loss", compared, found)
 
 
 def _explains(trouble: Trouble, first: Step, again: Step) -> bool:
-    """Whether a trouble may be why the process of ``first`` lost it to that of ``again``.
+    """Return whether a disturbance may be the reason for repeating the attempt ``first`` as ``again``.
 
-    What was done to a process explains what becomes of its own deliveries;
-    what was done to the server or to connections everything for a while.
+    A disturbance of a process explains what happens to its own deliveries. A disturbance of the server or of
+    connections explains everything for a while.
     """
     if trouble.since > again.at:
         return False
@@ -118,11 +117,10 @@ def _explains(trouble: Trouble, first: Step, again: Step) -> bool:
 
 
 def check_alone(evidence: Evidence, group: Group) -> Verdict:
-    """While a message of a partition is being worked on, no other of that partition starts.
+    """Check that no message of a partition starts while another one is being handled.
 
-    Within a process that holds without exception. In another process it is
-    asked only where the first one lived to end what it did, and nothing
-    explains that it had lost its lease: a take-over does not wait for handlers.
+    Within a process this has no exceptions. Between processes it is checked only if the first one lived to finish, and
+    nothing explains the loss of its lease, because a takeover does not wait for handlers.
     """
     steps = evidence.steps.get(group.name, ())
     taken_over = 0
@@ -138,19 +136,19 @@ def check_alone(evidence: Evidence, group: Group) -> Verdict:
                 taken_over += len(others)
                 for other in others:
                     if not any(_explains(one, first, other) for one in evidence.troubles):
-                        yield f"{_shown(other)} started while another process was at {_shown(first)}"
+                        yield f"{_shown(other)} started while another process handled {_shown(first)}"
             if step.verb != STARTED:
                 continue
             for (process, offset), other in here.items():
                 if process != step.process:
                     meanwhile[step.key, process, offset].append(step)
                 elif not (group.batch and other.at == step.at):
-                    yield f"{_shown(step)} started while the same process was at {_shown(other)}"
+                    yield f"{_shown(step)} started while the same process handled {_shown(other)}"
             here[step.process, step.offset] = step
 
     found = list(violations())
-    compared = f"{len(steps)} steps, {taken_over} starts beside one who had lost its lease"
-    return verdict(f"{group.name}: a partition is worked on in one place", compared, found)
+    compared = f"{len(steps)} steps, {taken_over} starts beside a process that had lost its lease"
+    return verdict(f"{group.name}: one message of a partition at a time", compared, found)
 
 
 def _shown(step: Step) -> str:
@@ -158,13 +156,12 @@ def _shown(step: Step) -> str:
 
 
 def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
-    """Nothing that was committed waits for long, and no partition stands still while something waits in it.
+    """Check that no committed message waits for long, and that no partition with waiting messages is stalled.
 
-    The first is also broken where a partition gets more than is taken from
-    it; the second, counted from when the message before in the partition had
-    started, only where it is forgotten. Seconds in which the server was away or
-    a subscriber was frozen do not count, nor do those of a lease after the
-    server came back. Scheduled messages have a time of their own.
+    The first check also fails if a partition receives more messages than its handler can take. The second one counts
+    from the start of the previous message of the partition, so it fails only if the partition is forgotten. Times
+    during which the server was away or a subscriber was frozen do not count, nor does one lease duration after the
+    server is back. Scheduled messages are not checked.
     """
     committed = _committed(evidence)
     excused = _merged(
@@ -193,7 +190,7 @@ def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
             stops.append((net(stopped, step.at), step.at - stopped, what))
     return [
         verdict(
-            "nothing waits for long",
+            "no message waits for long",
             _longest(waits),
             (
                 f"{what} started {seconds:.1f} s after its commit"
@@ -202,7 +199,7 @@ def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
             ),
         ),
         verdict(
-            "no partition stands still",
+            "no partition is stalled",
             _longest(stops),
             (
                 f"{what} started after a pause of {seconds:.1f} s"
@@ -216,11 +213,11 @@ def check_waiting(evidence: Evidence, groups: Sequence[Group]) -> list[Verdict]:
 def _longest(times: Sequence[tuple[float, float, str]]) -> str:
     seconds = max((one[0] for one in times), default=0.0)
     with_outages = max((one[1] for one in times), default=0.0)
-    return f"{len(times)} first starts, the longest after {seconds:.1f} s, with outages {with_outages:.1f} s"
+    return f"{len(times)} first attempts, the longest wait {seconds:.1f} s, with outages {with_outages:.1f} s"
 
 
 def _committed(evidence: Evidence) -> dict[str, float]:
-    """By message: when its publisher knew that it was committed; without those that are scheduled."""
+    """Return, by message, when its publisher knew that it was committed. Scheduled messages are left out."""
     places = {(entry.publisher, entry.number): entry.message_id for entry in evidence.ledger if not entry.scheduled}
     return {
         places[one.publisher, number]: one.at

@@ -1,4 +1,4 @@
-"""A table of the application's own, for handlers that write."""
+"""Tables of the application, for handlers that write."""
 
 from django.db import models
 
@@ -8,4 +8,4 @@ class Account(models.Model):
 
 
 class Job(models.Model):
-    """What the bare loop deletes as its ack."""
+    """A row that bare.py deletes instead of an ack."""

@@ -1,4 +1,4 @@
-"""This package with the settings that are fastest for it; the handlers are in ``subscribers``."""
+"""This package, with the settings that are fastest for it. The handlers are in ``subscribers``."""
 
 from common import *  # noqa: F403
 
@@ -8,6 +8,6 @@ MYSQLQUEUE = {
     # A claim of 500 costs little more than one of 100.
     "BATCH_SIZE": 500,
     "PREFETCH": 1000,
-    # Atomic handlers wait for the disk: more of them at a time share its flushes.
+    # Atomic handlers wait for the disk, and more concurrent handlers share its flushes.
     "THREADS": 8,
 }

@@ -7,15 +7,15 @@ Q_CLUSTER = {
     "name": "rivals",
     "orm": "default",
     "workers": 2,
-    # Rows of one SELECT; each is still locked by an UPDATE of its own. The fastest of 1, 10, 100 and 1,000.
+    # Number of rows per SELECT. Each is still locked by its own UPDATE. 100 was the fastest of 1, 10, 100 and 1,000.
     "bulk": 100,
-    # Jobs between pusher and workers: never the bottleneck.
+    # Jobs between pusher and workers. It is never the bottleneck.
     "queue_limit": 1000,
-    # No row for each result, which three more statements would write: the ack alone is left.
+    # Store no results, which would take three more statements per job. Only the ack is left.
     "save_limit": -1,
-    # A worker that ends after 500 jobs, as by default, is only noticed by the next guard cycle.
+    # Never restart workers. By default they exit after 500 jobs, which only the next guard cycle notices.
     "recycle": 10_000_000,
-    # Above any run's length: a second delivery of a job would be measured as work.
+    # Longer than any run, because a second delivery of a job would be measured as work.
     "retry": 3600,
     "timeout": 600,
     "poll": 0.1,

@@ -1,6 +1,6 @@
-"""django-tasks-db: one process runs one job at a time; ``db_worker`` has no threads, no prefetch, no batches.
+"""django-tasks-db: a process runs one job at a time. ``db_worker`` has no threads, no prefetch and no batches.
 
-What can be chosen: ``--interval`` (only an empty queue waits), ``--no-startup-delay``, quiet logs.
+The only choices are ``--interval`` (which matters only for an empty queue), ``--no-startup-delay`` and quiet logs.
 """
 
 from common import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""What can be done from the dashboard; each is a form, a preview and a call of the service layer."""
+"""The operations of the dashboard: each has a form, a preview and a call of ``django_mysqlqueue.operations``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,16 @@ OPERATIONS = {
 
 
 def respond(dashboard: DashboardContext, request: HttpRequest, name: str) -> HttpResponse:
-    """Answers for one operation; 404 if there is none of that name."""
+    """Return the response of an operation.
+
+    Args:
+        dashboard: the dashboard on the admin site.
+        request: the request to answer.
+        name: name of the operation.
+
+    Raises:
+        Http404: there is no such operation.
+    """
     if name not in OPERATIONS:
         raise Http404(name)
     return base.respond(dashboard, request, OPERATIONS[name])

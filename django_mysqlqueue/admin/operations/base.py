@@ -1,4 +1,4 @@
-"""An operation as a person does it: say what would happen, ask, do it, put it on record."""
+"""The base class of the dashboard's operations: preview, confirm, run, log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, bounded
 
 RECORDED = frozenset({"reason"})
-"""Fields that only go on record: filled in after the preview they change nothing of it."""
+"""Fields that do not affect the preview: they can be changed after it."""
 
 
 class RowsField(forms.Field):
-    """Rows that were ticked in a list: JSON texts of one type, repeated."""
+    """Rows selected in a list, as repeated JSON values of one type."""
 
     widget = forms.MultipleHiddenInput
 
@@ -45,11 +45,12 @@ class RowsField(forms.Field):
     def to_python(self, value: Any) -> list[Any]:
         try:
             found = [json.loads(one) for one in value or ()]
-            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair can be sent to no database
+            json.dumps(found, ensure_ascii=False).encode()  # no database accepts a lone surrogate
         except (TypeError, ValueError, RecursionError):
             found = [None]
         if not all(type(one) is self._kind for one in found):
-            raise ValidationError(_("The selection cannot be read: %(value)s.") % {"value": str(value)[:200]})
+            text = ", ".join(map(str, value))[:200]
+            raise ValidationError(_("The selection is invalid: %(value)s.") % {"value": text})
         return found
 
     def validate(self, value: Any) -> None:
@@ -58,7 +59,7 @@ class RowsField(forms.Field):
 
 
 class IdsField(RowsField):
-    """Rows that were ticked and that have a number: a bounded number of them."""
+    """Selected rows that are named by positive integers, at most ``most``."""
 
     most = 2000
 
@@ -69,11 +70,11 @@ class IdsField(RowsField):
         super().validate(value)
         if len(value) > self.most:
             raise ValidationError(
-                _("%(number)s rows are selected: at most %(most)s.") % {"number": len(value), "most": self.most}
+                _("%(number)s rows are selected; the maximum is %(most)s.") % {"number": len(value), "most": self.most}
             )
         for one in value:
             if not 0 < one < 2**63:
-                raise ValidationError(_("The selection cannot be read: %(value)s.") % {"value": one})
+                raise ValidationError(_("The selection is invalid: %(value)s.") % {"value": one})
 
 
 class TimeField(forms.DateTimeField):
@@ -83,7 +84,7 @@ class TimeField(forms.DateTimeField):
 
 
 class ReasonForm(forms.Form):
-    """Every operation goes on record with a reason."""
+    """A form with the reason for the audit log."""
 
     reason = forms.CharField(required=False, max_length=500, label=gettext_lazy("Reason, for the audit log"))
 
@@ -93,27 +94,27 @@ class ReasonForm(forms.Form):
 
 
 class GroupForm(ReasonForm):
-    """What an operation on a group needs to know."""
+    """A form with a consumer group and its topic."""
 
     group = forms.CharField(widget=forms.HiddenInput)
     topic = forms.CharField(widget=forms.HiddenInput)
 
 
 class AdminOperation:
-    """One kind of operation, with what a person has filled in."""
+    """An operation with the values of its form."""
 
     do_not_call_in_templates = True
 
     name: ClassVar[str]
-    """Of its URL."""
+    """Name in the URL."""
     label: ClassVar[Any]
-    """What it does, as a heading and on its button."""
+    """Heading, and text of the button."""
     dangerous: ClassVar[bool] = False
-    """It cannot be undone."""
+    """True if it cannot be undone."""
     removes: ClassVar[bool] = False
-    """The page that it was asked from is about nothing afterwards: the way goes on to the overview."""
+    """True if the page that it was started from no longer exists afterwards: the overview follows."""
     shows_payloads: ClassVar[bool] = False
-    """Only who may see payloads may do it."""
+    """True if it needs the permission to view payloads."""
     form: ClassVar[type[forms.Form]] = GroupForm
 
     def __init__(self, values: dict[str, Any], actor: str) -> None:
@@ -123,14 +124,15 @@ class AdminOperation:
 
     @property
     def ref(self) -> GroupRef:
+        """The group that the form names."""
         return GroupRef(self.values["group"], self.values["topic"])
 
     def subject(self) -> str:
-        """What it is done to, for the admin's log."""
+        """Return the name of the object, for the heading and the admin's log."""
         return str(self.ref)
 
     def operate(self, **how: Any) -> Result:
-        """Calls the operation.
+        """Call the operation and return its result.
 
         Args:
             how: ``using``, ``actor``, ``reason`` and ``dry_run``.
@@ -138,10 +140,10 @@ class AdminOperation:
         raise NotImplementedError
 
     def preview(self) -> list[str]:
-        """Sentences that say what it would do; it changes nothing.
+        """Return sentences about what the operation would change, without changing anything.
 
         Raises:
-            OperationRefused: it cannot be done, or there is nothing to do, and why.
+            OperationRefused: the operation is impossible, or there is nothing to change; the text says why.
         """
         result = self.operate(dry_run=True, **self._how)
         if not result.planned:
@@ -149,18 +151,23 @@ class AdminOperation:
         return [*result.summary, *result.warnings]
 
     def run(self) -> str:
-        """Does it, and says what was done.
+        """Run the operation and return sentences about what was changed.
 
         Raises:
-            OperationRefused: it was not done, and why.
+            OperationRefused: the operation was refused; the text says why.
         """
         return " ".join(self.operate(dry_run=False, **self._how).summary)
 
 
 def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
-    """The page that asks, or on a confirmed POST the deed and the way back.
+    """Return the confirmation page, or on a confirmed POST run the operation and redirect.
 
-    What is done is what was previewed: values changed since are previewed anew.
+    Only what was previewed is run: if the form was changed since, there is a new preview.
+
+    Args:
+        dashboard: the dashboard on the admin site.
+        request: the request to answer.
+        operation: class of the operation.
     """
     demand(may_see_payloads(request) or not operation.shows_payloads)
     posted = request.method == "POST"
@@ -192,7 +199,7 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "form": form,
         "show_errors": "asked" in given,
         "has_choices": any(not field.is_hidden for field in form),
-        "hidden_errors": [error for field in form.hidden_fields() for error in field.errors],
+        "hidden_errors": _hidden_errors(form),
         "sentences": sentences,
         "changed": confirmed and bool(sentences),
         "refusal": refusal,
@@ -202,13 +209,24 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     return dashboard.response(request, "confirm.html", context, status)
 
 
+def _hidden_errors(form: forms.Form) -> list[str]:
+    """Return the errors of hidden fields. They have no label on the page, so a missing one is named."""
+    found = form.errors.as_data()
+    return [
+        _("The parameter %(name)s is required.") % {"name": field.name} if error.code == "required" else text
+        for field in form.hidden_fields()
+        for error in found.get(field.name, [])
+        for text in error.messages
+    ]
+
+
 def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[str, int]:
-    """Why this person may not search the errors for a text, and the status; '' and 200: they may, or do not search."""
+    """Return why the user may not search errors for a text, and the status; ``""`` and 200 if there is no refusal."""
     if "error" not in form.fields or not text:
         return "", 200
     try:
         return ("", 200) if may_search_errors(request) else (search_refused(), 403)
-    except ImproperlyConfigured as error:  # a bad REDACT
+    except ImproperlyConfigured as error:  # REDACT is invalid
         return str(error), 500
 
 
@@ -217,7 +235,7 @@ def _do(dashboard: DashboardContext, request: HttpRequest, operation: AdminOpera
         with _errors_as_refusals(operation.using), bounded(operation.using, read=LOCK_SECONDS):
             done = operation.run()
     except QueueError as error:
-        # Part of it may have been done: the queue's own record says how much.
+        # Part of it may have been done: the audit log counts how much.
         _log(request, operation, f"{operation.label}: {error}")
         messages.error(request, str(error))
     else:
@@ -230,7 +248,7 @@ def _do(dashboard: DashboardContext, request: HttpRequest, operation: AdminOpera
 
 @contextlib.contextmanager
 def _errors_as_refusals(using: str) -> Iterator[None]:
-    """A database that refuses or does not answer is told as an operation that was refused."""
+    """Turn the error of a database that refuses or does not answer into a refusal."""
     try:
         yield
     except Error as error:
@@ -250,7 +268,7 @@ def _log(request: HttpRequest, operation: AdminOperation, text: str) -> None:
 
 
 def _digest(values: dict[str, Any]) -> str:
-    """Names what was filled in, so that what is confirmed is what was shown."""
+    """Return a digest of the form's values, to check that the confirmed values are the previewed ones."""
     shown = {name: value for name, value in values.items() if name not in RECORDED}
     return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What is done to dead letters: redrive, discard, edit."""
+"""Operations on dead letters: redrive, discard, edit."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session
 
 AT_ONCE = IdsField.most
-"""So many dead letters are changed by one request at most."""
+"""Maximum number of dead letters that one request changes."""
 SECONDS = 10
-"""With a rate, a request lasts no longer than about that."""
+"""Approximate maximum duration of a request with a rate, in seconds."""
 FOREVER = 2**62
-"""No column of times takes more."""
+"""Largest valid time, in epoch milliseconds."""
 
 
-def letters_said(number: int) -> str:
-    """``1 dead letter``, ``12 dead letters``."""
+def dead_letters_text(number: int) -> str:
+    """Format a number of dead letters: ``1 dead letter``, ``12 dead letters``."""
     return ngettext("%(number)s dead letter", "%(number)s dead letters", number) % {"number": f"{number:,}"}
 
 
 class SelectedForm(ReasonForm):
-    """Dead letters that were ticked."""
+    """The form with selected dead letters."""
 
     topic = forms.CharField(widget=forms.HiddenInput)
     row = IdsField()
 
 
 class MatchingForm(ReasonForm):
-    """Dead letters that a page's filter admits."""
+    """The form with a page's filter."""
 
     topic = forms.CharField(widget=forms.HiddenInput)
     group = forms.CharField(widget=forms.HiddenInput, required=False)
@@ -53,23 +53,23 @@ class MatchingForm(ReasonForm):
     since = forms.IntegerField(widget=forms.HiddenInput, required=False, min_value=0, max_value=FOREVER)
     until = forms.IntegerField(widget=forms.HiddenInput, required=False, min_value=0, max_value=FOREVER)
     upto = forms.IntegerField(widget=forms.HiddenInput, min_value=1)
-    """The newest one that was shown: what has failed since stays."""
+    """Offset of the newest dead letter on the page: newer ones are not changed."""
 
 
 class DeadLettersOperation(AdminOperation):
-    """On a selection of dead letters; it looks at no more of them than the page did."""
+    """Base class of operations on a selection of dead letters, with the same limits as the page."""
 
     command: ClassVar[str]
-    """Of ``manage.py``, which does it without a bound."""
+    """Management command that does the same without limits."""
     bounds: ClassVar[Bounds] = PAGES
 
     def subject(self) -> str:
-        """The DLQ topic, and the filter if there is one."""
-        wanted = self.letters()
+        """Return the DLQ topic and the filter."""
+        wanted = self.selection()
         parts = [wanted.topic]
         for text, value in (
             (_("group %(value)s"), wanted.group),
-            (_("error with “%(value)s”"), wanted.error),
+            (_("error contains “%(value)s”"), wanted.error),
             (_("since %(value)s"), moment(wanted.since)),
             (_("until %(value)s"), moment(wanted.until)),
         ):
@@ -77,7 +77,8 @@ class DeadLettersOperation(AdminOperation):
                 parts.append(text % {"value": value})
         return ", ".join(parts)
 
-    def letters(self) -> DeadLetterFilter:
+    def selection(self) -> DeadLetterFilter:
+        """Return the filter of the form, or its selected rows."""
         values = self.values
         if "row" in values:
             return DeadLetterFilter(values["topic"], offsets=tuple(values["row"]))
@@ -97,18 +98,18 @@ class DeadLettersOperation(AdminOperation):
             OperationRefused: nothing matches.
         """
         found = dead_letters.look(
-            Session(self.using), self.letters(), newest=self.values.get("upto"), bounds=self.bounds
+            Session(self.using), self.selection(), newest=self.values.get("upto"), bounds=self.bounds
         )
         if not found.offsets:
-            raise OperationRefused(_("There is no such dead letter (any more)."))
+            raise OperationRefused(_("There are no such dead letters."))
         return found
 
     def most(self) -> int:
-        """How many this request may change."""
+        """Return the maximum number of dead letters that this request changes."""
         return AT_ONCE
 
     def chosen(self) -> tuple[int, ...]:
-        """The oldest of those found, by name: this request touches no others."""
+        """Return the offsets of the oldest matches, which are the only ones that this request changes."""
         return self.found.offsets[::-1][: self.most()]
 
     def preview(self) -> list[str]:
@@ -118,28 +119,28 @@ class DeadLettersOperation(AdminOperation):
         return " ".join([super().run(), *self.left()])
 
     def left(self) -> list[str]:
-        """A sentence on those that this request leaves, if any."""
+        """Return a sentence about the matches that this request leaves, if any."""
         left = max(0, len(self.found.offsets) - self.most())
         if not left and self.found.whole:
             return []
-        number = letters_said(left)
+        number = dead_letters_text(left)
         if not self.found.whole:
-            number = _("%(letters)s, or more") % {"letters": number} if left else _("maybe more")
+            number = _("%(number)s or more") % {"number": number} if left else _("possibly more")
         return [
-            _("One request takes the oldest %(most)s; left: %(left)s. All at once: %(command)s")
+            _("One request changes the oldest %(most)s. Remaining: %(left)s. To change all of them, run: %(command)s")
             % {"most": f"{self.most():,}", "left": number, "command": self.command_line()}
         ]
 
     def shares(self) -> list[str]:
-        """How many of each group, where there are several and this request takes them all."""
+        """Return the number per group, if there are several groups and this request changes all matches."""
         if len(self.found.refs) < 2 or len(self.found.offsets) > self.most():
             return []
-        return [_("Of %(ref)s: %(number)s.") % {"ref": ref, "number": f"{n:,}"} for ref, n in self.found.refs.items()]
+        return [_("%(ref)s: %(number)s.") % {"ref": ref, "number": f"{n:,}"} for ref, n in self.found.refs.items()]
 
     def command_line(self) -> str:
-        """What does the same to all of them at a shell."""
-        wanted = self.letters()
-        words = ["manage.py", self.command, wanted.topic]
+        """Return the shell command that does the same to all matches."""
+        wanted = self.selection()
+        parts = ["manage.py", self.command, wanted.topic]
         for name, value in (
             ("group", wanted.group),
             ("error", wanted.error),
@@ -148,11 +149,11 @@ class DeadLettersOperation(AdminOperation):
             *self.options(),
         ):
             if value is not None:
-                words += [f"--{name}", str(value)]
-        return shlex.join(words)
+                parts += [f"--{name}", str(value)]
+        return shlex.join(parts)
 
     def options(self) -> list[tuple[str, object]]:
-        """Further options of the command."""
+        """Return further options of the command."""
         return []
 
 
@@ -161,21 +162,26 @@ def _iso(milliseconds: int | None) -> str | None:
 
 
 class RedriveForm(MatchingForm):
+    """The form of a redrive."""
+
     rate = forms.FloatField(
-        label=gettext_lazy("Maximum number per second"),
+        label=gettext_lazy("Maximum number of messages per second"),
         required=False,
         min_value=0.1,
-        help_text=gettext_lazy("Empty: no limit."),
+        help_text=gettext_lazy("Leave empty for no limit."),
     )
 
 
 class Redrive(DeadLettersOperation):
+    """Redrive all dead letters that match a filter."""
+
     name = "redrive"
-    label = gettext_lazy("Redrive: all that match")
+    label = gettext_lazy("Redrive all matching dead letters")
     form: ClassVar[type[forms.Form]] = RedriveForm
     command = "queueredrive"
 
     def rate(self) -> float | None:
+        """Return the maximum number of messages per second, or None."""
         rate: float | None = self.values.get("rate")
         return rate
 
@@ -191,7 +197,7 @@ class Redrive(DeadLettersOperation):
 
     def preview(self) -> list[str]:
         rate = self.rate()
-        takes = _("This takes about %(seconds)s s.")
+        takes = _("This takes about %(seconds)s seconds.")
         return [
             *super().preview(),
             *([takes % {"seconds": round(len(self.chosen()) / rate)}] if rate else []),
@@ -199,22 +205,28 @@ class Redrive(DeadLettersOperation):
 
 
 class RedriveSelected(Redrive):
+    """Redrive selected dead letters."""
+
     name = "redrive-selected"
-    label = gettext_lazy("Redrive: selected dead letters")
+    label = gettext_lazy("Redrive selected dead letters")
     form = SelectedForm
 
 
 REASON = forms.CharField(max_length=500, label=gettext_lazy("Reason, for the audit log"))
-"""Required: what is deleted has no other trace."""
+"""Required, since the audit log is the only trace of what is deleted."""
 
 
 class DiscardForm(MatchingForm):
+    """The form of a discard."""
+
     reason = REASON
 
 
 class Discard(DeadLettersOperation):
+    """Discard all dead letters that match a filter."""
+
     name = "discard"
-    label = gettext_lazy("Discard: all that match")
+    label = gettext_lazy("Discard all matching dead letters")
     dangerous = True
     form: ClassVar[type[forms.Form]] = DiscardForm
     command = "queuediscard"
@@ -227,17 +239,21 @@ class Discard(DeadLettersOperation):
 
 
 class DiscardSelectedForm(SelectedForm):
+    """The form of a discard of selected dead letters."""
+
     reason = REASON
 
 
 class DiscardSelected(Discard):
+    """Discard selected dead letters."""
+
     name = "discard-selected"
-    label = gettext_lazy("Discard: selected dead letters")
+    label = gettext_lazy("Discard selected dead letters")
     form = DiscardSelectedForm
 
 
 class EditForm(ReasonForm):
-    """A dead letter's payload; without one in ``data`` it begins as it is stored."""
+    """The form of an edit. It starts with the stored payload."""
 
     offset = forms.IntegerField(widget=forms.HiddenInput, min_value=1)
     payload = forms.CharField(
@@ -250,10 +266,10 @@ class EditForm(ReasonForm):
     def __init__(self, data: Any) -> None:
         super().__init__(data)
         offset = str(data.get("offset", ""))
-        self.letter = (
+        self.dead_letter = (
             dead_letters.one(Session(queue_alias()), int(offset)) if offset.isdecimal() and len(offset) < 19 else None
         )
-        self.editable = None if self.letter is None else editable(self.letter)
+        self.editable = None if self.dead_letter is None else editable(self.dead_letter)
         if self.editable is None or self.editable.refusal:
             del self.fields["payload"]
         elif "payload" not in data:
@@ -261,35 +277,42 @@ class EditForm(ReasonForm):
 
     def clean(self) -> dict[str, Any]:
         values = super().clean() or self.cleaned_data
-        if self.letter is None:
-            self.add_error("offset", _("There is no dead letter at this offset (any more)."))
+        if self.dead_letter is None:
+            self.add_error("offset", _("There is no dead letter at this offset."))
         elif self.editable is not None and self.editable.refusal:
             self.add_error("offset", self.editable.refusal)
         return values
 
     def clean_payload(self) -> str:
+        """Return the payload's text.
+
+        Raises:
+            ValidationError: the text is invalid, or unchanged.
+        """
         text = str(self.cleaned_data["payload"])
-        letter, edited = self.letter, self.editable
-        assert letter is not None and edited is not None  # noqa: S101, PT018  # else the field is not there
+        stored, edited = self.dead_letter, self.editable
+        assert stored is not None and edited is not None  # noqa: S101, PT018  # otherwise there is no such field
         try:
-            body, _kept = messages.encode_body(edited.parse(text), letter.metadata)
-            same = body == _encoded(edited, letter)
+            body, _kept = messages.encode_body(edited.parse(text), stored.metadata)
+            same = body == _encoded(edited, stored)
         except (ValueError, InvalidMessage) as error:
             raise forms.ValidationError(str(error)) from error
         if same:
-            raise forms.ValidationError(_("This is what failed: change it, or redrive the letter as it is."))
+            raise forms.ValidationError(_("The payload is unchanged. Edit it, or redrive the dead letter unchanged."))
         return text
 
 
-def _encoded(edited: Editable, letter: DeadLetter) -> bytes | None:
-    """A payload as it would be stored if nothing was changed; None: it would be refused."""
+def _encoded(edited: Editable, stored: DeadLetter) -> bytes | None:
+    """Return the unchanged payload as it would be stored, or None if it would be refused."""
     try:
-        return messages.encode_body(edited.parse(edited.text), letter.metadata)[0]
+        return messages.encode_body(edited.parse(edited.text), stored.metadata)[0]
     except (ValueError, InvalidMessage):
         return None
 
 
 class Edit(AdminOperation):
+    """Edit the payload of a dead letter and redrive it."""
+
     name = "edit"
     label = gettext_lazy("Edit and redrive")
     form = EditForm
@@ -302,6 +325,6 @@ class Edit(AdminOperation):
         offset = self.values["offset"]
         found = dead_letters.one(Session(self.using), offset)
         if found is None:
-            raise OperationRefused(_("There is no dead letter at this offset (any more)."))
+            raise OperationRefused(_("There is no dead letter at this offset."))
         payload = editable(found).parse(self.values["payload"])
         return operations.edit(found.topic, payload, offset=offset, **how)

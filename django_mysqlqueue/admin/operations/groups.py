@@ -14,28 +14,34 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Pause(AdminOperation):
+    """Pause a group."""
+
     name = "pause"
-    label = gettext_lazy("Pause the group")
+    label = gettext_lazy("Pause group")
 
     def operate(self, **how: Any) -> Result:
         return operations.pause(*self.ref, **how)
 
 
 class Resume(AdminOperation):
+    """Resume a group."""
+
     name = "resume"
-    label = gettext_lazy("Resume the group")
+    label = gettext_lazy("Resume group")
 
     def operate(self, **how: Any) -> Result:
         return operations.resume(*self.ref, **how)
 
 
 class SeekForm(GroupForm):
+    """The form of a seek."""
+
     target = forms.ChoiceField(
         label=gettext_lazy("Continue from"),
         initial="latest",
         choices=[
-            ("latest", gettext_lazy("the end: skip all unsettled messages")),
-            ("earliest", gettext_lazy("the beginning: redeliver all messages that are left in the log")),
+            ("latest", gettext_lazy("the end of the log: skip all unsettled messages")),
+            ("earliest", gettext_lazy("the beginning of the log: replay all messages that are still in it")),
             ("offset", gettext_lazy("an offset")),
             ("time", gettext_lazy("a time")),
         ],
@@ -44,12 +50,12 @@ class SeekForm(GroupForm):
         label=gettext_lazy("Offset"),
         required=False,
         min_value=1,
-        help_text=gettext_lazy("The next message."),
+        help_text=gettext_lazy("Offset of the next message."),
     )
     time = TimeField(
         label=gettext_lazy("Time"),
         required=False,
-        help_text=gettext_lazy("The next message is the first that entered the log then or later."),
+        help_text=gettext_lazy("The next message is the first that entered the log at or after this time."),
     )
 
     def clean(self) -> dict[str, Any]:
@@ -61,8 +67,10 @@ class SeekForm(GroupForm):
 
 
 class Seek(AdminOperation):
+    """Move a group's position."""
+
     name = "seek"
-    label = gettext_lazy("Seek: continue from another position")
+    label = gettext_lazy("Seek")
     dangerous = True
     form = SeekForm
 
@@ -77,12 +85,16 @@ class Seek(AdminOperation):
 
 
 class RetryForm(GroupForm):
-    reset_attempts = forms.BooleanField(required=False, label=gettext_lazy("Count attempts from one again"))
+    """The form of a retry."""
+
+    reset_attempts = forms.BooleanField(required=False, label=gettext_lazy("Count attempts from 1 again"))
 
 
 class Retry(AdminOperation):
+    """Retry all messages of a group that wait for another attempt."""
+
     name = "retry"
-    label = gettext_lazy("Retry now: all messages in backoff")
+    label = gettext_lazy("Retry all waiting messages now")
     form = RetryForm
 
     def operate(self, **how: Any) -> Result:
@@ -90,12 +102,16 @@ class Retry(AdminOperation):
 
 
 class RetrySelectedForm(RetryForm):
+    """The form of a retry of selected messages."""
+
     row = IdsField()
 
 
 class RetrySelected(AdminOperation):
+    """Retry selected messages."""
+
     name = "retry-selected"
-    label = gettext_lazy("Retry now: selected messages")
+    label = gettext_lazy("Retry selected messages now")
     form = RetrySelectedForm
 
     def operate(self, **how: Any) -> Result:
@@ -110,12 +126,16 @@ class RetrySelected(AdminOperation):
 
 
 class DeadLetterForm(GroupForm):
+    """The form with the messages to dead-letter."""
+
     row = IdsField()
 
 
 class DeadLetter(AdminOperation):
+    """Dead-letter selected messages."""
+
     name = "dead-letter"
-    label = gettext_lazy("Dead-letter now")
+    label = gettext_lazy("Dead-letter selected messages now")
     form = DeadLetterForm
 
     def operate(self, **how: Any) -> Result:
@@ -123,8 +143,10 @@ class DeadLetter(AdminOperation):
 
 
 class Drop(AdminOperation):
+    """Drop a group."""
+
     name = "drop"
-    label = gettext_lazy("Drop the group")
+    label = gettext_lazy("Drop group")
     dangerous = True
     removes = True
 

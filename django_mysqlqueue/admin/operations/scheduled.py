@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm, TimeField
 from django_mysqlqueue.operations.results import Result
@@ -13,19 +12,24 @@ from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
 
 
 class ScheduledForm(ReasonForm):
+    """The form with selected scheduled messages."""
+
     row = IdsField()
 
 
 class ScheduledOperation(AdminOperation):
-    """On scheduled messages that were ticked, of whatever topics."""
+    """Base class of operations on selected scheduled messages, of any topics."""
 
     form = ScheduledForm
 
     def subject(self) -> str:
-        return _("scheduled messages")
+        number = len(self.values["row"])
+        return ngettext("%(number)s scheduled message", "%(number)s scheduled messages", number) % {"number": number}
 
 
 class Cancel(ScheduledOperation):
+    """Cancel selected scheduled messages."""
+
     name = "cancel"
     label = gettext_lazy("Cancel scheduled messages")
     dangerous = True
@@ -35,6 +39,8 @@ class Cancel(ScheduledOperation):
 
 
 class DeliverNow(ScheduledOperation):
+    """Deliver selected scheduled messages now."""
+
     name = "deliver-now"
     label = gettext_lazy("Deliver scheduled messages now")
 
@@ -43,10 +49,14 @@ class DeliverNow(ScheduledOperation):
 
 
 class MoveForm(ScheduledForm):
+    """The form with the new time."""
+
     time = TimeField(label=gettext_lazy("Deliver at"))
 
 
 class Move(ScheduledOperation):
+    """Deliver selected scheduled messages at another time."""
+
     name = "move"
     label = gettext_lazy("Reschedule messages")
     form = MoveForm

@@ -13,10 +13,14 @@ from django_mysqlqueue.operations.results import Result
 
 
 class LeasesForm(GroupForm):
+    """The form with selected partitions."""
+
     row = RowsField(str)
 
 
 class ReleaseLeases(AdminOperation):
+    """Release the leases of selected partitions."""
+
     name = "release"
     label = gettext_lazy("Release leases")
     form = LeasesForm
@@ -26,10 +30,14 @@ class ReleaseLeases(AdminOperation):
 
 
 class SubscriberForm(ReasonForm):
+    """The form with a subscriber."""
+
     subscriber = forms.CharField(widget=forms.HiddenInput)
 
 
 class ForgetSubscriber(AdminOperation):
+    """Forget a lost subscriber."""
+
     name = "forget"
     label = gettext_lazy("Forget a lost subscriber")
     form = SubscriberForm

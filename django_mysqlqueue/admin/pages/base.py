@@ -1,4 +1,4 @@
-"""What every page of the dashboard is made of."""
+"""The base class of the dashboard's pages."""
 
 from __future__ import annotations
 
@@ -19,41 +19,40 @@ from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 
 PAGE_ROWS = 50
-"""Rows of a list on one page."""
+"""Maximum number of rows per page."""
 
 
 class BadQuery(Exception):
-    """A query string that names nothing; its text is shown."""
+    """The query string is invalid. The page shows the text."""
 
     status: ClassVar[int] = 400
 
 
 class Refused(BadQuery):
-    """A query string that asks for what the user may not know; its text is shown."""
+    """The query string asks for data that the user may not read. The page shows the text."""
 
     status = 403
 
 
 class Page:
-    """One page for one request: ``context`` reads what the template shows.
+    """One page for one request: ``context`` reads the data for the template.
 
-    A page changes nothing. It is asked again every few seconds while somebody
-    looks at it.
+    A page changes nothing. A browser requests a live page again every few seconds.
     """
 
     do_not_call_in_templates = True
 
     name: ClassVar[str]
-    """Of the URL, and its path below the dashboard's."""
+    """Name of the URL, and path below the dashboard's."""
     title: ClassVar[Any]
     template: ClassVar[str]
     in_menu: ClassVar[bool] = True
     live: ClassVar[bool] = True
-    """Whether it refreshes itself."""
+    """True if the page refreshes itself."""
     bounds: ClassVar[Bounds] = PAGES
-    """How much it reads."""
+    """Limits of how much it reads."""
     stall_times: ClassVar[StallTimes] = StallTimes()
-    """From when on something that does not move is a problem."""
+    """Times after which a lack of progress is a problem."""
 
     def __init__(self, dashboard: DashboardContext, request: HttpRequest) -> None:
         self.dashboard = dashboard
@@ -62,24 +61,28 @@ class Page:
         self.lease_ms = int(get_settings().lease_duration * 1000)
 
     def context(self) -> dict[str, Any]:
-        """What the template needs beside what every page has."""
+        """Return the template's context, apart from that of all pages."""
         raise NotImplementedError
 
     def heading(self) -> str:
-        """The page's title, with what it is about."""
+        """Return the page's title, with the name of its object."""
         return str(self.title)
 
-    # -- what a page asks for -------------------------------------------------
+    # -- the query string -----------------------------------------------------
 
     def text(self, name: str) -> str | None:
-        """A parameter of the query string; None: it is not there or empty."""
+        """Return a parameter of the query string, or None if it is missing or empty."""
         return self.request.GET.get(name) or None
 
     def number(self, name: str, *, minimum: int = 0) -> int | None:
-        """A whole number of the query string; None: it is not there or empty.
+        """Return an integer of the query string, or None if it is missing or empty.
+
+        Args:
+            name: the parameter.
+            minimum: smallest valid number.
 
         Raises:
-            BadQuery: it is something else.
+            BadQuery: the value is not an integer, or too small or too large.
         """
         value = self.text(name)
         if value is None:
@@ -89,24 +92,25 @@ class Page:
         except ValueError:
             found = minimum - 1
         if not minimum <= found < 2**63:
-            raise BadQuery(f"{name}={value!r}: must be a whole number from {minimum}")
+            raise BadQuery(f"{name}={value!r}: must be an integer of at least {minimum}")
         return found
 
     def ref(self) -> GroupRef | None:
-        """The group that the query string names."""
+        """Return the group that the query string names, or None."""
         group, topic = self.text("group"), self.text("topic")
         return GroupRef(group, topic) if group and topic else None
 
-    # -- answering ------------------------------------------------------------
+    # -- the response ---------------------------------------------------------
 
     def respond(self) -> HttpResponse:
-        """The page, rendered; else the reason with another status.
+        """Return the rendered page, or the reason why there is none with an error status.
 
-        400 where the query string is wrong, 500 for a bad setting, 503 where the database refuses or does not answer.
+        The status is 400 or 403 for the query string, 500 for an invalid setting, and 503 if the database refuses or
+        does not answer.
         """
         try:
             with bounded(self.using):
-                # Rendered inside: nothing that a template reads may wait without end either.
+                # Render here, so that the time limit covers queries of the template.
                 return self._response(self.context()).render()
         except BadQuery as error:
             status, problem = error.status, str(error)

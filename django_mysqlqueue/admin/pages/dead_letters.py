@@ -1,4 +1,4 @@
-"""Dead letters: what a DLQ topic holds, and a single one."""
+"""The pages of a DLQ topic and of a single dead letter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from django_mysqlqueue.sql.session import Session
 
 KINDS_SHOWN = 10
 RELATED_LOOKED_UP = 20
-"""So many messages that others became are looked up."""
+"""Maximum number of related messages to look up."""
 ERROR_SHOWN = dead_letters.LINE
 
 Outcome = DeliveryEvent.Outcome
@@ -38,22 +38,24 @@ BAD = {Outcome.FAILED, Outcome.LOST, Outcome.DEAD_LETTERED, Outcome.DISCARDED}
 class DeadLetterRow:
     """A dead letter in the table."""
 
-    letter: DeadLetterSummary
+    dead_letter: DeadLetterSummary
     failed_at: str
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorKindRow:
-    """An error in the summary."""
+    """A row of the summary by error."""
 
     kind: ErrorKind
     line: str
     searched: str | None
-    """What the filter is set to; None: the line is not shown as it is, and cannot be searched for."""
+    """Value of the filter, or None if the line is redacted and cannot be searched for."""
 
 
 class DeadLettersPage(Page):
+    """The list of a DLQ topic's dead letters."""
+
     name = "deadletters"
     title = gettext_lazy("Dead letters")
     template = "deadletters.html"
@@ -71,14 +73,14 @@ class DeadLettersPage(Page):
         group, error = self.text("group"), self.text("error")
         may_search = may_search_errors(self.request)
         if error is not None and not may_search:
-            # To leave the filter out would show, and offer to redrive or discard, more than was asked for.
+            # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
             raise Refused(search_refused())
         since, until = self._time("since"), self._time("until")
         if until is not None:
-            until += 999  # it has no more than seconds: the whole one is meant
+            until += 999  # the form has whole seconds: include all of the last one
         before = self.number("before")
-        wanted_letters = DeadLetterFilter(topic, group=group, error=error, since=since, until=until)
-        found = dead_letters.look(session, wanted_letters, bounds=self.bounds)
+        wanted_dead_letters = DeadLetterFilter(topic, group=group, error=error, since=since, until=until)
+        found = dead_letters.look(session, wanted_dead_letters, bounds=self.bounds)
         rest = [offset for offset in found.offsets if before is None or offset < before]
         kinds = dead_letters.kinds(session, found, bounds=self.bounds)
         registered = registered_refs(self.using)
@@ -99,7 +101,7 @@ class DeadLettersPage(Page):
             "found": found,
             "upto": found.offsets[0] if found.offsets else None,
             "looked": f"{self.bounds.dead_letters:,}",
-            "rows": [self._row(letter) for letter in dead_letters.at(session, rest[:PAGE_ROWS])],
+            "rows": [self._row(one) for one in dead_letters.at(session, rest[:PAGE_ROWS])],
             "next_before": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
             "is_first": before is None,
             "kinds": [self._kind(kind, may_search=may_search) for kind in kinds[:KINDS_SHOWN]],
@@ -110,7 +112,7 @@ class DeadLettersPage(Page):
         }
 
     def _time(self, name: str) -> int | None:
-        """A moment in the project's time zone, as epoch milliseconds."""
+        """Return a time of the query string, in the project's time zone, as epoch milliseconds."""
         text = self.text(name)
         if text is None:
             return None
@@ -119,19 +121,21 @@ class DeadLettersPage(Page):
         except ValueError:
             found = None
         if found is None:
-            raise BadQuery(_("%(name)s=%(text)r is not a date and a time.") % {"name": name, "text": text})
+            raise BadQuery(_("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text})
         if timezone.is_naive(found):
             zone = timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
             found = timezone.make_aware(found, zone)
         try:
             return max(0, int(found.timestamp() * 1000))
         except OverflowError:
-            raise BadQuery(_("%(name)s=%(text)r is not a date and a time.") % {"name": name, "text": text}) from None
+            raise BadQuery(
+                _("%(name)s=%(text)r is not a valid date and time.") % {"name": name, "text": text}
+            ) from None
 
     @staticmethod
-    def _row(letter: DeadLetterSummary) -> DeadLetterRow:
-        error = redacted_line(last_line(letter.error), topic=letter.ref.topic, cut=dead_letters.is_cut(letter.error))
-        return DeadLetterRow(letter, moment(letter.failed_at), error)
+    def _row(one: DeadLetterSummary) -> DeadLetterRow:
+        error = redacted_line(last_line(one.error), topic=one.ref.topic, cut=dead_letters.is_cut(one.error))
+        return DeadLetterRow(one, moment(one.failed_at), error)
 
     @staticmethod
     def _kind(kind: ErrorKind, *, may_search: bool) -> ErrorKindRow:
@@ -141,7 +145,7 @@ class DeadLettersPage(Page):
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """Something that is recorded of the letter or of the message that it copies."""
+    """A record about the dead letter or its original message."""
 
     delivery: RecordedDelivery
     at: str
@@ -149,10 +153,12 @@ class EventRow:
     css: str
     error: str
     link: str
-    """To what the message became; '': it is in no topic (yet, or any more)."""
+    """URL of the resulting message, or empty if that is not in the log."""
 
 
 class DeadLetterPage(Page):
+    """The page of a dead letter."""
+
     name = "deadletter"
     title = gettext_lazy("Dead letter")
     template = "deadletter.html"
@@ -165,38 +171,38 @@ class DeadLetterPage(Page):
     def context(self) -> dict[str, Any]:
         offset = self.number("offset", minimum=1)
         if offset is None:
-            raise BadQuery(_("No dead letter is named: an offset is needed."))
+            raise BadQuery(_("The parameter offset is required."))
         session = Session(self.using)
-        letter = dead_letters.one(session, offset)
-        offsets = [offset] if letter is None else [offset, letter.listed.original_offset]
+        found = dead_letters.one(session, offset)
+        offsets = [offset] if found is None else [offset, found.listed.original_offset]
         events = [event for one in offsets for event in message_history.recorded(session, one, bounds=self.bounds)[0]]
-        # What operators did with the letter, and what the group that failed did with the message.
+        # Operations on the dead letter, and the group's deliveries of the original message.
         operators = (Outcome.REDRIVEN, Outcome.REPLACED, Outcome.DISCARDED)
         events = [
             event
             for event in sorted(events, key=lambda event: event.event_id)
             if (event.offset == offset and event.outcome in operators)
-            or (letter is not None and event.offset != offset and event.ref == letter.listed.ref)
+            or (found is not None and event.offset != offset and event.ref == found.listed.ref)
         ]
         shown = self._events(session, events)
-        if letter is None:
-            return {"offset": offset, "letter": None, "events": shown}
-        return {"offset": offset, "letter": letter, "events": shown, **self._letter(letter)}
+        if found is None:
+            return {"offset": offset, "dead_letter": None, "events": shown}
+        return {"offset": offset, "dead_letter": found, "events": shown, **self._facts(found)}
 
-    def _letter(self, letter: DeadLetter) -> dict[str, Any]:
-        listed = letter.listed
+    def _facts(self, dead_letter: DeadLetter) -> dict[str, Any]:
+        listed = dead_letter.listed
         topic = listed.ref.topic
         found: dict[str, Any] = {
             "listed": listed,
             "failed_at": moment(listed.failed_at),
-            "published_at": moment(letter.published_at),
-            "error": redacted(letter.error, topic=topic, kind="error"),
-            "readers": [ref for ref in registered_refs(self.using) if ref.topic == letter.topic],
+            "published_at": moment(dead_letter.published_at),
+            "error": redacted(dead_letter.error, topic=topic, kind="error"),
+            "readers": [ref for ref in registered_refs(self.using) if ref.topic == dead_letter.topic],
         }
         if may_see_payloads(self.request):
-            found["payload"] = contents.payload(letter.payload, listed.size, topic=topic)
-            found["metadata"] = contents.metadata(letter.metadata, topic=topic)
-            found["cannot_edit"] = contents.editable(letter).refusal
+            found["payload"] = contents.payload(dead_letter.payload, listed.size, topic=topic)
+            found["metadata"] = contents.metadata(dead_letter.metadata, topic=topic)
+            found["cannot_edit"] = contents.editable(dead_letter).refusal
         return found
 
     def _events(self, session: Session, events: Sequence[RecordedDelivery]) -> list[EventRow]:
@@ -207,7 +213,7 @@ class DeadLetterPage(Page):
             if event.event_id in became:
                 page = "deadletter" if event.outcome == Outcome.DEAD_LETTERED else "message"
                 link = self.dashboard.url(page, offset=became[event.event_id])
-            # The whole line goes through REDACT: an end of it may be a part of what it looks for.
+            # Redact the whole line before cutting it: REDACT might not recognize a part of what it hides.
             topic = naming.first_topic(event.ref.topic)
             error = redacted(last_line(event.error), topic=topic, kind="error")[-ERROR_SHOWN:]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""

@@ -1,4 +1,4 @@
-"""One group: where it stands in its partitions."""
+"""The page of a consumer group: its position in each partition."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ class PartitionRow:
 
     partition: Partition
     value: str
-    """What a tick in this row sends."""
+    """Value of the row's checkbox."""
     oldest: str
     next_at: str
     error: str
     live: bool
-    """Whether its owner is alive."""
+    """True if the owner is a live subscriber."""
 
 
 class GroupPage(Page):
+    """The page of a consumer group."""
+
     name = "group"
     title = gettext_lazy("Group")
     template = "group.html"
@@ -44,7 +46,7 @@ class GroupPage(Page):
     def context(self) -> dict[str, Any]:
         ref = self.ref()
         if ref is None:
-            raise BadQuery(_("No group is named: group and topic are needed."))
+            raise BadQuery(_("The parameters group and topic are required."))
         overview = get_overview(group=ref.group, topic=ref.topic, using=self.using, bounds=self.bounds)
         if not overview.groups:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})

@@ -1,4 +1,4 @@
-"""One message and its whole life."""
+"""The page of a message, with its history."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ENDS = {
     Outcome.DEAD_LETTERED.value: (gettext_lazy("dead-lettered"), "mq-bad"),
     Outcome.DELETED.value: (gettext_lazy("deleted"), "mq-bad"),
 }
-"""How a delivery is settled: the word for it and its class."""
+"""Outcomes that settle a message for a group, each with its label and CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happened, or how it stands now."""
+    """An event of the message's history, or its current state."""
 
     text: str
     at: str = ""
@@ -55,28 +55,30 @@ class Step:
     error: str = ""
     traceback: str = ""
     anchor: str = ""
-    """Of the traceback, so that it stays open when the page refreshes itself."""
+    """Id of the traceback's element, so that it stays open when the page refreshes itself."""
     link: str = ""
     link_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What became of the message for one group."""
+    """The message's history for one group."""
 
     ref: GroupRef
     tag: str
     css: str
     steps: list[Step]
     note: str = ""
-    """What cannot be known."""
+    """Facts that are not recorded."""
     may_retry: bool = False
-    """It waits for another attempt: an operator may make it due."""
+    """True if it waits for another attempt and an operator may retry it now."""
     may_give_up: bool = False
-    """An operator may dead-letter it: nobody who is alive holds it."""
+    """True if an operator may dead-letter it, because no live subscriber holds it."""
 
 
 class MessagePage(Page):
+    """The page of a message."""
+
     name = "message"
     title = gettext_lazy("Message")
     template = "message.html"
@@ -95,8 +97,8 @@ class MessagePage(Page):
         if history is None:
             raise BadQuery(
                 _(
-                    "There is no message at offset %(offset)s, and nothing is recorded of one: it was cleaned up, "
-                    "discarded or never there. What is not in the log yet is under Scheduled."
+                    "There is no message at offset %(offset)s and no record of one: it was garbage-collected or "
+                    "discarded, or never existed. For messages that are not due yet, see Scheduled."
                 )
                 % {"offset": offset}
             )
@@ -106,7 +108,7 @@ class MessagePage(Page):
         self._now = session.now()
         return {
             "offset": offset,
-            "named_offset": str(offset),  # a number gets separators, which an input takes for no number
+            "named_offset": str(offset),  # templates format numbers with separators, which an input rejects
             "named": True,
             "found": found,
             "topic": self._topic,
@@ -120,7 +122,7 @@ class MessagePage(Page):
             **(self._said(found) if found else {}),
         }
 
-    # -- what it says ---------------------------------------------------------
+    # -- its content ----------------------------------------------------------
 
     def _said(self, found: MessageContent) -> dict[str, Any]:
         entry = found.entry
@@ -139,47 +141,48 @@ class MessagePage(Page):
         return redacted(text, topic=self._topic, kind=kind) if text else ""
 
     def _links(self, session: Session, found: MessageContent) -> list[Step]:
-        """Which other messages it comes from."""
+        """Return links to the messages that it was made from."""
         entry = found.entry
         links = []
         origin = {"topic": entry.original_topic, "offset": entry.original_offset, "group": entry.failed_group}
         original = self._to("message", offset=entry.original_offset)
         if entry.failed_group:
-            text = _("It is a dead letter: %(group)s gave up on message %(offset)s of %(topic)s.") % origin
-            links.append(Step(text, link=original, link_text=_("Look at the original")))
-            letter = self._letter(entry.offset)
-            links.append(Step(_("It can be redriven or discarded."), link=letter, link_text=_("Dead letters")))
+            text = _("This is a dead letter: %(group)s dead-lettered message %(offset)s of %(topic)s.") % origin
+            links.append(Step(text, link=original, link_text=_("Open original")))
+            copy = self._dead_letter(entry.offset)
+            links.append(Step(_("You can redrive or discard it."), link=copy, link_text=_("Open dead letter")))
         elif entry.original_id:
-            text = _("It was redriven: the original is message %(offset)s of %(topic)s.") % origin
-            links.append(Step(text, link=original, link_text=_("Look at the original")))
+            text = _("This message was redriven. The original is message %(offset)s of %(topic)s.") % origin
+            links.append(Step(text, link=original, link_text=_("Open original")))
         if found.replaces:
-            text = _("An operator sent it in the place of the message %(id)s.") % {"id": found.replaces}
+            text = _("An operator published this message to replace message %(id)s.") % {"id": found.replaces}
             topic = naming.first_topic(entry.topic)
             places = log_entries.at_ids(session, [(topic, entry.key, found.replaces)])
             links += [
-                Step(text, link=self._to("message", offset=place), link_text=_("Look at the original"))
+                Step(text, link=self._to("message", offset=place), link_text=_("Open original"))
                 for place in places.values()
             ]
             if not places:
-                links.append(Step(f"{text} {_('That one is not in the log any more.')}"))
+                text = _("An operator published this message to replace message %(id)s, which is no longer in the log.")
+                links.append(Step(text % {"id": found.replaces}))
         if entry.target_group:
-            links.append(Step(_("It is for the group %(group)s alone.") % {"group": entry.target_group}))
+            links.append(Step(_("Only the group %(group)s receives this message.") % {"group": entry.target_group}))
         return links
 
     def _to(self, name: str, **parameters: object) -> str:
         return self.dashboard.url(name, **parameters)
 
-    def _letter(self, offset: int) -> str:
+    def _dead_letter(self, offset: int) -> str:
         return self._to("deadletter", offset=offset)
 
-    # -- its life -------------------------------------------------------------
+    # -- its history ----------------------------------------------------------
 
     def _first_steps(self, found: MessageContent | None) -> list[Step]:
         if found is None:
-            return [Step(_("The message itself is not in the log any more: this is what was recorded of it."))]
+            return [Step(_("The message is no longer in the log. These are the records of it."))]
         return [
-            Step(_("Written by its publisher."), moment(found.entry.created_at)),
-            Step(_("Took its place in the log."), moment(found.entry.published_at)),
+            Step(_("Published."), moment(found.entry.created_at)),
+            Step(_("Entered the log."), moment(found.entry.published_at)),
         ]
 
     def _lives(self, session: Session, offset: int, history: MessageHistory) -> Iterable[Life]:
@@ -195,7 +198,7 @@ class MessagePage(Page):
         for ref, mine in of_group.items():
             steps = [step for event in mine for step in self._steps(session, offset, found, event)]
             ended = _end_of(mine)
-            tag, css = (gettext_lazy("no end on record"), "") if ended is None else ENDS[ended.outcome]
+            tag, css = (gettext_lazy("outcome not recorded"), "") if ended is None else ENDS[ended.outcome]
             yield Life(ref, str(tag), css, steps)
 
     def _live(self, session: Session) -> dict[GroupRef, set[str]]:
@@ -215,19 +218,19 @@ class MessagePage(Page):
         ended = _end_of(events)
         tag, css, now = self._standing(state, ended, live)
         if now and events and events[-1].outcome == Outcome.FAILED:
-            now = replace(now, error="", traceback="")  # it has just been said
+            now = replace(now, error="", traceback="")  # the event before it has the same error
         if now:
             steps.append(now)
         if state.standing in ("in_flight", "waits", "unclaimed"):
             if state.unfinished:
                 text = (
-                    _("A drop of the group has not finished. If it was interrupted, run it again.")
+                    _("A drop of this group has not finished. If it was interrupted, run it again.")
                     if state.unfinished == "drop"
-                    else _("A seek of the group has not finished. If it was interrupted, run it again.")
+                    else _("A seek of this group has not finished. If it was interrupted, run it again.")
                 )
                 steps.append(Step(text, css="mq-life-bad"))
             elif state.paused:
-                steps.append(Step(_("The group is paused: nothing is claimed until it is resumed.")))
+                steps.append(Step(_("The group is paused. It claims no messages until you resume it.")))
         may_retry = False
         if state.standing == "waits" and state.until > self._now and found is not None:
             may_retry = True
@@ -238,14 +241,14 @@ class MessagePage(Page):
     def _steps(
         self, session: Session, offset: int, found: MessageContent | None, event: RecordedDelivery
     ) -> Iterable[Step]:
-        """A recorded delivery: handed out, and how it ended."""
+        """Yield the claim and the outcome of a recorded delivery."""
         by = event.by or _("a subscriber")
         values = {"attempt": event.attempt, "by": by, "took": duration(event.handled_ms / 1000)}
         if event.delivered_at:
             text = (
-                _("Handed to %(by)s.")
+                _("Claimed by %(by)s.")
                 if event.outcome in (Outcome.LOST, Outcome.DELETED)
-                else _("Attempt %(attempt)s: handed to %(by)s.")
+                else _("Attempt %(attempt)s: claimed by %(by)s.")
             )
             yield Step(text % values, moment(event.delivered_at))
         at, error = moment(event.settled_at), self._redacted(event.error, "error")
@@ -258,91 +261,95 @@ class MessagePage(Page):
                 text = _("Attempt %(attempt)s failed after %(took)s.") % values
                 yield Step(text, at, "mq-life-bad", last_line(error), traceback, anchor)
             case Outcome.SNOOZED:
-                yield Step(_("Put off by its handler after %(took)s; that counts as no attempt.") % values, at)
+                yield Step(_("Snoozed by its handler after %(took)s. This does not count as an attempt.") % values, at)
             case Outcome.DELETED:
-                text = _("Deleted from the log before it was handled; %(by)s settled it without a call.")
+                text = _("Deleted from the log before it was handled; %(by)s settled it without calling the handler.")
                 yield Step(text % values, at, "mq-life-bad")
             case Outcome.LOST:
-                yield Step(_("%(by)s vanished with it: it comes again.") % values, at, "mq-life-bad")
-            case Outcome.DEAD_LETTERED:
-                text = _("Given up after attempt %(attempt)s: a dead letter was made of it.")
-                if not event.delivered_at:  # not the end of an attempt: an operator's doing
-                    text = _("%(by)s dead-lettered it. Attempts that had failed: %(attempt)s.")
-                text %= values
-                letter = self._made.get(event.event_id)
-                link = "" if letter is None else self._letter(letter)
                 yield Step(
-                    text, at, "mq-life-bad", last_line(error), traceback, anchor, link, _("Look at the dead letter")
+                    _("%(by)s was lost while it held the message. The message is redelivered.") % values,
+                    at,
+                    "mq-life-bad",
                 )
-                if letter is None:
-                    yield from self._after_letter(session, offset, found, event)
+            case Outcome.DEAD_LETTERED:
+                text = _("Dead-lettered after attempt %(attempt)s.")
+                if not event.delivered_at:  # dead-lettered by an operator, not by a failed attempt
+                    text = _("Dead-lettered by %(by)s. Failed attempts before: %(attempt)s.")
+                text %= values
+                copy = self._made.get(event.event_id)
+                link = "" if copy is None else self._dead_letter(copy)
+                yield Step(text, at, "mq-life-bad", last_line(error), traceback, anchor, link, _("Open dead letter"))
+                if copy is None:
+                    yield from self._after_redrive(session, offset, found, event)
             case other:
                 yield Step(f"{other}: {by}", at, error=last_line(error), traceback=traceback, anchor=anchor)
 
-    def _after_letter(
+    def _after_redrive(
         self, session: Session, offset: int, found: MessageContent | None, event: RecordedDelivery
     ) -> Iterable[Step]:
-        """Where it went on, when its dead letter has gone."""
-        onwards = message_history.successors(session, event.ref, event.key, offset, found, bounds=self.bounds)
-        for one in onwards:
-            text = _("%(by)s edited and redrove it: it went on as message %(offset)s.")
+        """Yield the messages that replaced it, after its dead letter has left the log."""
+        replacements = message_history.successors(session, event.ref, event.key, offset, found, bounds=self.bounds)
+        for one in replacements:
+            text = _("%(by)s edited and redrove it as message %(offset)s.")
             if one.outcome == Outcome.REDRIVEN:
-                text = _("%(by)s redrove it: it went on as message %(offset)s.")
-            values = {"by": one.by or _("Somebody"), "offset": one.offset}
+                text = _("%(by)s redrove it as message %(offset)s.")
+            values = {"by": one.by or _("An operator"), "offset": one.offset}
             link = self._to("message", offset=one.offset)
-            yield Step(text % values, moment(one.at), link=link, link_text=_("Look at it"))
-        if not onwards:
+            yield Step(text % values, moment(one.at), link=link, link_text=_("Open message"))
+        if not replacements:
             text = _(
-                "The dead letter is not in the log: it is on its way there, or on its way back, or was discarded or "
-                "cleaned up."
+                "The dead letter is not in the log: it has not entered the log yet, or was redriven, discarded or "
+                "garbage-collected."
             )
             yield Step(text)
 
     def _operation(self, event: RecordedDelivery) -> Step:
-        """What an operator did with this dead letter."""
-        at, by = moment(event.settled_at), event.by or _("Somebody")
+        """Return the step of an operation on this dead letter."""
+        at, by = moment(event.settled_at), event.by or _("An operator")
         if event.outcome == Outcome.DISCARDED:
             text = _("%(by)s discarded it: %(reason)s") % {"by": by, "reason": event.error}
             return Step(text, at, "mq-life-bad")
-        text = _("%(by)s edited and redrove it to %(group)s.")
+        text = _("%(by)s edited and redrove it for %(group)s.")
         if event.outcome == Outcome.REDRIVEN:
-            text = _("%(by)s redrove it to %(group)s.")
+            text = _("%(by)s redrove it for %(group)s.")
         text %= {"by": by, "group": event.ref.group}
         new = self._made.get(event.event_id)
         if new is None:
-            return Step(f"{text} {_('The new message is not in the log: not yet, or not any more.')}", at)
-        return Step(text, at, link=self._to("message", offset=new), link_text=_("Look at the new message"))
+            return Step(f"{text} {_('The new message is not in the log (not yet, or no longer).')}", at)
+        return Step(text, at, link=self._to("message", offset=new), link_text=_("Open new message"))
 
-    # -- how it stands now ----------------------------------------------------
+    # -- its current state ----------------------------------------------------
 
     def _standing(
         self, state: GroupState, ended: RecordedDelivery | None, live: set[str]
     ) -> tuple[str, str, Step | None]:
-        """A word for it, its class, and a sentence where the records do not say it all."""
+        """Return the state's label, its CSS class, and a step if the records do not say it all."""
         values = {"by": state.held_by, "attempt": state.failed + 1, "since": moment(state.since)}
         if ended is not None and state.standing in ("settled", "skipped"):
             tag, css = ENDS[ended.outcome]
             return str(tag), css, None
         match state.standing:
             case "elsewhere":
-                return _("not for this group"), "", Step(_("It is for another group alone."))
+                return _("not for this group"), "", Step(_("Only another group receives this message."))
             case "skipped":
-                text = _("The group goes on behind offset %(offset)s: it was settled before a seek, or is passed over.")
-                return _("before its start"), "", Step(text % {"offset": state.start_offset})
+                text = _(
+                    "The group starts after offset %(offset)s: the message was settled before a seek, or is skipped."
+                )
+                return _("before the start"), "", Step(text % {"offset": state.start_offset})
             case "passed":
-                return _("passed over"), "", Step(_("The group has passed it by without a delivery."))
+                return _("skipped"), "", Step(_("The group's position is past the message, but it was not delivered."))
             case "settled":
-                return _("settled"), "mq-ok", Step(_("It is settled: acked, or a dead letter was made of it."))
+                return _("settled"), "mq-ok", Step(_("The message is settled: acked or dead-lettered."))
             case "in_flight":
-                text = _("Attempt %(attempt)s: with %(by)s since %(since)s.") % values
+                text = _("Attempt %(attempt)s: in flight at %(by)s since %(since)s.") % values
                 if state.held_by not in live:
-                    text += " " + _("It gives no sign of life.") + self._nobody(live)
+                    text += " " + _("This subscriber is lost.") + self._nobody(live)
                 if state.until > self._now and state.mode == "shared":
                     left = duration((state.until - self._now) / 1000)
-                    text += " " + _("Others may have it in %(time)s.") % {"time": left}
+                    text += " " + _("Other subscribers can claim it in %(time)s.") % {"time": left}
                 return _("in flight"), "", Step(text)
             case "waits":
-                return _("waits"), "", self._waiting(state, live)
+                return _("waiting"), "", self._waiting(state, live)
             case _:
                 text = _("Not claimed yet; unsettled messages before it in its partition: %(number)s.")
                 return _("not claimed yet"), "", Step(text % {"number": state.before} + self._nobody(live))
@@ -350,38 +357,42 @@ class MessagePage(Page):
     def _waiting(self, state: GroupState, live: set[str]) -> Step:
         if state.until > self._now:
             left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
-            text = _("It waits for %(time)s more, until %(at)s.") % left
+            text = _("The next attempt is in %(time)s, at %(at)s.") % left
         else:
-            text = _("It is due.")
-        text += " " + _("Attempts that failed: %(failed)s.") % {"failed": state.failed}
+            text = _("The message is due.")
+        text += " " + _("Failed attempts: %(failed)s.") % {"failed": state.failed}
         error = self._redacted(state.last_error, "error")
         traceback = error if error.strip() != last_line(error) else ""
         return Step(text + self._nobody(live), "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")
 
     @staticmethod
     def _nobody(live: set[str]) -> str:
-        return "" if live else " " + _("No subscriber of the group is alive.")
+        return "" if live else " " + _("The group has no live subscribers.")
 
     @staticmethod
     def _unknown(state: GroupState, ended: RecordedDelivery | None) -> str:
-        """What the records cannot say, and why."""
+        """Return what the records do not contain, and why."""
         settings = get_settings()
         level = settings.recorded_of(state.ref.group)
         if level == "none":
             return _(
-                "Deliveries of this group are not recorded (RECORD_DELIVERIES): who had it, and how often, is lost."
+                "Deliveries of this group are not recorded (RECORD_DELIVERIES): attempts and subscribers are unknown."
             )
         if level == "failures":
             text = _(
-                "Only failures of this group are recorded (RECORD_DELIVERIES): when and by whom it was acked is lost."
+                "Acks of this group are not recorded (RECORD_DELIVERIES). If the message was acked, the time and the "
+                "subscriber are unknown."
             )
             return text if state.standing == "settled" and ended is None else ""
         if state.standing == "settled" and ended is None:
-            text = _("Its end is not on record: it is older than %(age)s, or what was to record it was killed.")
+            text = _(
+                "The outcome is not recorded: it is older than %(age)s, or the process was killed before it could "
+                "record it."
+            )
             return text % {"age": duration(settings.history_retention)}
         return ""
 
 
 def _end_of(events: list[RecordedDelivery]) -> RecordedDelivery | None:
-    """The record of how it was settled, the last time."""
+    """Return the last record of how it was settled, or None."""
     return next((event for event in reversed(events) if event.outcome in ENDS), None)

@@ -1,4 +1,4 @@
-"""Messages of the log, newest first."""
+"""The list of messages in the log, newest first."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class MessageRow:
 
 
 class MessagesPage(Page):
+    """The list of messages."""
+
     name = "messages"
     title = gettext_lazy("Messages")
     template = "messages.html"
@@ -60,7 +62,7 @@ class MessagesPage(Page):
             )
             if listing.looked:
                 values = {"first": listing.looked[0], "last": listing.looked[1]}
-                said = _("This topic has many partitions: only offsets %(first)s to %(last)s were looked at.") % values
+                said = _("This topic has many partitions: only offsets %(first)s to %(last)s were searched.") % values
         now = session.now()
         return {
             "rows": [self._row(entry, now) for entry in listing.entries],
@@ -77,16 +79,19 @@ class MessagesPage(Page):
         }
 
     def _key(self) -> str | None:
-        """The partition that is named; '' is one, so a parameter of its own says whether any is."""
+        """Return the partition key of the query string, or None.
+
+        The empty key is valid, so another parameter tells it from none.
+        """
         key = self.text("key")
         if key is None and not self.text("keyed"):
             return None
         if self.text("topic") is None:
-            raise BadQuery(_("A partition is one of a topic: name the topic, too."))
+            raise BadQuery(_("Enter the topic of the partition, too."))
         return key or ""
 
     def _start(self, session: Session) -> int | None:
-        """Above what the list begins, where an offset or a time says so."""
+        """Return the offset below which the list starts, if the query string has an offset or a time."""
         starts = []
         offset = self.number("offset")
         if offset is not None:
@@ -97,7 +102,7 @@ class MessagesPage(Page):
         return min(starts, default=None)
 
     def _time(self) -> int | None:
-        """The end of the second that is named, epoch milliseconds."""
+        """Return the end of the query string's second, in epoch milliseconds."""
         text = self.text("time")
         if text is None:
             return None
@@ -109,22 +114,22 @@ class MessagesPage(Page):
         except (ValueError, OverflowError):
             seconds = None
         if seconds is None:
-            raise BadQuery(_("time=%(value)r: must be a date and a time") % {"value": text})
+            raise BadQuery(_("time=%(value)r is not a valid date and time.") % {"value": text})
         return int(seconds * 1000) + 1000
 
     def _nowhere(self, found: log_entries.IdSearch, *, named: bool) -> str:
-        said = [_("No message of this id is in the log.")]
+        said = [_("The log has no message with this id.")]
         if not named:
-            text = _("It was looked for in every partition.")
+            text = _("All partitions were searched.")
             if not found.complete:
-                text = _("It was looked for in %(number)s partitions; there are more.") % {
+                text = _("Only %(number)s partitions were searched; there are more.") % {
                     "number": f"{self.bounds.searched_partitions:,}"
                 }
             said.append(text)
         if found.looked:
-            text = _("The id says when it was made: offsets %(first)s to %(last)s of that time were looked at.")
+            text = _("The id contains its time of creation: offsets %(first)s to %(last)s of that time were searched.")
             said.append(text % {"first": found.looked[0], "last": found.looked[1]})
-        said.append(_("What is not in the log yet is under Scheduled."))
+        said.append(_("For messages that are not due yet, see Scheduled."))
         return " ".join(said)
 
     @staticmethod

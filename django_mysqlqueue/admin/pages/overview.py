@@ -1,4 +1,4 @@
-"""The first page: how the queue is, and what is wrong."""
+"""The first page: key numbers, problems, charts and groups."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from django_mysqlqueue.sql.session import Session
 
 SPARK_MINUTES = 30
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
-"""Rollup rows of so many seconds, and how many of them a chart shows."""
+"""For each span: seconds per bucket, and number of buckets in a chart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number of the first row."""
+    """A number in the first row."""
 
     name: str
     value: str
@@ -44,12 +44,12 @@ class GroupRow:
     spark: SafeString
     oldest: str
     acked: str
-    """In the minutes of the sparkline."""
+    """Number of acked messages in the minutes of the sparkline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A problem, and where it can be mended."""
+    """A problem with a link to the page for it."""
 
     problem: Problem
     link: str
@@ -57,9 +57,15 @@ class Linked:
 
 
 class OverviewPage(Page):
+    """The overview."""
+
     name = "changelist"
-    title = gettext_lazy("Queue")
+    title = gettext_lazy("Overview")
     template = "overview.html"
+
+    def heading(self) -> str:
+        """Return the name of the dashboard, whose first page this is."""
+        return _("Dashboard")
 
     def context(self) -> dict[str, Any]:
         found = get_overview(using=self.using, bounds=self.bounds)
@@ -82,12 +88,12 @@ class OverviewPage(Page):
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
         waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
         return [
-            Card(_("lag"), str(found.lag)),
-            Card(_("oldest waits"), waits),
+            Card(_("backlog"), str(found.lag)),
+            Card(_("oldest unsettled message"), waits),
             Card(_("in flight"), str(found.in_flight), self._to("inflight")),
             Card(_("retrying"), str(found.retrying)),
             Card(_("dead letters"), str(found.dead_letters), self._to("deadletters"), bool(found.dead_letters)),
-            Card(_("in the outbox"), str(found.outbox.waiting)),
+            Card(_("due in the outbox"), str(found.outbox.waiting)),
             Card(_("scheduled"), str(found.outbox.scheduled), self._to("scheduled")),
             Card(
                 _("live subscribers"),
@@ -108,7 +114,10 @@ class OverviewPage(Page):
             if bucket.ref == group.ref and place in counts:
                 counts[place] += bucket.acked
         values = list(counts.values())
-        label = _("%(number)s acked in %(minutes)s minutes") % {"number": sum(values), "minutes": SPARK_MINUTES}
+        label = _("%(number)s acked in the last %(minutes)s minutes") % {
+            "number": sum(values),
+            "minutes": SPARK_MINUTES,
+        }
         oldest = "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000)
         link = self._to("group", group=group.ref.group, topic=group.ref.topic)
         return GroupRow(group, link, charts.sparkline(values, label), oldest, f"{sum(values):,}")
@@ -118,23 +127,23 @@ class OverviewPage(Page):
         named = {"group": ref.group, "topic": ref.topic} if ref else {}
         match problem.kind:
             case "stuck":
-                return Linked(problem, self._to("message", offset=problem.offset), _("Look at the message"))
+                return Linked(problem, self._to("message", offset=problem.offset), _("Open message"))
             case "silent":
-                return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
+                return Linked(problem, self._to("subscribers"), _("Open subscribers"))
             case "dead_letters" | "recent_dead_letters":
-                return Linked(problem, self._to("deadletters", **named), _("Look at the dead letters"))
+                return Linked(problem, self._to("deadletters", **named), _("Open dead letters"))
             case "outbox" | "outbox_behind":
-                return Linked(problem, self._to("subscribers"), _("Look at the subscribers"))
+                return Linked(problem, self._to("subscribers"), _("Open subscribers"))
             case "groupless":
-                return Linked(problem, self._to("messages", topic=problem.topic), _("Look at the messages"))
+                return Linked(problem, self._to("messages", topic=problem.topic), _("Open messages"))
             case "long_transaction":
                 return Linked(problem, "", "")
             case _:
-                return Linked(problem, self._to("group", **named), _("Look at the group"))
+                return Linked(problem, self._to("group", **named), _("Open group"))
 
     @staticmethod
     def _charts(buckets: list[Bucket], grain: int, number: int, now: int) -> dict[str, Any]:
-        """Throughput and latency of all groups together."""
+        """Return the charts of throughput and latency, over all groups."""
         first = now // (grain * 1000) - number + 1
         sums = [[0, 0, 0] for _place in range(number)]
         latency = [[0] * len(rollups.BUCKETS) for _place in range(number)]
@@ -154,11 +163,13 @@ class OverviewPage(Page):
         whole = [sum(column) for column in zip(*latency, strict=True)]
         return {
             "throughput": charts.bars(counted, times, _("Deliveries over time: acked, failed, dead-lettered")),
-            "latency": charts.lines(percentiles, times, _("Latency from the log to the ack over time: p50 and p95")),
+            "latency": charts.lines(
+                percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95")
+            ),
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
             "p50": _said(rollups.percentile(whole, 0.5)),
             "p95": _said(rollups.percentile(whole, 0.95)),
-            "per": _("per minute") if grain == MINUTE else _("per hour"),
+            "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),
         }
 
 

@@ -1,4 +1,4 @@
-"""Scheduled messages."""
+"""The list of scheduled messages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ class ScheduledRow:
     message: ScheduledMessage
     at: str
     left: str
-    """'': it has come due, and the sequencer has not moved it yet."""
+    """Time until it is due; empty if it is due and the sequencer has not moved it yet."""
     payload: str | None
-    """None: not for this user, or it is gone."""
+    """None if the user may not view it, or it no longer exists."""
     metadata: str
 
 
 class ScheduledPage(Page):
+    """The list of scheduled messages."""
+
     name = "scheduled"
     title = gettext_lazy("Scheduled")
     template = "scheduled.html"
@@ -65,7 +67,7 @@ class ScheduledPage(Page):
             return None
         at, _dash, row_id = text.partition("-")
         if not (at.isascii() and at.isdecimal() and row_id.isascii() and row_id.isdecimal()):
-            raise BadQuery(_("after=%(text)r is no place in the list.") % {"text": text})
+            raise BadQuery(_("after=%(text)r is not a position in the list.") % {"text": text})
         return min(int(at[:19]), 2**62), min(int(row_id[:19]), 2**62)
 
     @staticmethod

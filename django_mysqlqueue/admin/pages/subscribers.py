@@ -1,4 +1,4 @@
-"""Who works: what is in flight, the subscribers, their leases."""
+"""The pages of in-flight messages, subscribers and leases."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ class InFlightRow:
     until: str
     live: bool
     may_give_up: bool
-    """An operator may dead-letter it: its subscriber is lost."""
+    """True if an operator may dead-letter it, because its subscriber is lost."""
 
 
 class InFlightPage(Page):
+    """The list of in-flight messages."""
+
     name = "inflight"
     title = gettext_lazy("In flight")
     template = "inflight.html"
@@ -88,14 +90,16 @@ class Worker:
     name: str
     live: bool
     seen: str
-    """How long ago it gave its last sign of life."""
+    """Time since its last heartbeat."""
     info: dict[str, Any]
     subset: str
     groups: list[tuple[GroupRef, int, str]] = field(default_factory=list)
-    """Of each group: how many partitions it holds, and what share of those that have an owner."""
+    """For each group: the number of partitions that it owns, and its share of all partitions with an owner."""
 
 
 class SubscribersPage(Page):
+    """The list of subscribers."""
+
     name = "subscribers"
     title = gettext_lazy("Subscribers")
     template = "subscribers.html"
@@ -139,6 +143,8 @@ class ListedLease:
 
 
 class LeasesPage(Page):
+    """The list of leases."""
+
     name = "leases"
     title = gettext_lazy("Leases")
     template = "leases.html"
@@ -165,7 +171,7 @@ class LeasesPage(Page):
             "last": last,
             "next_link": self._next(last),
             "is_first": after is None,
-            "none_said": _("There are leases only where an ordered group has something to do."),
+            "none_said": _("Leases exist only in ordered mode, and only for partitions that may have work."),
         }
 
     def _next(self, last: LeaseRow | None) -> str:

@@ -1,4 +1,4 @@
-"""``manage.py queuearchive``: the log as Parquet files."""
+"""``manage.py queuearchive``: archive the log as Parquet files."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ from django_mysqlqueue.management.spark import SparkCommand
 
 
 class Command(SparkCommand):
-    help = "Moves the log, range by range, into Parquet files; checks, merges and lets go of them."
+    """Archive the log."""
+
+    help = "Archive the log as Parquet files, one range of offsets at a time; verify, compact and prune the archive."
     name = "archive"

@@ -12,9 +12,12 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
+    """Dead-letter messages."""
+
     help = (
-        "Dead-letter messages that a consumer group is retrying, without their remaining attempts. Subscribers can "
-        "keep running. A message that a live subscriber holds is refused. If one message is refused, none is changed."
+        "Move messages of a consumer group to the DLQ instead of retrying them. Their remaining attempts are skipped. "
+        "The messages must be waiting for another attempt, or their subscriber must be lost. Subscribers can keep "
+        "running. If a live subscriber holds one of the messages, the command changes nothing."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,7 +28,7 @@ class Command(OperationCommand):
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         if not (options["offset"] or options["id"]):
-            raise CommandError("Name the messages: their offsets, or --id.")
+            raise CommandError("Pass the offsets of the messages, or their ids with --id.")
         return operations.dead_letter(
             options["group"], options["topic"], ids=options["id"], offsets=options["offset"] or None, **how
         )

@@ -12,12 +12,14 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(DeadLettersCommand):
+    """Delete dead letters."""
+
     help = (
-        "Delete dead letters; this cannot be undone. The audit log keeps who did it, when and why: --reason is "
+        "Delete dead letters. This cannot be undone. The audit log records who did it, when and why: --reason is "
         "required, except with --dry-run."
     )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         if not (options["dry_run"] or options["reason"].strip()):
-            raise CommandError("--reason is required: the audit log keeps why the messages were deleted.")
+            raise CommandError("--reason is required: the audit log records why the messages were deleted.")
         return operations.discard(options["topic"], **self.selection(options), **how)

@@ -12,11 +12,13 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
+    """Drop a consumer group."""
+
     help = (
-        "Delete a consumer group on a topic and all its state: GC no longer keeps messages for it. "
+        "Delete a consumer group of a topic and all the group's state. GC no longer keeps messages for the group. "
         "If the command is interrupted, the group stays paused: run it again."
     )
-    question = "Type the group's name to drop it: "
+    question = "Type the group's name to confirm: "
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

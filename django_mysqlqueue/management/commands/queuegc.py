@@ -1,4 +1,4 @@
-"""``manage.py queuegc``: one full round of garbage collection."""
+"""``manage.py queuegc``: run garbage collection once."""
 
 from __future__ import annotations
 
@@ -6,31 +6,38 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from django_mysqlqueue.humanize import counted
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.runtime.log import moment, orphans_deleted
 from django_mysqlqueue.service import heartbeats, retention
 
 
 class Command(QueueCommand):
-    help = "Deletes what every group has passed and the retention has outlived. Subscribers do so by themselves."
+    """Run garbage collection once, for all topics."""
+
+    help = (
+        "Delete messages that every group has settled and whose retention has expired, and rows that are no longer "
+        "needed. Subscribers do this automatically."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--dry-run", action="store_true", help="only count")
+        parser.add_argument("--dry-run", action="store_true", help="show how many messages would be deleted, then exit")
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         if options["dry_run"]:
             collected = retention.collect(using, dry_run=True)
-            self.stdout.write(f"Would delete {collected.messages} messages.")
+            self.stdout.write(f"Would delete {counted(collected.messages, 'message')}.")
         else:
             collected = retention.collect(using, tell=orphans_deleted)
             beats = heartbeats.forget_old(using)
             self.stdout.write(
-                f"Deleted {collected.messages} messages, {collected.offsets_rows} offsets rows, {beats} heartbeats."
+                f"Deleted {counted(collected.messages, 'message')}, "
+                f"{counted(collected.offsets_rows, 'partition position')} and {counted(beats, 'old heartbeat')}."
             )
         for one in collected.orphans:
             text = (
-                f"Of these, {one.messages} in the topic {one.topic!r}, which has no consumer group: "
-                f"from {moment(one.oldest_at)} to {moment(one.newest_at)}."
+                f"{counted(one.messages, 'message')} of topic {one.topic!r}, which has no consumer group, "
+                f"logged from {moment(one.oldest_at)} to {moment(one.newest_at)}."
             )
             self.stdout.write(self.style.WARNING(text))

@@ -13,12 +13,16 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
-    help = "Change the mode of a consumer group. Stop its subscribers first."
+    """Change the mode of a consumer group."""
+
+    help = "Change the delivery mode of a consumer group. Stop its subscribers first."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add_group(parser)
-        parser.add_argument("mode", choices=ConsumerGroup.Mode.values, help="the mode that its handler will declare")
+        parser.add_argument(
+            "mode", choices=ConsumerGroup.Mode.values, help="new mode, the one that the group's handler declares"
+        )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         return operations.set_group_mode(options["group"], options["topic"], options["mode"], **how)

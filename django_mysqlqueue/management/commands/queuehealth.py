@@ -1,4 +1,4 @@
-"""``manage.py queuehealth``: exits with 0 when the queue is well and with 1 when it is not, and says why."""
+"""``manage.py queuehealth``: exit with 0 if the queue is healthy, otherwise print the problems and exit with 1."""
 
 from __future__ import annotations
 
@@ -26,50 +26,65 @@ from django_mysqlqueue.sql.connection import READ_SECONDS
 
 
 class Command(QueueCommand):
+    """Check the queue's health."""
+
     read_timeout = READ_SECONDS
     bounds: ClassVar[Bounds] = CHECKS
     stall_times: ClassVar[StallTimes] = StallTimes()
     help = (
-        "Exit with 1 if messages are stuck, handlers fail or a limit is exceeded, and print the problems. "
-        "For alerting, not for liveness probes: a database that hangs must not restart the subscribers."
+        "Print the problems and exit with status 1 if messages are stuck, handlers fail or a limit is exceeded. "
+        "Use it for alerting, not for liveness probes: a hanging database must not cause the subscribers to be "
+        "restarted."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
-        add("--group", action="append", default=[], metavar="G", help="only this consumer group (repeatable)")
-        add("--topic", action="append", default=[], metavar="T", help="only this topic (repeatable)")
-        add("--max-lag", type=int, metavar="N", help="unsettled messages that a group may have")
-        add("--max-age", type=float, metavar="SECONDS", help="how long a message may wait for its group")
-        add("--max-dead-letters", type=int, metavar="N", help="dead letters that a group may have")
-        add("--min-subscribers", type=int, metavar="N", help="live subscribers that a group must have")
+        add(
+            "--group",
+            action="append",
+            default=[],
+            metavar="GROUP",
+            help="check only this consumer group (may be repeated)",
+        )
+        add("--topic", action="append", default=[], metavar="TOPIC", help="check only this topic (may be repeated)")
+        add("--max-lag", type=int, metavar="N", help="maximum backlog: number of unsettled messages per group")
+        add(
+            "--max-age",
+            type=float,
+            metavar="SECONDS",
+            help="maximum age, in seconds, of an unsettled message or of one that is due in the outbox",
+        )
+        add("--max-dead-letters", type=int, metavar="N", help="maximum number of dead letters per group")
+        add("--min-subscribers", type=int, metavar="N", help="minimum number of live subscribers per group")
         add(
             "--max-recent-dead-letters",
             type=int,
             metavar="N",
-            help="dead letters that a group may have within the window "
+            help="maximum number of dead letters per group within the window "
             "(default: HEALTH['MAX_RECENT_DEAD_LETTERS'], 10)",
         )
         add(
             "--max-failure-ratio",
             type=float,
-            metavar="R",
-            help="share of a group's attempts within the window that may fail, 0 to 1 "
+            metavar="RATIO",
+            help="maximum share of a group's attempts within the window that fail, 0 to 1 "
             "(default: HEALTH['MAX_FAILURE_RATIO'], 0.5)",
         )
         add(
             "--min-attempts",
             type=int,
             metavar="N",
-            help="attempts within the window below which the ratio is not judged (default: HEALTH['MIN_ATTEMPTS'], 10)",
+            help="minimum number of attempts within the window for the ratio to be checked "
+            "(default: HEALTH['MIN_ATTEMPTS'], 10)",
         )
         add(
             "--window",
             type=float,
             metavar="SECONDS",
-            help="seconds that count as recent (default: HEALTH['WINDOW'], 600)",
+            help="length, in seconds, of the window that ends now (default: HEALTH['WINDOW'], 600)",
         )
-        add("--format", choices=("text", "json"), default="text")
+        add("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         try:
@@ -106,17 +121,17 @@ class Command(QueueCommand):
         for note in report.notes:
             self.stdout.write(self.style.WARNING(f"note     {note.text}"))
         if report.healthy:
-            lag = total(group.lag for group in report.groups)
+            backlog = total(group.lag for group in report.groups)
             age = _outbox_age(report)
             self.stdout.write(
-                f"Healthy: {counted(len(report.groups), 'group')}, lag {lag}, "
-                f"{report.state.outbox.waiting} in the outbox"
-                + ("." if age is None else f" (the oldest for {duration(age)}): the lag does not count them.")
+                f"Healthy: {counted(len(report.groups), 'group')}, backlog {backlog}, "
+                f"outbox {report.state.outbox.waiting}"
+                + ("." if age is None else f", the oldest message for {duration(age)} (not counted in the backlog).")
             )
 
 
 def _outbox_age(report: HealthReport) -> float | None:
-    """Seconds that the oldest message in the outbox has been due."""
+    """Return for how many seconds the oldest message in the outbox has been due, or None if none is."""
     since = report.state.outbox.waiting_since
     return None if since is None else max(0.0, (report.state.now - since) / 1000)
 

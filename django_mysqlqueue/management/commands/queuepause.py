@@ -12,9 +12,11 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
+    """Pause a consumer group."""
+
     help = (
-        "Pause a consumer group: its subscribers finish what they have claimed, keep their leases, and claim nothing "
-        "more until it is resumed."
+        "Pause a consumer group. Its subscribers finish the messages that they have claimed, keep their leases, and "
+        "claim no more messages until you resume the group."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py queuereplay``: archived messages back into the queue."""
+"""``manage.py queuereplay``: publish archived messages again."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ from django_mysqlqueue.management.spark import SparkCommand
 
 
 class Command(SparkCommand):
-    help = "Puts archived messages back into the queue: into another topic, or for one group."
+    """Publish archived messages again."""
+
+    help = "Publish archived messages again: to another topic, or for one consumer group."
     name = "replay"

@@ -1,4 +1,4 @@
-"""``manage.py queuereport``: what the queue did, as one page with pictures."""
+"""``manage.py queuereport``: report on the queue's activity as one HTML page with charts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from django_mysqlqueue.redaction import redacted
 
 
 class Command(SparkCommand):
-    help = "Makes an HTML page about what the queue did, and its tables as Parquet and CSV."
+    """Write a report."""
+
+    help = "Write a report on the queue's activity: an HTML page with charts, and its tables as Parquet and CSV files."
     name = "report"
 
     def check_names(self, using: str, options: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
+    """Resume a paused consumer group."""
+
     help = "Resume a paused consumer group."
 
     def add_arguments(self, parser: CommandParser) -> None:

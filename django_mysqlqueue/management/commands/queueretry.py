@@ -12,9 +12,11 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
+    """Retry messages now."""
+
     help = (
-        "Make messages due now that wait for another attempt after a failure, a nack or a snooze: all of a consumer "
-        "group, or those with some ids or offsets."
+        "Retry waiting messages immediately: messages that wait for another attempt after a failure, a nack or a "
+        "snooze. The command retries all of them in a consumer group, or only those with the given ids or offsets."
     )
     reports_progress = True
 
@@ -22,8 +24,10 @@ class Command(OperationCommand):
         super().add_arguments(parser)
         add_group(parser)
         parser.add_argument("--id", action="append", help="only the message with this id (may be repeated)")
-        parser.add_argument("--offset", type=int, action="append", help="only this message (may be repeated)")
-        parser.add_argument("--reset-attempts", action="store_true", help="count their attempts from one again")
+        parser.add_argument(
+            "--offset", type=int, action="append", help="only the message at this offset (may be repeated)"
+        )
+        parser.add_argument("--reset-attempts", action="store_true", help="count the attempts from 1 again")
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         return operations.retry(

@@ -1,4 +1,4 @@
-"""``manage.py queuescheduled``: list scheduled messages, deliver some now or at another time."""
+"""``manage.py queuescheduled``: list scheduled messages, or change when some are delivered."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from django_mysqlqueue.operations.results import Result, ScheduledResult
 from django_mysqlqueue.operations.scheduled import not_scheduled_text
 
 MOST = 100_000
-"""A list has no more messages than that."""
+"""Maximum number of messages in the list."""
 
 
 class ScheduledCommand(OperationCommand):
-    """Changes scheduled messages of a topic that are named by their published ids.
+    """Base class of commands that change scheduled messages, named by the ids that ``publish()`` returned.
 
-    As ``rm`` does, it changes those that exist, names the others, and exits
-    with 1 if there are any.
+    Like ``rm``, such a command changes the messages that exist. If others do not, it lists those and exits with
+    status 1.
     """
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--key", help="only messages published with this key (default: with any)")
+        parser.add_argument("--key", help="only messages published with this key (default: any key)")
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         self._missing: tuple[str, ...] = ()
@@ -42,28 +42,41 @@ class ScheduledCommand(OperationCommand):
         return result
 
     def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
-        """Calls the operation; arguments as ``operate``."""
+        """Call the operation and return its result.
+
+        Args:
+            options: the command's options.
+            how: as for ``operate``.
+        """
         raise NotImplementedError
 
 
 class Command(ScheduledCommand):
-    help = "List scheduled messages; with ids, deliver those messages now or at another time."
+    """List or reschedule scheduled messages."""
+
+    help = "List scheduled messages. With ids and --now or --at, deliver these messages now or at another time."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("topic", nargs="?", help="only messages of this topic; required with ids")
-        parser.add_argument("id", nargs="*", help="ids that publish() returned")
-        parser.add_argument("--limit", type=int, default=50, metavar="N", help="maximum number to list (default: 50)")
+        parser.add_argument("id", nargs="*", help="id that publish() returned")
+        parser.add_argument(
+            "--limit", type=int, default=50, metavar="N", help="maximum number of messages to list (default: 50)"
+        )
         parser.add_argument("--now", action="store_true", help="deliver the messages with the given ids now")
-        parser.add_argument("--at", metavar="WHEN", help="deliver them at this time (ISO 8601)")
+        parser.add_argument(
+            "--at",
+            metavar="WHEN",
+            help="deliver the messages with the given ids at WHEN (ISO 8601; in TIME_ZONE if it has no UTC offset)",
+        )
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         if options["id"]:
             super().run_on(using, options)
         elif options["now"] or options["at"]:
-            raise CommandError("Name the messages: TOPIC ID…")
+            raise CommandError("--now and --at require the topic and ids of the messages: TOPIC ID…")
         elif options["key"] is not None:
-            raise CommandError("--key selects among messages with the given ids: TOPIC ID…")
+            raise CommandError("--key requires the topic and ids of the messages: TOPIC ID…")
         else:
             self._list(using, options)
 
@@ -77,7 +90,7 @@ class Command(ScheduledCommand):
             self._print_json(using, found)
             return
         if not found:
-            self.stdout.write("Nothing is scheduled.")
+            self.stdout.write("No messages are scheduled.")
         for one in found:
             self.stdout.write(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}")
 
@@ -95,6 +108,6 @@ class Command(ScheduledCommand):
 
     def change(self, options: dict[str, Any], **how: Any) -> ScheduledResult:
         if options["now"] == (options["at"] is not None):
-            raise CommandError("Name the time: --now or --at.")
+            raise CommandError("Pass --now or --at WHEN.")
         at = moment(options["at"])  # None: now
         return operations.reschedule(options["topic"], options["id"], at, key=options["key"], **how)

@@ -12,14 +12,17 @@ from django_mysqlqueue.operations.results import Result
 
 
 class Command(OperationCommand):
+    """Move a consumer group's position."""
+
     reports_progress = True
     help = (
         "Move a consumer group's position in a topic: back to replay messages, forward to skip them. Subscribers can "
         "keep running. The command shows how many messages it would replay and skip, then asks for confirmation. "
-        "Deliveries in flight are revoked: their handlers run to the end, but their acks are ignored and atomic "
+        "Deliveries in flight are revoked: their handlers run to completion, but their acks are ignored and atomic "
         "handlers roll back. An outcome that commits before its delivery is revoked is kept: the handler's writes and "
         "the dead letter stay, even if the seek replays the message. "
-        "If the command is interrupted, the group stays paused: run it again."
+        "The command pauses the group while it works. If it is interrupted, the group stays paused: run the command "
+        "again."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,16 +31,20 @@ class Command(OperationCommand):
         parser.add_argument(
             "position",
             nargs="?",
-            help="earliest, latest, or the offset to continue from; required unless --time is given",
+            help="'earliest' (the oldest message in the log), 'latest' (after the newest), or the offset to continue "
+            "from; required unless you pass --time",
         )
         parser.add_argument(
-            "--time", metavar="WHEN", help="continue from the first message logged at or after WHEN (ISO 8601)"
+            "--time",
+            metavar="WHEN",
+            help="continue from the first message that entered the log at or after WHEN (ISO 8601; in TIME_ZONE "
+            "if it has no UTC offset)",
         )
 
     def operate(self, options: dict[str, Any], **how: Any) -> Result:
         position, when = options["position"], options["time"]
         if (position is None) == (when is None):
-            raise CommandError("Name the position: earliest, latest, an offset, or --time.")
+            raise CommandError("Pass one position: earliest, latest, an offset, or --time WHEN.")
         if position is not None and position.isdecimal() and len(position) < 20:
             position = int(position)
         return operations.seek(options["group"], options["topic"], position, time=moment(when), **how)

@@ -1,15 +1,18 @@
-"""``manage.py queuesequence``: moves what is due from the outbox into the log."""
+"""``manage.py queuesequence``: move due messages from the outbox into the log."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django_mysqlqueue.humanize import counted
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.service import sequencing
 
 
 class Command(QueueCommand):
-    help = "Moves what is due from the outbox into the log. Subscribers do so by themselves."
+    """Move due messages into the log."""
+
+    help = "Move due messages from the outbox into the log. Subscribers do this automatically."
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         moved = 0
@@ -17,7 +20,7 @@ class Command(QueueCommand):
             done = sequencing.sequence(using)
             moved += done.moved
             if done.busy:
-                self.stdout.write("Somebody else is sequencing.")
+                self.stdout.write("Another process is moving messages.")
             if done.busy or not done.more:
                 break
-        self.stdout.write(f"Moved {moved} messages.")
+        self.stdout.write(f"Moved {counted(moved, 'message')}.")

@@ -1,4 +1,4 @@
-"""``manage.py queuestatus``: shows topics, groups and problems."""
+"""``manage.py queuestatus``: show topics, groups, leases and problems."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ from django_mysqlqueue.sql.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the command shows."""
+    """The state that the command shows."""
 
     queue: QueueOverview
     topics: Sequence[TopicOverview]
     leases: dict[GroupRef, dict[str, int]]
-    """Of each group: partitions by owner; '' is nobody."""
+    """For each group, the number of partitions by owner; ``''`` stands for partitions without an owner."""
     problems: Sequence[Problem]
 
 
 class Command(QueueCommand):
+    """Show the state of the queue."""
+
     help = "Show topics, consumer groups, their backlogs, dead letters, leases and problems."
-    # It counts exactly, so it walks the log, however long that is.
+    # Exact counts read the whole log, however long it is.
     read_timeout: ClassVar[float] = 600.0
 
     def add_arguments(self, parser: Any) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--format", choices=("text", "json"), default="text")
+        parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         status = read_status(using)
@@ -56,17 +58,18 @@ class Command(QueueCommand):
     def _text(self, using: str, status: Status) -> None:
         heading = self.style.MIGRATE_HEADING
         queue = status.queue
-        ago = f"{duration((queue.now - queue.sequenced_at) / 1000)} ago" if queue.sequenced_at else "never"
+        ago = duration((queue.now - queue.sequenced_at) / 1000)
+        sequencer = f"last active {ago} ago" if queue.sequenced_at else "never active"
         outbox, since = "", queue.outbox.waiting_since
         if since is not None:
             oldest = duration((queue.now - since) / 1000)
             waiting = counted(queue.outbox.waiting.value, "message")
-            outbox = f", {waiting} in the outbox (the oldest for {oldest}; no lag counts them)"
+            outbox = f", {waiting} in the outbox, the oldest for {oldest} (not counted in any backlog)"
         self.stdout.write(
-            f"Queue on the database {using!r}: last offset {queue.last_offset}, sequenced {ago}{outbox}.\n"
+            f"Queue in database {using!r}: last offset {queue.last_offset}, sequencer {sequencer}{outbox}.\n"
         )
         if not status.topics and not queue.groups:
-            self.stdout.write("It is empty: no message, no group.")
+            self.stdout.write("The queue has no messages and no consumer groups.")
             return
         self.stdout.write(heading("Topics"))
         self._table(
@@ -76,7 +79,7 @@ class Command(QueueCommand):
         self.stdout.write("")
         self.stdout.write(heading("Groups"))
         self._table(
-            ("group", "topic", "mode", "lag", "oldest", "in flight", "retrying", "dead", "subscribers"),
+            ("group", "topic", "mode", "backlog", "oldest", "in flight", "retrying", "dead letters", "subscribers"),
             [
                 (
                     one.ref.group,
@@ -93,7 +96,7 @@ class Command(QueueCommand):
             ],
         )
         owners = [
-            (*ref, owner or "(nobody)", count)
+            (*ref, owner or "(no owner)", count)
             for ref, shares in sorted(status.leases.items())
             for owner, count in sorted(shares.items())
         ]
@@ -120,7 +123,12 @@ class Command(QueueCommand):
 
 
 def read_status(using: str, bounds: Bounds = EXACT) -> Status:
-    """Reads the whole state, counted to the end unless ``bounds`` end before."""
+    """Return the state of the queue.
+
+    Args:
+        using: alias of the queue's database.
+        bounds: limits of the counts; by default they are exact.
+    """
     session = Session(using)
     queue = get_overview(using=using, bounds=bounds)
     leases: dict[GroupRef, dict[str, int]] = {}

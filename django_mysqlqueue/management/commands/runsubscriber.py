@@ -1,4 +1,4 @@
-"""``manage.py runsubscriber``: runs handlers until it is stopped."""
+"""``manage.py runsubscriber``: run handlers until stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from django_mysqlqueue.checks import server_problems
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.management.banner import show_banner, show_groups
-from django_mysqlqueue.management.base import LimitedCommand, database_of, errors_in_words, require_tables
+from django_mysqlqueue.management.base import (
+    LimitedCommand,
+    add_database,
+    database_errors,
+    database_of,
+    require_tables,
+)
 from django_mysqlqueue.management.ports import MetricsPorts, port
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.handler import Handler
@@ -37,47 +43,90 @@ from django_mysqlqueue.sql import dialect_of
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(f"{value} is not above 0")
-    return value
+    """Parse an integer above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not an integer, or not above 0.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
+    return int(text)
 
 
 class Command(LimitedCommand):
-    help = "Runs the handlers that @subscriber declares, until SIGTERM or SIGINT."
+    """Run handlers until stopped."""
+
+    help = "Run the handlers declared with @subscriber, until SIGTERM or SIGINT."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--group", action="append", metavar="G", help="only this consumer group (repeatable)")
-        add("--topic", action="append", metavar="T", help="only this topic (repeatable)")
+        add(
+            "--group",
+            action="append",
+            metavar="GROUP",
+            help="run only handlers of this consumer group (may be repeated)",
+        )
+        add("--topic", action="append", metavar="TOPIC", help="run only handlers of this topic (may be repeated)")
         add(
             "--partition",
             action="append",
-            metavar="KEY",
-            help="only partitions whose key matches: * is any text, ? one character (repeatable)",
+            metavar="PATTERN",
+            help="claim only partitions whose key matches PATTERN: * matches any text, ? one character (may be "
+            "repeated)",
         )
-        add("--shard", metavar="I/N", help="only the I-th of N equal parts of the partitions, as 1/4")
-        add("--threads", type=positive, metavar="N", help="handler threads (default: THREADS)")
-        add("--processes", type=positive, metavar="N", help="run N processes, and replace those that end")
-        add("--name", help="a name for this subscriber (default: the host's)")
-        add("--batch-size", type=positive, metavar="N", help="messages a claim (default: BATCH_SIZE)")
-        add("--drain", action="store_true", help="exit when nothing is left to do (waits for backoffs)")
-        add("--max-messages", type=positive, metavar="N", help="exit after N messages were started")
-        add("--max-memory", type=positive, metavar="MB", help="exit when more than MB of memory are resident")
-        add("--heartbeat-file", metavar="PATH", help="a file renewed every second while there is progress")
+        add("--shard", metavar="I/N", help="claim only the I-th of N equal parts of the partitions, for example 1/4")
+        add(
+            "--threads",
+            type=positive,
+            metavar="N",
+            help="handler threads per process (default: MYSQLQUEUE['THREADS'], 4)",
+        )
+        add("--processes", type=positive, metavar="N", help="run N subscriber processes and replace those that end")
+        add("--name", help="first part of the subscriber's name (default: the host name)")
+        add(
+            "--batch-size",
+            type=positive,
+            metavar="N",
+            help="maximum number of messages per claim (default: MYSQLQUEUE['BATCH_SIZE'], 100)",
+        )
+        add(
+            "--drain",
+            action="store_true",
+            help="exit when the backlog is empty; waits for messages in backoff, not for scheduled messages",
+        )
+        add(
+            "--max-messages", type=positive, metavar="N", help="exit after passing N messages to handlers (per process)"
+        )
+        add(
+            "--max-memory",
+            type=positive,
+            metavar="MB",
+            help="exit when the process uses more than MB megabytes of resident memory",
+        )
+        add(
+            "--heartbeat-file",
+            metavar="PATH",
+            help="file whose modification time is updated every second while the subscriber makes progress",
+        )
         add(
             "--metrics-port",
             type=port,
             metavar="PORT",
-            help="serve Prometheus metrics of the process there; with --processes, the second at PORT + 1, …",
+            help="serve the process's Prometheus metrics on this port; with --processes, the second process uses "
+            "PORT + 1, and so on",
         )
-        add("--metrics-address", default="127.0.0.1", metavar="IP", help="from where (0.0.0.0: from anywhere)")
+        add(
+            "--metrics-address",
+            default="127.0.0.1",
+            metavar="IP",
+            help="address to bind the metrics port to (default: 127.0.0.1; 0.0.0.0: all interfaces)",
+        )
         add(
             "--reload",
             action=argparse.BooleanOptionalAction,
-            help="start anew when the code changes (default: with DEBUG, on a terminal)",
+            help="restart when the code changes (default: on a terminal with DEBUG = True)",
         )
-        add("--database", metavar="ALIAS", help="the queue's database alias")
+        add_database(parser)
 
     lifeline: Lifeline | None = None
     _verbosity = 1
@@ -90,7 +139,7 @@ class Command(LimitedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(options["database"])
-        with errors_in_words(using), sessions.sound(using):
+        with database_errors(using), sessions.sound(using):
             require_tables(using)
             self._handle(using, options)
 
@@ -116,7 +165,7 @@ class Command(LimitedCommand):
 
     def _subscribe(self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any]) -> None:
         child = self.lifeline
-        # The supervisor renews the file for all its children.
+        # A supervisor updates the file for all its children.
         path = options["heartbeat_file"] if child is None else None
         subscriber = Subscriber(
             using,
@@ -145,7 +194,7 @@ class Command(LimitedCommand):
             if child is None:
                 restore()
             else:
-                # It ends in a moment; the supervisor's word may come after the service manager's.
+                # The process is about to exit. The supervisor's signal may arrive after the service manager's.
                 for number in STOP_SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
             if subscriber.heartbeat_file is not None:
@@ -162,7 +211,7 @@ class Command(LimitedCommand):
     def _introduce(self, subscriber: Subscriber, metrics: MetricsPorts | None) -> None:
         if self.lifeline is not None:
             if self.lifeline.reload:
-                self._print(lambda: show_groups(self.stdout, subscriber.handlers))  # they may have changed
+                self._print(lambda: show_groups(self.stdout, subscriber.handlers))
             return
         self._print(lambda: self._banner(subscriber, metrics))
 
@@ -185,7 +234,7 @@ class Command(LimitedCommand):
     def _supervise(
         self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any], *, reloads: bool
     ) -> None:
-        """Finds out here, once, what would make every child fail."""
+        """Run a supervisor. What would make every child fail is checked here first, once."""
         settings = get_settings()
         require_handlers(chosen)
         subset = Subset.parse(options["partition"] or (), options["shard"])
@@ -195,7 +244,9 @@ class Command(LimitedCommand):
             metrics.require()
         file = HeartbeatFile(options["heartbeat_file"]) if options["heartbeat_file"] else None
         if "runsubscriber" not in sys.argv:
-            raise CommandError("--processes and --reload start this command line again: run them from the shell.")
+            raise CommandError(
+                "--processes and --reload run this command line again in child processes: run it from a shell."
+            )
         supervisor = Supervisor(
             get_child_arguments(),
             processes=options["processes"] or 1,
@@ -232,7 +283,7 @@ class Command(LimitedCommand):
             if file is not None:
                 file.remove()
         if code:
-            self._say("Stopped; not every process left cleanly.")
+            self._say("Stopped; at least one process did not exit cleanly.")
             sys.exit(code)
         self._say("Stopped.")
 
@@ -244,30 +295,30 @@ class Command(LimitedCommand):
             return bool(django_settings.DEBUG and self.stdout.isatty() and not others)
         if options["reload"] and options["processes"]:
             raise CommandError(
-                "--reload is for one process under development: with --processes every process would watch the "
-                "files, and report the same error. Give one of the two."
+                "--reload is for a single process during development: with --processes, every process would watch the "
+                "files and report the same errors. Pass one of the two."
             )
         return bool(options["reload"])
 
-    # -- both -----------------------------------------------------------------
+    # -- shared ---------------------------------------------------------------
 
     def _say(self, text: str) -> None:
         self._print(lambda: self.stdout.write(text))
 
     def _print(self, write: Callable[[], None]) -> None:
-        """What nobody can read (a full disk, a reader that is gone) must not stop a subscriber."""
+        """Write to stdout. A full disk, or a reader that has closed the pipe, must not stop a subscriber."""
         if not self._verbosity:
             return
         try:
             write()
             self.stdout.flush()
         except OSError:
-            # Else the interpreter would fail on it at its end.
+            # Otherwise the interpreter would fail when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def _check_memory(self, limit: int | None) -> None:
         if limit is not None and self.lifeline is None and (taken := memory.resident_mb()) >= limit:
-            raise CommandError(f"--max-memory {limit}: the process takes {taken:.0f} MB before its first message.")
+            raise CommandError(f"--max-memory {limit}: the process uses {taken:.0f} MB before its first message.")
 
     def _choose(self, only_groups: list[str] | None, only_topics: list[str] | None) -> dict[GroupRef, Handler]:
         known = handlers()
@@ -277,7 +328,9 @@ class Command(LimitedCommand):
         ):
             for name in given or ():
                 if name not in names:
-                    raise CommandError(f"--{kind} {name}: no handler has it; there are: {', '.join(sorted(names))}")
+                    raise CommandError(
+                        f"--{kind} {name}: no handler has this {kind}. Handlers have: {', '.join(sorted(names))}."
+                    )
         return {
             ref: handler
             for ref, handler in known.items()
@@ -285,11 +338,11 @@ class Command(LimitedCommand):
         }
 
     def _log(self, options: dict[str, Any]) -> None:
-        """Log lines on stderr where the project has configured no logging of its own for them."""
+        """Log to stderr if the project has not configured logging for the queue."""
         logger = logging.getLogger("django_mysqlqueue")
         if logger.hasHandlers():
             return
-        # With several processes on one terminal: which one says it.
+        # The number tells the processes apart that log to one terminal.
         number = f"[{self.lifeline.number}] " if self.lifeline is not None and options["processes"] else ""
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {number}%(message)s"))

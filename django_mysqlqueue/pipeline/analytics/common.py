@@ -1,4 +1,4 @@
-"""Expressions that several analyses share."""
+"""Expressions that several analyses use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 SHARES = (0.5, 0.9, 0.99)
-"""Of a percentile column, in this order."""
+"""The shares that the columns of percentiles stand for."""
 PERCENTILES = ("p50_ms", "p90_ms", "p99_ms")
 ERROR_CHARACTERS = 200
-"""Of an error's last line that are kept."""
+"""Maximum number of characters of an error's last line."""
 
 
 def step(moment: Column, seconds: int) -> Column:
-    """When the stretch of so many seconds began that a moment lies in; stretches are counted from 1970."""
+    """Round a time down to a multiple of ``seconds`` since 1970: the beginning of its step."""
     from pyspark.sql import functions as f
 
     length = seconds * 1000
@@ -24,7 +24,7 @@ def step(moment: Column, seconds: int) -> Column:
 
 
 def last_line(error: Column) -> Column:
-    """The last line of an error that is not empty, as the dashboard shows it; '' if there is none."""
+    """Return the last line of an error that is not empty, as the dashboard shows it; '' if there is none."""
     from pyspark.sql import functions as f
 
     without_end = f.regexp_replace(error, r"\s+$", "")
@@ -32,7 +32,7 @@ def last_line(error: Column) -> Column:
 
 
 def kind_of(error: Column) -> Column:
-    """The last line of an error with ``N`` for each number, UUID and address: errors that differ there are one."""
+    """Return the last line of an error with ``N`` for each number, UUID and address, to group similar errors."""
     from pyspark.sql import functions as f
 
     uuid = r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
@@ -40,18 +40,22 @@ def kind_of(error: Column) -> Column:
 
 
 def milliseconds_between(start: Column, end: Column) -> Column:
+    """Return the milliseconds from one time to another."""
     from pyspark.sql import functions as f
 
     return f.unix_millis(end) - f.unix_millis(start)
 
 
 def percentiles(frame: DataFrame, by: Sequence[str | Column], took: Column, counted: str) -> DataFrame:
-    """How many, the exact 50th, 90th and 99th percentile (between two values: in proportion) and the highest.
+    """Return the count, the exact 50th, 90th and 99th percentiles, and the maximum of durations.
+
+    A percentile that lies between two values is interpolated.
 
     Args:
-        by: what is grouped.
-        took: milliseconds; NULL is left out.
-        counted: what the column of counts is called.
+        frame: The rows.
+        by: The columns to group by.
+        took: The durations in milliseconds. NULL is left out.
+        counted: The name of the column with the count.
     """
     from pyspark.sql import functions as f
 

@@ -1,7 +1,7 @@
-"""What became of messages in the groups: latency until settlement, failures, who did the work.
+"""Analyze the deliveries of consumer groups: latency until settlement, failures and the subscribers' shares.
 
-What rests on recorded deliveries knows only what ``RECORD_DELIVERIES`` keeps of
-a group: ``recording`` tells how much that is.
+Analyses of recorded deliveries depend on the setting ``RECORD_DELIVERIES`` of each group. ``recording`` tells how many
+deliveries are recorded.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SETTLED = ("acked", "dead_lettered")
-"""Outcomes after which a group is done with a message."""
+"""Outcomes that settle a message for a group."""
 ENOUGH = 0.98
-"""Of the acks that the rollups counted: if so many are on record, all are. (A killed process takes some of
-its counts with it, and rows at the edges of a period fall on this or that side.)"""
+"""Share of the acks in the rollups from which all deliveries count as recorded. The numbers can differ a little: a
+killed process loses some of its counts, and rows at the edges of a period may fall on either side."""
 BOUNDS = tuple(f"p{round(share * 100)}_within_ms" for share in SHARES)
 
 
 def settlements(events: DataFrame) -> DataFrame:
-    """The first end of each message for a group: ``consumer_group, topic, message_offset, settled_at``.
+    """Return when each group first settled each message: ``consumer_group, topic, message_offset, settled_at``.
 
-    After a seek a group settles a message again; that says nothing of how long it waited.
+    Only the first time counts. After a seek, a group settles a message again, which says nothing about its latency.
     """
     from pyspark.sql import functions as f
 
@@ -38,15 +38,19 @@ def settlements(events: DataFrame) -> DataFrame:
 
 
 def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataFrame:
-    """How much is known of each group.
+    """Return how many deliveries of each group are recorded.
 
-    ``consumer_group, topic, recorded, acks_recorded, acks_counted, failures_recorded, failures_counted``.
+    The columns are ``consumer_group, topic, recorded, acks_recorded, acks_counted, failures_recorded,
+    failures_counted``.
 
-    ``…_recorded`` are recorded deliveries, ``…_counted`` the rollups' (NULL: there is none), in which an attempt that
-    ends in a dead letter is counted as a failed one, too.
-    ``recorded`` is ``all``; ``some`` (acks are on record, but fewer than were counted); ``failures`` (failures
-    are on record, acks are not); ``nothing``; or ``idle`` (nothing is on record and nothing was counted: it
-    cannot be told what would be recorded).
+    ``…_recorded`` are numbers of recorded deliveries. ``…_counted`` are numbers from the rollups (NULL: no rollups),
+    which also count an attempt that ends in a dead letter as failed. ``recorded`` is one of
+
+    - ``all``: every delivery is recorded;
+    - ``some``: acks are recorded, but fewer than the rollups count;
+    - ``failures``: failures are recorded, acks are not;
+    - ``nothing``: no delivery is recorded, although the rollups count some;
+    - ``idle``: no delivery is recorded or counted, so it is unknown what would be recorded.
     """
     from pyspark.sql import functions as f
 
@@ -85,11 +89,11 @@ def recording(groups: DataFrame, events: DataFrame, rollups: DataFrame) -> DataF
 
 
 def settle_latency(log: DataFrame, events: DataFrame) -> DataFrame:
-    """From the place in the log to the first ack or dead letter, by group, where that is on record.
+    """Return the latency from entering the log to the first ack or dead letter, per group, from recorded deliveries.
 
-    ``consumer_group, topic, messages, p50_ms, p90_ms, p99_ms, max_ms``: of
-    messages that are in ``log``. A group without recorded acks has its dead
-    letters only, which are no picture of it: ask ``recording`` first.
+    The columns are ``consumer_group, topic, messages, p50_ms, p90_ms, p99_ms, max_ms``. Only messages in ``log`` are
+    counted. For a group without recorded acks, only dead letters are counted, which are not representative: call
+    ``recording`` first.
     """
     from pyspark.sql import functions as f
 
@@ -100,7 +104,7 @@ def settle_latency(log: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def handling(events: DataFrame) -> DataFrame:
-    """Time in the handler of recorded acks, by group: ``consumer_group, topic, acks, p50_ms, …, max_ms``."""
+    """Return the handler's time for recorded acks, per group: ``consumer_group, topic, acks, p50_ms, …, max_ms``."""
     from pyspark.sql import functions as f
 
     acked = events.where("outcome = 'acked'")
@@ -110,10 +114,10 @@ def handling(events: DataFrame) -> DataFrame:
 
 
 def settle_bounds(rollups: DataFrame) -> DataFrame:
-    """From the place in the log to the ack, by group, as the rollups' buckets know it: within which bound.
+    """Return upper bounds of the latency from entering the log to the ack, per group, from the buckets of the rollups.
 
-    ``consumer_group, topic, acks, p50_within_ms, p90_within_ms, p99_within_ms``; NULL: above the last bound, an
-    hour. It reads the rows of hours, so a period's edges are rounded to hours.
+    The columns are ``consumer_group, topic, acks, p50_within_ms, p90_within_ms, p99_within_ms``. NULL means more than
+    the last bound, one hour. Only hourly rollups are read, so the edges of a period are rounded to hours.
     """
     from pyspark.sql import functions as f
 
@@ -136,12 +140,12 @@ def settle_bounds(rollups: DataFrame) -> DataFrame:
 
 
 def failures(events: DataFrame) -> DataFrame:
-    """Failed attempts by group and error.
+    """Return failed attempts per group and error, from recorded deliveries.
 
-    ``consumer_group, topic, error, failed, lost, dead_lettered, messages, last_at``.
-
-    ``error`` is its last line with ``N`` for each number. ``failed`` attempts come again, ``lost`` are those
-    whose process vanished, ``dead_lettered`` ended a message.
+    The columns are ``consumer_group, topic, error, failed, lost, dead_lettered, messages, last_at``. ``error`` is the
+    last line of the error with ``N`` for each number. ``failed`` attempts were retried, ``lost`` attempts ended because
+    their process was lost or their outcome came too late, and ``dead_lettered`` attempts moved their message to the
+    DLQ.
     """
     from pyspark.sql import functions as f
 
@@ -156,10 +160,10 @@ def failures(events: DataFrame) -> DataFrame:
 
 
 def dead_letters(log: DataFrame) -> DataFrame:
-    """The log's dead letters by group, topic and error, whatever is recorded of deliveries.
+    """Return the dead letters in the log per group, topic and error. Needs no recorded deliveries.
 
-    ``consumer_group, topic, error, dead_letters, mean_attempts, first_at, last_at``; the topic is the original one,
-    the error its last line with ``N`` for each number.
+    The columns are ``consumer_group, topic, error, dead_letters, mean_attempts, first_at, last_at``. ``topic`` is the
+    original topic, ``error`` the last line of the error with ``N`` for each number.
     """
     from pyspark.sql import functions as f
 
@@ -181,10 +185,11 @@ def dead_letters(log: DataFrame) -> DataFrame:
 
 
 def consumers(events: DataFrame) -> DataFrame:
-    """Who settled how much of a group's messages: ``consumer_group, topic, subscriber, settled, share, of_fair_share``.
+    """Return the messages that each subscriber settled.
 
-    ``of_fair_share`` is 1 where a subscriber did as much as the mean of those
-    that did anything. One that lived for a part of the period only did less.
+    The columns are ``consumer_group, topic, subscriber, settled, share, of_fair_share``. ``of_fair_share`` is 1 for a
+    subscriber that settled as many messages as the average of the group's subscribers with a settled message (this is
+    not the fair share of partitions). A subscriber that ran for only a part of the period settled fewer.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

@@ -1,4 +1,4 @@
-"""What each day adds, as a straight line with its error, and where that leads."""
+"""Fit a line to the messages per day, and forecast the size of the log."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LEAST_DAYS = 4
-"""A line through three points has an error that nobody should rest anything on; through two it has none."""
+"""Minimum number of days for a line. Through three points, the standard error is unreliable; through two it is 0."""
 SIZES = (100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
-"""Messages."""
+"""Sizes to forecast, in messages."""
 FARTHEST = 3650
-"""Days ahead after which nothing is said."""
+"""Maximum number of days that are forecast."""
 
 
 def trend(days: DataFrame, *, first: datetime.date, last: datetime.date) -> DataFrame:
-    """A line through the whole days from ``first`` to ``last``: one row, by least squares.
+    """Fit a line to the messages per day by least squares.
 
     Args:
-        days: ``day, messages, bytes`` as of ``traffic.days``; days that it lacks count as 0.
+        days: ``day, messages, bytes`` as returned by ``traffic.days``. Missing days count as 0.
+        first: The first whole day.
+        last: The last whole day.
 
     Returns:
-        ``days, messages_per_day, bytes_per_day, slope, slope_error, at_end``: means, how much more comes each day
-        than the day before, that number's standard error, and where the line is on the last day (NULL: too few days).
+        One row: ``days, messages_per_day, bytes_per_day, slope, slope_error, at_end``. These are the number of days,
+        means per day, the change of messages per day from day to day, its standard error, and the value of the line
+        on the last day. The last three are NULL if there are too few days.
 
     Raises:
         ValueError: ``last`` is before ``first``.
@@ -55,25 +58,29 @@ def trend(days: DataFrame, *, first: datetime.date, last: datetime.date) -> Data
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """When a log from which nothing is removed has grown to a size; ``None``: not within ten years."""
+    """The dates on which a log without GC reaches a size (None: not within ten years)."""
 
     messages: int
+    """The size."""
     expected: datetime.date | None
+    """The date if the line continues."""
     earliest: datetime.date | None
-    """If the slope were two standard errors higher."""
+    """The date if the slope is two standard errors higher."""
     latest: datetime.date | None
+    """The date if the slope is two standard errors lower."""
 
 
 def milestones(
     now: int, day: datetime.date, *, per_day: float, slope: float | None, error: float | None
 ) -> list[Milestone]:
-    """When the log reaches each of ``SIZES`` above its present one, if what comes follows the line.
+    """Forecast when the log reaches 100,000, 1 million … 1 billion messages, for each size that it has not reached.
 
     Args:
-        now: messages that it holds on ``day``.
-        per_day: messages a day at present.
-        slope: how much more comes each day, None: nobody knows, and it counts as 0.
-        error: its standard error.
+        now: The number of messages in the log on ``day``.
+        day: The first day of the forecast.
+        per_day: The current number of messages per day.
+        slope: The change of messages per day from day to day (None: unknown, counts as 0).
+        error: The standard error of the slope (None: unknown, counts as 0).
     """
     slope, error = slope or 0.0, error or 0.0
 
@@ -89,7 +96,7 @@ def milestones(
 
 
 def _days_until(missing: float, per_day: float, rise: float) -> float | None:
-    """The first positive x with per_day·x + rise·x²/2 = missing, while per_day + rise·x is positive."""
+    """Return the first positive x with per_day·x + rise·x²/2 = missing, while per_day + rise·x is positive."""
     if abs(rise) < 1e-12:
         return missing / per_day if per_day > 0 else None
     inside = per_day**2 + 2 * rise * missing

@@ -1,7 +1,6 @@
-"""How much a group had still to settle, over time.
+"""Compute the lag of consumer groups over time.
 
-Both functions count a stretch of time as one step: a row says what was open at
-its end.
+Both functions divide time into steps. A row has the lag at the end of its step.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ if TYPE_CHECKING:
 
 
 def lag(log: DataFrame, events: DataFrame, groups: DataFrame, *, seconds: int = 60) -> DataFrame:
-    """From recorded deliveries: ``consumer_group, topic, at, published, settled, lag``.
+    """Return the lag from recorded deliveries: ``consumer_group, topic, at, published, settled, lag``.
 
-    Of the messages in ``log`` alone: what was published before its first one and
-    was still open then is not counted. Only for groups that have every delivery
-    recorded; pass those in ``groups``.
+    Only messages in ``log`` are counted, not those that were published earlier and unsettled at its beginning.
 
     Args:
-        seconds: length of a step; ``at`` is its end. Steps in which nothing changed have no row.
+        log: The messages.
+        events: The recorded deliveries.
+        groups: The groups to return. Every delivery of these must be recorded.
+        seconds: The length of a step. ``at`` is its end. Steps without a change have no row.
     """
     from pyspark.sql import functions as f
 
@@ -42,14 +42,16 @@ def lag(log: DataFrame, events: DataFrame, groups: DataFrame, *, seconds: int = 
 
 
 def lag_by_rollups(log: DataFrame, rollups: DataFrame, groups: DataFrame, *, seconds: int = 60) -> DataFrame:
-    """From the rollups' counts, backwards from what is open now: columns as in ``lag``.
+    """Return the lag computed backwards from the current lag with the counts of rollups. Columns as in ``lag``.
 
-    ``log`` and ``rollups`` must reach to now. What a killed process had not
-    counted, and what a seek let a group handle again, make the past wrong by as
-    much; it is never shown below 0.
+    Counts that a killed process lost, and messages that a group handled again after a seek, make earlier values wrong
+    by that number. The lag is never below 0.
 
     Args:
-        seconds: the rollups' grain, 60 or 3600.
+        log: The messages. They must include the most recent ones.
+        rollups: The rollups. They must include the most recent ones.
+        groups: The groups to return.
+        seconds: The length of the rollups, 60 or 3600.
     """
     from pyspark.sql import functions as f
 
@@ -80,7 +82,7 @@ def lag_by_rollups(log: DataFrame, rollups: DataFrame, groups: DataFrame, *, sec
 
 
 def _published(log: DataFrame, groups: DataFrame) -> DataFrame:
-    """A row for each message and group that it is for."""
+    """Return one row for each message and each group that receives it."""
     from pyspark.sql import functions as f
 
     wanted = groups.select("consumer_group", "topic", "start_offset")
@@ -99,7 +101,7 @@ def _counted(frame: DataFrame, moment: str, seconds: int) -> DataFrame:
 
 
 def _running(published: DataFrame, settled: DataFrame) -> DataFrame:
-    """``consumer_group, topic, at, published, settled`` of each step, and ``open``: the running difference."""
+    """Return ``consumer_group, topic, at, published, settled`` of each step, and their running difference ``open``."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

@@ -1,7 +1,6 @@
-"""How unevenly messages are spread over partition keys.
+"""Analyze the distribution of messages over partitions.
 
-A partition's messages are handled one after another, so the busiest key is the
-slowest queue of an ordered group.
+In ordered mode, the messages of a partition are handled one at a time, so the largest partition limits a group's speed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def partitions(log: DataFrame) -> DataFrame:
-    """``topic, partition_key, messages, bytes, share``: of its topic's messages."""
+    """Return the size of each partition: ``topic, partition_key, messages, bytes, share`` (of the topic's messages)."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -26,16 +25,17 @@ def partitions(log: DataFrame) -> DataFrame:
 
 
 def skew(partitions: DataFrame) -> DataFrame:
-    """By topic: ``topic, keys, messages, gini, top_share, top_1_percent, top_10_percent``, all shares from 0 to 1.
+    """Return the skew of each topic.
 
-    ``gini`` is 0 where every key has as many messages as any other, and near 1
-    where one has them all. ``top_share`` is the busiest key's share; the last two
-    are those of the busiest hundredth and tenth of the keys (rounded up to whole keys).
+    The columns are ``topic, keys, messages, gini, top_share, top_1_percent, top_10_percent``. Shares are from 0 to 1.
+    ``gini`` is the Gini coefficient: 0 if all keys have the same number of messages, near 1 if one key has almost all.
+    ``top_share`` is the share of the largest key. The last two columns are the shares of the largest 1 % and 10 % of
+    the keys, rounded up to whole keys.
     """
     from pyspark.sql import functions as f
 
     place = f.col("place")
-    # With x ascending: 2 * sum(i * x) / (n * sum(x)) - (n + 1) / n; ``place`` counts from the busiest on.
+    # With x ascending: 2 * sum(i * x) / (n * sum(x)) - (n + 1) / n; ``place`` is 1 for the largest key.
     total, keys = f.sum("messages"), f.max("keys")
     ascending = f.col("keys") - place + 1
     gini = 2 * f.sum(ascending * f.col("messages")) / (keys * total) - (keys + 1) / keys
@@ -55,10 +55,12 @@ def skew(partitions: DataFrame) -> DataFrame:
 
 
 def top_keys(partitions: DataFrame, count: int = 20) -> DataFrame:
-    """Each topic's busiest keys: ``topic, place, partition_key, messages, bytes, share``, place 1 first.
+    """Return the largest keys of each topic: ``topic, place, partition_key, messages, bytes, share``.
+
+    ``place`` is the rank: 1 for the largest key.
 
     Raises:
-        ValueError: a count below 1.
+        ValueError: ``count`` is below 1.
     """
     if count < 1:
         raise ValueError(f"count {count}: must be 1 or more")
@@ -71,9 +73,12 @@ def top_keys(partitions: DataFrame, count: int = 20) -> DataFrame:
 
 
 def concentration(partitions: DataFrame, points: int = 100) -> DataFrame:
-    """The share of messages that the busiest keys have: ``topic, keys_share, messages_share``, a row for each point.
+    """Return the cumulative share of the largest keys: ``topic, keys_share, messages_share``, one row per point.
 
-    A topic with fewer keys than ``points`` has a row for each key.
+    A topic with fewer keys than ``points`` has one row per key.
+
+    Raises:
+        ValueError: ``points`` is below 1.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

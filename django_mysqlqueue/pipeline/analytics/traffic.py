@@ -1,4 +1,4 @@
-"""How much came, when, and how long it took into the log."""
+"""Analyze the published messages: their number, their times and their latency into the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MINUTE = 60
 
 
 def topics(log: DataFrame) -> DataFrame:
-    """Each topic: ``topic, messages, bytes, keys, dead_letters, first_at, last_at``, the largest first."""
+    """Return the topics: ``topic, messages, bytes, keys, dead_letters, first_at, last_at``, largest first."""
     from pyspark.sql import functions as f
 
     return (
@@ -31,10 +31,11 @@ def topics(log: DataFrame) -> DataFrame:
 
 
 def throughput(log: DataFrame, *, seconds: int = MINUTE) -> DataFrame:
-    """Messages and payload bytes that took their place in the log: ``at, topic, messages, bytes``.
+    """Return the messages and payload bytes that entered the log in each step: ``at, topic, messages, bytes``.
 
     Args:
-        seconds: length of a stretch; ``at`` is when it began. Stretches without a message have no row.
+        log: The messages.
+        seconds: The length of a step. ``at`` is its beginning. Steps without a message have no row.
     """
     from pyspark.sql import functions as f
 
@@ -47,11 +48,15 @@ def throughput(log: DataFrame, *, seconds: int = MINUTE) -> DataFrame:
 
 
 def publish_latency(log: DataFrame, *, seconds: int | None = None) -> DataFrame:
-    """From the publisher's insert (``created_at``) to the place in the log, by topic; with ``seconds`` by time instead.
+    """Return the latency from the publisher's insert (``created_at``) to the log (``published_at``).
 
-    ``topic`` or ``at``, then ``messages, p50_ms, p90_ms, p99_ms, max_ms``. It
-    includes the rest of the publisher's transaction, and the delay of what was
-    scheduled for later: the log does not keep ``deliver_at``.
+    It includes the time from the insert to the commit of the publisher's transaction, and the delay of scheduled
+    messages, because the log does not contain ``deliver_at``. The columns are ``topic`` or ``at``, and ``messages,
+    p50_ms, p90_ms, p99_ms, max_ms``.
+
+    Args:
+        log: The messages.
+        seconds: Group by steps of this length instead of by topic.
     """
     from pyspark.sql import functions as f
 
@@ -62,9 +67,9 @@ def publish_latency(log: DataFrame, *, seconds: int | None = None) -> DataFrame:
 
 
 def hours(log: DataFrame) -> DataFrame:
-    """The hours of the week: ``weekday`` (1 is Monday), ``hour`` (0 to 23), ``messages``, ``days``.
+    """Return the messages per hour of the week: ``weekday`` (1 is Monday), ``hour`` (0 to 23), ``messages``, ``days``.
 
-    ``days`` is on how many different dates that hour had a message.
+    ``days`` is the number of dates on which the hour had a message.
     """
     from pyspark.sql import functions as f
 
@@ -78,7 +83,7 @@ def hours(log: DataFrame) -> DataFrame:
 
 
 def days(log: DataFrame) -> DataFrame:
-    """What each day added: ``day, topic, messages, bytes`` (of payloads). Days without a message have no row."""
+    """Return the messages and payload bytes per day: ``day, topic, messages, bytes``. Days without any have no row."""
     from pyspark.sql import functions as f
 
     return (

@@ -1,7 +1,6 @@
-"""The archive: the log as Parquet files, range by range, each exactly once.
+"""The archive: the log as Parquet files. Each range of offsets is archived exactly once.
 
-A range's files are written under a path that nobody else uses, read back and
-compared with the log by a checksum over every column. Then one row goes into
-the manifest (``queue_archive_segments``): that row commits the range. Whatever
-no row names is rubbish, at whichever instruction its writer died.
+The files of a range are written under a unique path, read back and compared with the log by a checksum over all
+columns. Then a row in the manifest (``queue_archive_segments``) commits the range. Files that no row names are garbage,
+wherever their writer died.
 """

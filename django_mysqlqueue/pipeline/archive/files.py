@@ -1,4 +1,4 @@
-"""The archive's files: written, read back and compared where the tasks run, without a way through the JVM."""
+"""Write, read back and compare the archive's files. This runs in Spark's tasks; no row passes through the JVM."""
 
 from __future__ import annotations
 
@@ -31,46 +31,55 @@ from django_mysqlqueue.pipeline.reading import RECONNECT, TRIES, Query, Span, ro
 SCHEMA = schema(COLUMNS, exact=True)
 EVERYTHING = Selection(NAMES)
 FLUSH_BYTES = 64 * 2**20
-"""Rows that a task keeps in memory before it writes them; one file of each topic and day at a time."""
+"""Bytes of rows that a task collects before it writes them, one file per topic and day."""
 GROUP_ROWS = 1_000_000
+"""Maximum number of rows in a row group of a merged file."""
 READ_ROWS = 65_536
+"""Number of rows that are read at a time to compute a checksum."""
 CHECK_OFFSETS = 10_000
-"""Offsets whose checksum the server computes in one statement."""
+"""Number of offsets whose checksum the server computes in one statement."""
 REPEATING = [name for name in NAMES if name not in ("offset", "id", "payload", "created_at", "published_at")]
-"""Columns that Parquet keeps as dictionaries."""
+"""Columns that Parquet stores as dictionaries."""
 DAY_MS = 86_400_000
 LONGEST_NAME = 180
+"""Maximum length of a topic in the name of a folder."""
 OURS = re.compile(r"[0-9a-f]{12}/\d{19}-\d{19}-[0-9a-f]{12}/topic=[^/]*/day=[^/]*/[0-9a-f]{32}\.parquet")
-"""What the path of an archive's file looks like below the root."""
+"""The form of a file's path below the archive's root."""
 
 
 class Mismatch(PipelineError):
-    """What was read back is not what the log holds."""
+    """The files do not contain the same rows as the log or the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where the archive is: a folder, or a URI that pyarrow knows."""
+    """The root of an archive: a folder, or a URI that pyarrow supports."""
 
     uri: str
 
     def __post_init__(self) -> None:
-        """A relative path is that of the program: a worker may be elsewhere.
+        """Make a relative path absolute, because workers may run in another folder.
 
         Raises:
-            PipelineError: a password in it would be pickled and printed; or it is a URI for others than pyarrow.
+            PipelineError: The URI contains a password, which Spark would pickle and print, or pyarrow does not support
+                its form.
         """
         if "://" not in self.uri:
             if self.uri.startswith("file:"):
-                raise PipelineError(f"archive {self.uri!r}: write the path alone, or file:// before it")
+                raise PipelineError(f"archive {self.uri!r}: use a path, or a URI that begins with file://")
             object.__setattr__(self, "uri", str(Path(self.uri).absolute()))
         elif urlsplit(self.uri).password is not None:
             raise PipelineError(
-                f"archive {urlsplit(self.uri).scheme}://…: has a password in it, which would be pickled and printed; "
-                "put it where the file system looks for it (environment, profile, role)"
+                f"archive {urlsplit(self.uri).scheme}://…: the URI has a password, which Spark would pickle and print; "
+                "configure it where the file system looks for it (environment, profile or role)"
             )
 
     def open(self) -> Folder:
+        """Connect to the file system.
+
+        Raises:
+            PipelineError: pyarrow does not support the URI.
+        """
         if "://" not in self.uri:
             return Folder(pyarrow.fs.LocalFileSystem(), self.uri, is_local=True)
         try:
@@ -80,11 +89,11 @@ class Root:
         return Folder(filesystem, path, is_local=isinstance(filesystem, pyarrow.fs.LocalFileSystem))
 
     def spark_path(self, relative: str) -> str:
-        """The path as Spark takes it: not percent-encoded as a URI is, and what would be a pattern escaped."""
+        """Return a path for Spark, which expects it without percent-encoding and with glob characters escaped."""
         if "://" not in self.uri or self.uri.startswith("file://"):
             root = f"file://{self.open().path}"
         else:
-            # Hadoop's name for what pyarrow calls s3; what stands after a question mark is for pyarrow.
+            # Hadoop calls pyarrow's scheme s3 s3a. The query string is for pyarrow only.
             root = re.sub(r"^s3://", "s3a://", self.uri.partition("?")[0].rstrip("/"))
         return re.sub(r"([\\{}\[\]*?])", r"\\\1", f"{root}/{relative}")
 
@@ -98,15 +107,16 @@ class Folder:
     is_local: bool
 
     def full(self, relative: str) -> str:
+        """Return the full path of a file below the root."""
         return f"{self.path}/{relative}"
 
     @contextlib.contextmanager
     def create(self, relative: str) -> Iterator[Any]:
-        """A new file, on disk when the block ends: the manifest's row must not outlive its files."""
+        """Create a file and flush it to disk at the end of the block: the manifest's row must not outlive its files."""
         full = self.full(relative)
         parent = os.path.dirname(full)
         top = len(self.path)
-        if self.is_local and not os.path.isdir(self.path):  # the first file: the root's own name must last too
+        if self.is_local and not os.path.isdir(self.path):  # the first file: also flush the parents of the root
             top = len(str(next(one for one in Path(self.path).parents if one.is_dir())))
         self.filesystem.create_dir(parent, recursive=True)
         if not self.is_local:
@@ -124,14 +134,15 @@ class Folder:
                 break
 
     def read(self, relative: str) -> pq.ParquetFile:
+        """Open a file for reading."""
         return pq.ParquetFile(self.full(relative), filesystem=self.filesystem)
 
     def size(self, relative: str) -> int:
-        """Bytes of a file; -1: there is none."""
+        """Return the size of a file in bytes, or -1 if it does not exist."""
         return self.sizes([relative])[0]
 
     def sizes(self, relative: Sequence[str]) -> list[int]:
-        """Bytes of files, asked for at once; -1: there is none."""
+        """Return the sizes of files in bytes, in one request; -1 for a file that does not exist."""
         found = self.filesystem.get_file_info([self.full(one) for one in relative])
         return [-1 if one.size is None else int(one.size) for one in found]
 
@@ -145,13 +156,13 @@ def _fsync_folder(path: str) -> None:
 
 
 def topic_folder(topic: str) -> str:
-    """A folder's name for any topic, for people and tools; readers take topics from the files."""
+    """Return the name of a topic's folder. It is informational: readers take topics from the files' rows."""
     name = quote(topic, safe="")
     return f"topic={name}" if len(name) <= LONGEST_NAME else f"topic={name[:LONGEST_NAME]}~{zlib.crc32(topic.encode())}"
 
 
 def day_name(day: int) -> str:
-    """A day since the epoch as ``2026-11-22``; years that no calendar has keep their number."""
+    """Return a day, counted from the epoch, as ``2026-11-22``, or as ``epoch+n`` if it has no date."""
     try:
         return time.strftime("%Y-%m-%d", time.gmtime(day * 86400)) if 0 <= day < 2_932_897 else f"epoch{day:+d}"
     except (OverflowError, ValueError, OSError):
@@ -159,13 +170,19 @@ def day_name(day: int) -> str:
 
 
 def write_span(place: Place, root: Root, segment: str, span: Span) -> list[File]:
-    """Copies a span of the log into files of its own below a segment's path, and checks them.
+    """Copy a span of the log into new files below a segment's path, and compare them with the log.
 
-    Rows and the server's checksum come from one snapshot, so that a dead letter
-    which is redriven meanwhile makes no difference.
+    Rows and the server's checksum come from the same snapshot, so that a dead letter that is redriven meanwhile makes
+    no difference.
+
+    Args:
+        place: The queue's database.
+        root: The archive.
+        segment: The segment's path.
+        span: The offsets to copy.
 
     Raises:
-        Mismatch: the files do not hold what the log does.
+        Mismatch: The files do not contain the same rows as the log.
     """
     failures = 0
     while True:
@@ -190,14 +207,14 @@ def _write_span(place: Place, folder: Folder, segment: str, span: Span) -> list[
                 files += _flush(folder, segment, waiting)
                 waiting, size = [], 0
         files += _flush(folder, segment, waiting)
-        # In pieces: the server must not be silent for minutes.
+        # In pieces: a single statement could take minutes, longer than NETWORK_TIMEOUT.
         pieces = span.split(-(-len(span) // CHECK_OFFSETS))
         expected = sum((checksums.of_log(database, piece) for piece in pieces), Sum())
     found = sum((file.sum for file in files), Sum())
     if found != expected:
         raise Mismatch(
             f"offsets {span.above + 1} to {span.up_to}: the log has {expected.rows} rows with checksum "
-            f"{expected.checksum}, the files {found.rows} with {found.checksum}; nothing was committed"
+            f"{expected.checksum}, but the files have {found.rows} with {found.checksum}; nothing was committed"
         )
     return files
 
@@ -212,7 +229,7 @@ def _flush(folder: Folder, segment: str, waiting: Sequence[pa.RecordBatch]) -> l
 
 
 def _by_topic_and_day(table: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
-    """The table's pieces, each in the order that it had."""
+    """Yield the rows of each topic and day, in their order."""
     days = pc.divide(table["published_at"].cast(pa.int64()), DAY_MS)
     keys = pa.table({"topic": table["topic"], "day": days, "offset": table["offset"]})
     groups = keys.group_by(["topic", "day"]).aggregate([([], "count_all")])
@@ -227,7 +244,15 @@ def _by_topic_and_day(table: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
 
 
 def write_file(folder: Folder, segment: str, topic: str, day: str, tables: Iterator[Any] | Sequence[Any]) -> File:
-    """Writes one file under a name that nobody else has, reads it back and says what it holds."""
+    """Write a file with a unique name, read it back, and return its description.
+
+    Args:
+        folder: The open root.
+        segment: The segment's path.
+        topic: The topic of all rows.
+        day: The day on which all rows were published.
+        tables: The rows, in offset order.
+    """
     path = f"{topic_folder(topic)}/day={day}/{uuid.uuid4().hex}.parquet"
     relative = f"{segment}/{path}"
     lo, hi = 0, 0
@@ -246,11 +271,15 @@ def write_file(folder: Folder, segment: str, topic: str, day: str, tables: Itera
 
 
 def read_sum(folder: Folder, relative: str) -> Sum:
-    """Reads a file from its beginning to its end and computes its checksum."""
+    """Read a whole file and return its checksum.
+
+    Raises:
+        Mismatch: The file does not have the log's columns.
+    """
     with folder.read(relative) as file:
         if not file.schema_arrow.equals(SCHEMA):
-            raise Mismatch(f"file {relative!r}: its columns are not those of the log")
-        # A batch would reach over row groups, whose bytes are bounded; its rows alone are not.
+            raise Mismatch(f"file {relative!r}: its columns differ from those of the log")
+        # By row group, whose size in bytes is limited. A batch across row groups would be limited in rows only.
         return sum(
             (
                 checksums.of_batch(one)
@@ -262,9 +291,9 @@ def read_sum(folder: Folder, relative: str) -> Sum:
 
 
 def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables as fewer large ones, each of which becomes a row group: readers pay for every one.
+    """Concatenate small tables into fewer large ones. Each becomes a row group, and readers pay for every row group.
 
-    A large one stays as it is, so that row groups do not grow from one merge to the next.
+    Large tables stay as they are, so that row groups do not grow with each merge.
     """
     waiting: list[pa.Table] = []
     size = rows = 0
@@ -280,7 +309,7 @@ def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def read_batches(folder: Folder, relative: str) -> Iterator[pa.Table]:
-    """A file's rows in its order, a row group at a time."""
+    """Yield the row groups of a file."""
     with folder.read(relative) as file:
         for number in range(file.num_row_groups):
             yield file.read_row_group(number)

@@ -1,4 +1,4 @@
-"""The manifest: which ranges the archive holds, and in which files."""
+"""The manifest: the archived ranges and their files."""
 
 from __future__ import annotations
 
@@ -13,59 +13,66 @@ from django_mysqlqueue.pipeline.log_schema import SEGMENTS
 from django_mysqlqueue.pipeline.reading import Span
 
 SPARE = 1000
-"""Bytes of a statement besides the names of files."""
+"""Bytes that are reserved in a statement for everything except the names of files."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One Parquet file: rows of one topic and one day (UTC, of ``published_at``), in offset order."""
+    """A Parquet file with rows of one topic that were published on one day (UTC), in offset order."""
 
     path: str
-    """Below the segment's path."""
+    """The path below that of the segment."""
     topic: str
     day: str
     rows: int
     checksum: int
     lo: int
+    """The first offset."""
     hi: int
+    """The last offset."""
     size: int
-    """Bytes."""
+    """The size in bytes."""
 
     @property
     def sum(self) -> Sum:
+        """The number of rows and their checksum."""
         return Sum(self.rows, self.checksum)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of offsets, both ends included, and its files."""
+    """A range of offsets and its files."""
 
     lo: int
+    """The first offset of the range."""
     hi: int
+    """The last offset of the range."""
     rows: int
     checksum: int
     path: str
-    """Below the archive's root."""
+    """The path below the archive's root."""
     files: tuple[File, ...]
     archived_at: int = field(default=0, compare=False)
-    """Epoch milliseconds of the database's clock; set by it."""
+    """When the range was committed, in epoch milliseconds. The database sets it."""
 
     @property
     def sum(self) -> Sum:
+        """The number of rows and their checksum."""
         return Sum(self.rows, self.checksum)
 
     @property
     def last_day(self) -> str:
-        """The latest day of its messages; '' if it has none."""
+        """The last day on which a message of the segment was published; '' if it has no messages."""
         return max((file.day for file in self.files), default="")
 
     @property
     def size(self) -> int:
+        """The size of the files in bytes."""
         return sum(file.size for file in self.files)
 
 
 def segments(database: Database) -> list[Segment]:
-    """Every segment in offset order."""
+    """Return all segments in offset order."""
     rows = database.rows(f"SELECT lo, hi, `rows`, checksum, path, files, archived_at FROM {SEGMENTS} ORDER BY lo")
     return [
         Segment(lo, hi, count, checksum, path, tuple(File(**one) for one in json.loads(files)), archived_at)
@@ -74,7 +81,7 @@ def segments(database: Database) -> list[Segment]:
 
 
 def archived(known: Sequence[Segment]) -> int:
-    """All offsets up to this one are, or were, in the archive: the end of the first unbroken chain of segments."""
+    """Return the end of the first chain of segments without a gap: all offsets up to it are, or were, archived."""
     end = 0
     for number, segment in enumerate(known):
         if number and segment.lo != end + 1:
@@ -84,7 +91,7 @@ def archived(known: Sequence[Segment]) -> int:
 
 
 def missing(known: Sequence[Segment], last: int) -> list[Span]:
-    """What the archive lacks up to an offset, lowest first: holes between segments, and what comes after them."""
+    """Return the spans up to an offset that are not archived, in offset order: gaps, and the end of the log."""
     spans = []
     above = known[0].lo - 1 if known else 0
     for segment in known:
@@ -95,7 +102,7 @@ def missing(known: Sequence[Segment], last: int) -> list[Span]:
 
 
 def text_bytes(files: Iterable[File]) -> int:
-    """How long the text of these files is in a segment's row."""
+    """Return the size of these files' description in a segment's row, in bytes."""
     return len(_text(files).encode())
 
 
@@ -104,20 +111,21 @@ def _text(files: Iterable[File]) -> str:
 
 
 def add(database: Database, segment: Segment) -> None:
-    """Commits a range.
+    """Commit a range.
 
     Raises:
-        PipelineError: another run has archived some of it meanwhile; nothing was stored.
+        PipelineError: Another run has archived some of the offsets meanwhile, or the row would be too long. Nothing was
+            stored.
     """
     with database.transaction():
         _insert(database, segment)
 
 
 def replace(database: Database, old: Sequence[Segment], new: Segment) -> None:
-    """Puts one segment into the place of several, all at once.
+    """Replace segments by one, in one transaction.
 
     Raises:
-        PipelineError: one of them is no longer there as it was; nothing was changed.
+        PipelineError: Another run has changed one of the segments meanwhile. Nothing was changed.
     """
     with database.transaction():
         remove_rows(database, old)
@@ -125,30 +133,39 @@ def replace(database: Database, old: Sequence[Segment], new: Segment) -> None:
 
 
 def remove(database: Database, old: Sequence[Segment]) -> None:
-    """Takes segments out of the manifest, all or none."""
+    """Remove segments from the manifest, all or none.
+
+    Raises:
+        PipelineError: Another run has changed one of the segments meanwhile. Nothing was changed.
+    """
     with database.transaction():
         remove_rows(database, old)
 
 
 def remove_rows(database: Database, old: Iterable[Segment]) -> None:
+    """Delete the rows of segments in the caller's transaction.
+
+    Raises:
+        PipelineError: Another run has changed one of the segments meanwhile.
+    """
     for segment in old:
         if database.execute(f"DELETE FROM {SEGMENTS} WHERE lo = %s AND path = %s", (segment.lo, segment.path)) != 1:
-            raise PipelineError(f"segment {segment.lo} to {segment.hi}: another run has changed it meanwhile")
+            raise PipelineError(f"offsets {segment.lo} to {segment.hi}: another run has changed the segment meanwhile")
 
 
 def _insert(database: Database, segment: Segment) -> None:
-    # The primary key decides between two runs: both would begin where the manifest ended.
+    # Two runs would both begin at the end of the manifest, so its primary key lets only one of them commit.
     overlapping = database.rows(
         f"SELECT lo, hi FROM {SEGMENTS} WHERE lo <= %s AND hi >= %s LIMIT 1", (segment.hi, segment.lo)
     )
     if overlapping:
         raise PipelineError(f"offsets {segment.lo} to {segment.hi}: another run has archived some of them meanwhile")
     files = _text(segment.files)
-    # Each quotation mark is escaped, and a name may be of nothing else.
+    # Quotation marks are escaped, which can double the length of a name.
     if 2 * len(files.encode()) > (most := database.max_statement_bytes() - SPARE):
         raise PipelineError(
             f"offsets {segment.lo} to {segment.hi}: the names of {len(segment.files)} files take {len(files.encode())} "
-            f"bytes, and the server's max_allowed_packet allows {most // 2}: raise it, or lower --task-offsets and "
+            f"bytes, but the server's max_allowed_packet allows {most // 2}: raise it, or lower --task-offsets and "
             "--segment-offsets"
         )
     try:

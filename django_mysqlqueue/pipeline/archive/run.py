@@ -1,7 +1,7 @@
-"""What is done with the archive: grow it, check it, merge small segments, let old ones go, sweep up rubbish.
+"""Operations on the archive: grow, verify, compact, expire and sweep.
 
-One of these at a time (a lock that ends with the connection); were two to run
-all the same, the manifest's primary key lets one of them commit.
+A lock lets one operation at a time change the archive. The lock ends with its connection. If it is lost and two
+operations run, the manifest's primary key lets only one of them commit.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ if TYPE_CHECKING:
 
 LOCK = "archive"
 SEGMENT_OFFSETS = 2_000_000
+"""Maximum number of offsets per segment."""
 TASK_OFFSETS = 250_000
+"""Maximum number of offsets per Spark task."""
 COMPACT_ROWS = 5_000_000
+"""Maximum number of rows per merged segment."""
 FILES_BYTES = 4 * 2**20
-"""Of one segment: what the text of its files may take in its row."""
+"""Maximum size of the description of a segment's files in its row, in bytes."""
 GRACE = datetime.timedelta(days=1)
-"""Files that no row names are swept up when they are so old: a reader may be at those of a merged segment."""
+"""Minimum age of the files that ``sweep`` deletes: a reader may still use the files of a merged segment."""
 
 Progress = Callable[[int], None]
-"""Is told how many offsets have been dealt with since it was last told."""
+"""Called with the number of offsets that were processed since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An archive, the log that it is of, and the session that does the work."""
+    """An archive, its queue, and the Spark session to use."""
 
     spark: SparkSession
     place: Place
@@ -52,42 +55,49 @@ class Job:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Database]:
-        """A connection that holds the archive's lock.
+        """Open a connection that holds the archive's lock.
 
         Raises:
-            PipelineError: another run holds it.
+            PipelineError: Another run holds the lock.
         """
         with self.place.connect() as database:
             if not database.lock(LOCK):
-                raise PipelineError("another run is at this archive: wait for its end")
+                raise PipelineError("another run holds the archive's lock: wait until it has finished")
             yield database
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What a run has added."""
+    """The result of ``grow``."""
 
     segments: int = 0
+    """The number of segments that were added."""
     rows: int = 0
+    """The number of messages in them."""
     size: int = 0
+    """The size of their files in bytes."""
     archived: int = 0
-    """All offsets up to this one are in the archive."""
+    """All offsets up to this one are archived."""
     missed: int = 0
-    """GC had taken messages up to this offset out of what was to be archived; 0: it had not."""
+    """GC has removed messages up to this offset before they were archived; 0 if it has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A segment that is not as the manifest says."""
+    """A segment or file that does not match the manifest."""
 
     lo: int
+    """The first offset of the segment."""
     hi: int
+    """The last offset of the segment."""
     path: str
+    """The file, the segment, or '' for the manifest."""
     says: str
+    """The description of the fault."""
 
 
 def pending(database: Database) -> list[Span]:
-    """The ranges that the archive lacks."""
+    """Return the spans that are not archived."""
     return manifest.missing(manifest.segments(database), log_offsets.highest(database))
 
 
@@ -98,9 +108,19 @@ def grow(
     task_offsets: int = TASK_OFFSETS,
     progress: Progress = lambda offsets: None,
 ) -> Grown:
-    """Copies what the archive lacks, up to the end that the log has now, one segment after another.
+    """Archive the messages that are not in the archive yet, up to the current end of the log, segment by segment.
 
-    A run that ends at any point has lost at most the segment it was at.
+    If the run is interrupted, all finished segments are kept.
+
+    Args:
+        job: The archive and its queue.
+        segment_offsets: Maximum number of offsets per segment.
+        task_offsets: Maximum number of offsets per Spark task.
+        progress: Called after each segment.
+
+    Raises:
+        Mismatch: The files of a segment do not contain the same rows as the log.
+        PipelineError: Another run holds the lock, or the workers do not share the archive's folder.
     """
     grown = Grown()
     missed = 0
@@ -110,10 +130,10 @@ def grow(
         for span in manifest.missing(known, log_offsets.highest(database)):
             above = span.above
             while above < span.up_to:
-                # Looked at for each segment: GC may go on beside a long run.
+                # Read for each segment, because GC may run beside a long run.
                 taken = log_offsets.collected(database, None)
                 missed = max(missed, min(taken, span.up_to) if taken > above else 0)
-                # What GC took before the first run, or any other gap, needs no task to read it.
+                # A gap, for example of messages that GC removed before the first run, needs no task.
                 first = log_offsets.lowest(database, above)
                 held = span.up_to if first is None else min(first - 1, span.up_to)
                 piece = Span(held, min(span.up_to, held + segment_offsets))
@@ -127,9 +147,9 @@ def grow(
 
 
 def _copy(job: Job, home: str, lo: int, span: Span, task_offsets: int) -> list[Segment]:
-    """Segments from ``lo`` to the end of the span, with the span's rows; below it there are none.
+    """Write segments from ``lo`` to the end of the span. The offsets from ``lo`` to the span have no rows.
 
-    One, unless there are so many topics that its row would become very long.
+    Return one segment, or several if a large number of topics would make its row in the manifest too long.
     """
     path = _fresh_path(home, lo, span.up_to)
     pieces = span.split(-(-len(span) // task_offsets))
@@ -146,14 +166,14 @@ def _copy(job: Job, home: str, lo: int, span: Span, task_offsets: int) -> list[S
 
 
 def _check_shared(root: Root, path: str, written: Sequence[File]) -> None:
-    """What the tasks have written must be there for others too: a folder of each worker's own would be no archive."""
+    """Check that this program sees the files that the tasks have written: all workers must share the folder."""
     folder = root.open()
     sizes = folder.sizes([f"{path}/{file.path}" for file in written])
     for file, size in zip(written, sizes, strict=True):
         if size != file.size:
             raise PipelineError(
-                f"archive {root.uri!r}: a task has written {path}/{file.path}, and this program does not see it: the "
-                "folder must be one that all workers share"
+                f"archive {root.uri!r}: a task has written {path}/{file.path}, but this program does not see the file; "
+                "use a folder that all workers share"
             )
 
 
@@ -163,7 +183,7 @@ def _segment(lo: int, hi: int, path: str, written: Sequence[File]) -> Segment:
 
 
 def _home(known: Sequence[Segment]) -> str:
-    """The folder below the root that is this archive's: others may have theirs beside it."""
+    """Return the folder of this archive below the root, in which other archives may have folders too."""
     return known[-1].path.partition("/")[0] if known else uuid.uuid4().hex[:12]
 
 
@@ -175,19 +195,28 @@ def _fresh_path(home: str, lo: int, hi: int) -> str:
 
 
 def verify(job: Job, *, progress: Progress = lambda offsets: None) -> list[Fault]:
-    """Reads every file and compares what it holds with the manifest; returns what is wrong.
+    """Read every file and compare it with the manifest.
 
-    Also names ranges that are missing between segments.
+    Args:
+        job: The archive and its queue.
+        progress: Called after each segment.
+
+    Returns:
+        The faults, which include gaps between segments.
     """
     with job.place.connect() as database:
         known = manifest.segments(database)
     faults = [
-        Fault(span.above + 1, span.up_to, "", "no segment holds these offsets")
+        Fault(span.above + 1, span.up_to, "", "no segment contains these offsets")
         for span in manifest.missing(known, known[-1].hi if known else 0)
     ]
     for segment in known:
         if segment.sum != sum((file.sum for file in segment.files), Sum()):
-            faults.append(Fault(segment.lo, segment.hi, segment.path, "its files do not add up to its row"))
+            faults.append(
+                Fault(
+                    segment.lo, segment.hi, segment.path, "the files do not add up to the segment's rows and checksum"
+                )
+            )
         work = partial(_checked, job.root, segment.path)
         for file, says in zip(segment.files, spread(job.spark, work, segment.files), strict=True):
             if says:
@@ -197,15 +226,17 @@ def verify(job: Job, *, progress: Progress = lambda offsets: None) -> list[Fault
 
 
 def _checked(root: Root, path: str, file: File) -> str:
-    """What is wrong with a file; '' if nothing is."""
+    """Return the fault of a file; '' if it has none."""
     try:
         found = files.read_sum(root.open(), f"{path}/{file.path}")
     except FileNotFoundError:
-        return "there is no such file"
+        return "no such file"
     except (OSError, ValueError, pyarrow.ArrowException, Mismatch) as error:
-        return f"it cannot be read: {error}"
+        return f"the file cannot be read: {error}"
     if found != file.sum:
-        return f"it holds {found.rows} rows with checksum {found.checksum}, not {file.rows} with {file.checksum}"
+        return (
+            f"the file has {found.rows} rows with checksum {found.checksum}, expected {file.rows} with {file.checksum}"
+        )
     return ""
 
 
@@ -213,9 +244,22 @@ def _checked(root: Root, path: str, file: File) -> str:
 
 
 def compact(job: Job, *, rows: int = COMPACT_ROWS, progress: Progress = lambda offsets: None) -> int:
-    """Merges neighbouring segments as long as the result has at most ``rows`` rows; returns how many went into others.
+    """Merge adjacent segments.
 
-    One file for each topic and day of the result. The old files stay for readers that are at them, until ``sweep``.
+    A merged segment has one file per topic and day. The old files stay until ``sweep`` deletes them, because readers
+    may still use them.
+
+    Args:
+        job: The archive and its queue.
+        rows: Maximum number of rows per merged segment.
+        progress: Called after each merged segment.
+
+    Returns:
+        The number of segments that were replaced.
+
+    Raises:
+        Mismatch: The merged files do not contain the same rows as the old ones. The old segments stay.
+        PipelineError: Another run holds the lock.
     """
     merged = 0
     with job.locked() as database:
@@ -230,9 +274,10 @@ def compact(job: Job, *, rows: int = COMPACT_ROWS, progress: Progress = lambda o
 
 
 def mergeable(known: Sequence[Segment], rows: int) -> list[list[Segment]]:
-    """Groups of two or more neighbours without a gap that have at most ``rows`` rows together.
+    """Return groups of two or more adjacent segments to merge.
 
-    And so few files, one of each topic and day, that they go into one row.
+    The segments of a group have no gap between them and at most ``rows`` rows together. The description of the merged
+    files, one per topic and day, fits into a row of the manifest.
     """
     groups: list[list[Segment]] = []
     count, merged = 0, dict[tuple[str, str], int]()
@@ -262,8 +307,8 @@ def _merge(job: Job, home: str, group: Sequence[Segment]) -> Segment:
     expected = sum((segment.sum for segment in group), Sum())
     if new.sum != expected:
         raise Mismatch(
-            f"offsets {lo} to {hi}: the merged files hold {new.rows} rows with checksum {new.checksum}, the old ones "
-            f"{expected.rows} with {expected.checksum}; the old ones stay (run verify)"
+            f"offsets {lo} to {hi}: the merged files have {new.rows} rows with checksum {new.checksum}, but the old "
+            f"ones have {expected.rows} with {expected.checksum}; the old ones stay (run verify)"
         )
     return new
 
@@ -275,13 +320,23 @@ def _merge_files(root: Root, path: str, item: tuple[str, str, tuple[str, ...]]) 
     return files.write_file(folder, path, topic, day, tables)
 
 
-# -- letting go ---------------------------------------------------------------
+# -- expiring and sweeping ----------------------------------------------------
 
 
 def expire(job: Job, *, before: datetime.date) -> list[Segment]:
-    """Takes segments out of which every message was published before a day (UTC), oldest first; returns them.
+    """Remove the oldest segments, as long as all of their messages were published before a day.
 
-    The newest segment stays: it is what says how far the archive has come. Files go with the next ``sweep``.
+    The newest segment always stays, because it marks the end of the archive. The next ``sweep`` deletes the files.
+
+    Args:
+        job: The archive and its queue.
+        before: The day (UTC).
+
+    Returns:
+        The removed segments.
+
+    Raises:
+        PipelineError: Another run holds the lock.
     """
     with job.locked() as database:
         known = manifest.segments(database)
@@ -295,9 +350,19 @@ def expire(job: Job, *, before: datetime.date) -> list[Segment]:
 
 
 def sweep(job: Job, *, grace: datetime.timedelta = GRACE) -> list[str]:
-    """Deletes an archive's files that no row names and that are older than ``grace``; returns their paths.
+    """Delete files of the archive that the manifest does not name and that are older than ``grace``.
 
-    What else lies below the root stays, also what a run has left that died before the archive's first segment.
+    All other files below the root stay, including those of a run that died before the archive had its first segment.
+
+    Args:
+        job: The archive and its queue.
+        grace: The minimum age of a file.
+
+    Returns:
+        The paths of the deleted files.
+
+    Raises:
+        PipelineError: Another run holds the lock.
     """
     with job.locked() as database:
         known = manifest.segments(database)

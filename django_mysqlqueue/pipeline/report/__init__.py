@@ -1,4 +1,4 @@
-"""One page that says what the queue did, with pictures, and its tables as Parquet and CSV."""
+"""Write a report about the queue's activity: an HTML page with charts, and its tables as Parquet and CSV."""
 
 from __future__ import annotations
 
@@ -29,21 +29,28 @@ def run_report(
     redact: Callable[[str, str], str] | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> list[Path]:
-    """Makes a report in a folder; returns its files, the page first.
+    """Write a report to a folder.
 
     Args:
-        root: of the archive; None: of what the live log still holds.
-        since: only what was published then or later; None: from the beginning.
-        until: only what was published before; None: up to now.
-        topics: only these; None: all.
-        out: a folder that is new, empty or an earlier report's, whose files are replaced.
-        retention: how many seconds GC keeps a topic's messages (None: for ever); None: it is not said.
-        redact: what is left of an error's last line, given it and its topic; None: all of it.
-        progress: is told what is asked next.
+        spark: The session. Its time zone is set to UTC.
+        place: The queue's database.
+        root: The archive (None: report on the live log only).
+        since: Only messages that entered the log at or after this time (None: from the beginning).
+        until: Only messages that entered the log before this time (None: up to now).
+        topics: Only these topics (None: all).
+        out: The folder: new, empty, or with an earlier report, whose files are replaced.
+        retention: Returns the seconds for which GC keeps the messages of a topic (None: forever). Without it, the
+            report does not forecast the effect of GC.
+        redact: Returns the text to show instead of an error's last line, given the line and its topic. Without it,
+            errors are not redacted.
+        progress: Called with the name of each step before it begins.
+
+    Returns:
+        The files of the report, the page first.
 
     Raises:
-        PipelineError: the period is empty, or the folder holds other files.
-        DataLossError: GC has removed what the archive does not hold.
+        PipelineError: The period is empty, or the folder has other files.
+        DataLossError: GC has removed messages that the archive does not contain.
     """
     from django_mysqlqueue.pipeline.report import files, page
     from django_mysqlqueue.pipeline.report.queries import gather
@@ -52,6 +59,6 @@ def run_report(
         raise PipelineError(f"until {until.isoformat()}: must be after since, {since.isoformat()}")
     folder = files.Folder(out)
     facts = gather(spark, place, root, since, until, topics, retention=retention, redact=redact, progress=progress)
-    progress("the page")
+    progress("page")
     made = page.page(facts)
     return folder.write(page.render(made), {**facts.tables, **page.more_tables(made, facts)})

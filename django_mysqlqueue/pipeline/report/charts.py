@@ -1,8 +1,7 @@
-"""Pictures as SVG by Vega-Lite, which vl-convert carries within itself: no browser, no script, no network.
+"""Draw charts as SVG with Vega-Lite, which vl-convert contains. Needs no browser, script or network.
 
-Colours are the page's CSS variables, so that one picture serves light and dark.
-Each is drawn for a wide and for a narrow page: scaled down its letters would be
-too small to read.
+Colors are CSS variables of the page, so that a chart suits the light and the dark scheme. Each chart is drawn for a
+wide and for a narrow page, because the text of a scaled chart would be too small to read.
 """
 
 from __future__ import annotations
@@ -19,23 +18,24 @@ from django_mysqlqueue.pipeline.report import words
 from django_mysqlqueue.pipeline.report.model import Picture
 
 WIDE, NARROW = 860, 330
-"""Pixels of a whole picture."""
-COLOURS = tuple(f"var(--c{number})" for number in range(1, 7))
+"""Width of a chart in pixels."""
+COLORS = tuple(f"var(--c{number})" for number in range(1, 7))
+PERCENTILES = ("p50", "p90", "p99")
 HEAT = tuple(f"var(--h{number})" for number in range(1, 6))
 VERSION = "6.4"
-"""Of Vega-Lite."""
+"""The version of Vega-Lite."""
 DURATION = (
     "datum.value < 1000 ? datum.value + ' ms' : datum.value < 60000 ? datum.value / 1000 + ' s' : "
     "datum.value < 3600000 ? datum.value / 60000 + ' min' : datum.value / 3600000 + ' h'"
 )
 DURATIONS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 360_000_000)
-"""Where a logarithmic axis of milliseconds has its marks."""
+"""The ticks of a logarithmic axis, in milliseconds."""
 TIME = (
     "utchours(datum.value) + utcminutes(datum.value) + utcseconds(datum.value) == 0 ? utcFormat(datum.value, '%d %b') "
     ": utcFormat(datum.value, utcseconds(datum.value) == 0 ? '%H:%M' : '%H:%M:%S')"
 )
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-"""The same widths nearly everywhere: labels are laid out before it is known who looks."""
+"""Fonts of nearly the same width on all systems, because labels are laid out before the reader's fonts are known."""
 CONFIG: Mapping[str, Any] = {
     "background": None,
     "font": FONT,
@@ -69,7 +69,14 @@ Row = Mapping[str, Any]
 
 
 def picture(title: str, text: str, spec: Mapping[str, Any], *, height: int = 240) -> Picture:
-    """Draws a Vega-Lite specification (without size and configuration) for both widths."""
+    """Draw a chart in both widths.
+
+    Args:
+        title: The title.
+        text: The description, for screen readers.
+        spec: A Vega-Lite specification without size and configuration.
+        height: The height in pixels, unless the specification has one.
+    """
     return Picture(title, text, *(_svg(spec, text, width, height) for width in (WIDE, NARROW)))
 
 
@@ -84,17 +91,17 @@ def _svg(spec: Mapping[str, Any], text: str, width: int, height: int) -> str:
             "labelSeparation": 10,
             "tickCount": 4,
         }
-    fit = "fit-x" if "height" in spec else "fit"  # rows of a fixed height make up their own
+    fit = "fit-x" if "height" in spec else "fit"  # a specification with rows of a fixed height has its own height
     full = {
         "height": height,
         **spec,
         "width": width,
-        # The browser's font may make the labels of rows wider than they were laid out for.
+        # The labels of rows may be wider in the browser's font than in the layout.
         "padding": {"left": 16, "right": 8, "top": 4, "bottom": 4} if fit == "fit-x" else 4,
         "autosize": {"type": fit, "contains": "padding"},
         "config": config,
     }
-    # An address in the data is text like any other: nothing is fetched.
+    # URLs in the data are treated as text: allow no requests.
     made = vl_convert.vegalite_to_svg(full, vl_version=VERSION, allowed_base_urls=[])
     return _for_page(made, text)
 
@@ -106,7 +113,7 @@ _ROLES = re.compile(r' (?:role="graphics-[a-z]+"|aria-roledescription="[^"]*"|ar
 
 
 def _for_page(svg: str, text: str) -> str:
-    """One picture with one text; what Vega says of each mark becomes its tooltip."""
+    """Give the SVG one accessible name. Vega's label of each mark becomes its tooltip."""
     svg = _MARK.sub(r"<\1\3><title>\2</title></\1>", svg)
     head, rest = svg.split(">", 1)
     head = re.sub(r' xmlns:xlink="[^"]*"', "", head)
@@ -114,16 +121,17 @@ def _for_page(svg: str, text: str) -> str:
 
 
 def milliseconds(moment: datetime.datetime) -> int:
+    """Return a time in epoch milliseconds."""
     return round(moment.timestamp() * 1000)
 
 
 TICKS = (1, 5, 15, 30, 60, 300, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800, 2_419_200)
-"""Seconds between two marks of an axis of time."""
+"""Possible distances of the ticks of a time axis, in seconds."""
 MOST_TICKS = 10
 
 
 def _ticks(times: Sequence[int]) -> list[int]:
-    """Marks between the first and the last of some times (milliseconds), at even moments."""
+    """Return ticks at round times between the first and the last of ``times`` (milliseconds)."""
     first, last = min(times, default=0), max(times, default=0)
     seconds = next((one for one in TICKS if (last - first) / 1000 <= one * MOST_TICKS), TICKS[-1])
     length = seconds * 1000
@@ -145,11 +153,11 @@ def _time(field: str, times: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _colour(names: Sequence[str]) -> dict[str, Any]:
+def _color(names: Sequence[str]) -> dict[str, Any]:
     return {
         "field": "series",
         "type": "nominal",
-        "scale": {"domain": list(names), "range": list(COLOURS)},
+        "scale": {"domain": list(names), "range": list(COLORS)},
         "legend": {} if len(names) > 1 else None,
     }
 
@@ -160,7 +168,14 @@ TIP = {"field": "tip", "type": "nominal"}
 def stacked(
     rows: Sequence[tuple[datetime.datetime, str, float]], names: Sequence[str], *, seconds: int, unit: str
 ) -> dict[str, Any]:
-    """Bars over time, one on the other: (begin, series, value) in any order."""
+    """Return a chart of stacked bars over time.
+
+    Args:
+        rows: (begin, series, value) in any order.
+        names: The series, from bottom to top.
+        seconds: The length of a step.
+        unit: The unit of the values, for tooltips.
+    """
     base: dict[datetime.datetime, float] = {}
     values = []
     for at, series, value in sorted(rows, key=lambda row: (row[0], names.index(row[1]))):
@@ -185,7 +200,7 @@ def stacked(
             "x2": {"field": "end"},
             "y": {"field": "low", "type": "quantitative", "axis": {"title": None, "tickCount": 4, "format": "~s"}},
             "y2": {"field": "high"},
-            "color": _colour([words.shown(one, 40) for one in names]),
+            "color": _color([words.shown(one, 40) for one in names]),
             "description": TIP,
         },
     }
@@ -199,7 +214,15 @@ def lines(
     logarithmic: bool = False,
     steps: bool = False,
 ) -> dict[str, Any]:
-    """Lines over time: (at, series, value); points without a look carry the tooltips."""
+    """Return a chart of lines over time. Invisible points carry the tooltips.
+
+    Args:
+        rows: (time, series, value).
+        names: The series.
+        written: Formats a value.
+        logarithmic: Use a logarithmic axis for values.
+        steps: Draw steps instead of straight lines.
+    """
     lowest = 1.0 if logarithmic else 0.0
     values = [
         {
@@ -218,7 +241,7 @@ def lines(
     encoding = {
         "x": _time("at", [milliseconds(at) for at, _, _ in rows]),
         "y": {"field": "value", "type": "quantitative", "axis": axis, "scale": scale},
-        "color": _colour([words.shown(one, 40) for one in names]),
+        "color": _color([words.shown(one, 40) for one in names]),
     }
     few = len(values) <= 3 * len(names)
     return {
@@ -237,13 +260,20 @@ def lines(
 
 
 def curves(rows: Sequence[tuple[float, str, float]], names: Sequence[str], x: str, y: str) -> dict[str, Any]:
-    """Lines of shares over shares, with the diagonal of perfect evenness."""
+    """Return a chart of cumulative shares, with the diagonal of an even distribution.
+
+    Args:
+        rows: (share on the x axis, series, share on the y axis).
+        names: The series.
+        x: The title of the x axis.
+        y: The title of the y axis.
+    """
     values = [
         {
             "x": across,
             "value": up,
             "series": words.shown(series, 40),
-            "tip": f"{words.shown(series, 40)}: the busiest {words.share(across)} have {words.share(up)}",
+            "tip": f"{words.shown(series, 40)}: the largest {words.share(across)} have {words.share(up)}",
         }
         for across, series, up in rows
     ]
@@ -252,7 +282,7 @@ def curves(rows: Sequence[tuple[float, str, float]], names: Sequence[str], x: st
         axis = {"title": title, "format": "%", "tickCount": 5}
         return {"field": field, "type": "quantitative", "axis": axis, "scale": {"domain": [0, 1]}}
 
-    encoding = {"x": percent("x", x), "y": percent("value", y), "color": _colour([words.shown(n, 40) for n in names])}
+    encoding = {"x": percent("x", x), "y": percent("value", y), "color": _color([words.shown(n, 40) for n in names])}
     return {
         "data": {"values": values},
         "layer": [
@@ -271,7 +301,12 @@ def curves(rows: Sequence[tuple[float, str, float]], names: Sequence[str], x: st
 
 
 def bars(rows: Sequence[tuple[str, str, float, str]], names: Sequence[str]) -> dict[str, Any]:
-    """Bars that lie, longest first: (label, series, value, tooltip), stacked where a label has several."""
+    """Return a chart of horizontal bars, stacked if a label has several series.
+
+    Args:
+        rows: (label, series, value, tooltip) in the order of the bars.
+        names: The series.
+    """
     labels = list(dict.fromkeys(label for label, _, _, _ in rows))
     values = [
         {"label": words.shown(label, 60), "series": words.shown(series, 40), "value": value, "tip": tip, "order": place}
@@ -294,14 +329,18 @@ def bars(rows: Sequence[tuple[str, str, float, str]], names: Sequence[str]) -> d
                 "axis": {"title": None, "grid": True, "format": "~s", "tickCount": 5},
             },
             "order": {"field": "order", "type": "quantitative"},
-            "color": _colour([words.shown(one, 40) for one in names]),
+            "color": _color([words.shown(one, 40) for one in names]),
             "description": TIP,
         },
     }
 
 
 def ranges(rows: Sequence[tuple[str, float, float, float, bool, str]]) -> dict[str, Any]:
-    """Three percentiles on a line: (label, 50th, 90th, 99th, whether they are exact, tooltip), in milliseconds."""
+    """Return a chart with three percentiles per row.
+
+    Args:
+        rows: (label, 50th, 90th and 99th percentile in milliseconds, whether they are exact, tooltip).
+    """
     dots, spans = [], []
     for label, *values, exact, tip in rows:
         text = words.shown(label, 60)
@@ -311,10 +350,10 @@ def ranges(rows: Sequence[tuple[str, float, float, float, bool, str]]) -> dict[s
                 "label": text,
                 "value": max(1, value),
                 "series": series,
-                "known": "exact" if exact else "at most",
+                "known": "exact" if exact else "bound",
                 "tip": f"{text}, {series}: {'' if exact else 'at most '}{words.duration(value)}",
             }
-            for series, value in zip(("half", "90 %", "99 %"), values, strict=True)
+            for series, value in zip(PERCENTILES, values, strict=True)
         ]
     y = {"field": "label", "type": "nominal", "sort": [row["label"] for row in spans], "axis": {"title": None}}
     axis = {"title": None, "grid": True, "labelExpr": DURATION, "values": DURATIONS}
@@ -337,12 +376,12 @@ def ranges(rows: Sequence[tuple[str, float, float, float, bool, str]]) -> dict[s
                 "encoding": {
                     "y": y,
                     "x": {"field": "value", "type": "quantitative", "axis": axis, "scale": scale},
-                    "color": _colour(["half", "90 %", "99 %"]),
+                    "color": _color(PERCENTILES),
                     "fill": {
-                        "condition": {"test": "datum.known == 'at most'", "value": "var(--paper)"},
+                        "condition": {"test": "datum.known == 'bound'", "value": "var(--paper)"},
                         "field": "series",
                         "type": "nominal",
-                        "scale": {"domain": ["half", "90 %", "99 %"], "range": list(COLOURS)},
+                        "scale": {"domain": list(PERCENTILES), "range": list(COLORS)},
                         "legend": None,
                     },
                     "description": TIP,
@@ -356,7 +395,12 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 
 
 def heat(values: Mapping[tuple[int, int], float], written: Any) -> dict[str, Any]:
-    """Weekdays (1 is Monday) by hours, in five shades; what is absent has none."""
+    """Return a chart of weekdays and hours, in five shades. Missing hours are blank.
+
+    Args:
+        values: (weekday, hour) → value. Weekday 1 is Monday.
+        written: Formats a value.
+    """
     cells = [
         {
             "day": DAYS[day - 1],
@@ -401,7 +445,12 @@ def heat(values: Mapping[tuple[int, int], float], written: Any) -> dict[str, Any
 
 
 def days(rows: Sequence[tuple[datetime.date, float]], line: Sequence[tuple[datetime.date, float]]) -> dict[str, Any]:
-    """A bar for each day, and a line across them."""
+    """Return a chart with a bar per day, and a line.
+
+    Args:
+        rows: (day, value) of the bars.
+        line: (day, value) of the line's points.
+    """
 
     def start(day: datetime.date) -> int:
         return milliseconds(datetime.datetime.combine(day, datetime.time(), datetime.UTC))
@@ -423,7 +472,7 @@ def days(rows: Sequence[tuple[datetime.date, float]], line: Sequence[tuple[datet
         "layer": [
             {
                 "data": {"values": bars_},
-                "mark": {"type": "bar", "color": COLOURS[0]},
+                "mark": {"type": "bar", "color": COLORS[0]},
                 "encoding": {
                     "x": x,
                     "x2": {"field": "end"},
@@ -434,7 +483,7 @@ def days(rows: Sequence[tuple[datetime.date, float]], line: Sequence[tuple[datet
             },
             {
                 "data": {"values": points},
-                "mark": {"type": "line", "color": COLOURS[1], "strokeDash": [6, 4]},
+                "mark": {"type": "line", "color": COLORS[1], "strokeDash": [6, 4]},
                 "encoding": {"x": x, "y": {"field": "value", **y}},
             },
         ],

@@ -1,4 +1,4 @@
-"""The folder that a report goes into: the page, and its tables as Parquet and CSV."""
+"""The folder of a report: the page, and its tables as Parquet and CSV."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import pyarrow.parquet as pq
 from django_mysqlqueue.pipeline.errors import PipelineError
 
 MARKER = "queuereport.json"
-"""What says that a folder is a report's; it lists the files, which the next report may overwrite."""
+"""The file that marks a folder as a report's. It lists the files that the next report may overwrite."""
 PAGE = "report.html"
 TABLES = "tables"
 
 
 class Folder:
-    """A folder that is new, empty or an earlier report's.
+    """A folder that is new, empty or has an earlier report.
 
     Raises:
-        PipelineError: it is none of these, so something else would be overwritten.
+        PipelineError: The folder has other files, which a report could overwrite.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
-            raise PipelineError(f"--out {str(path)!r}: is a file; name a folder")
+            raise PipelineError(f"--out {str(path)!r}: is a file; use a folder")
         self._earlier = self._known()
         if self._earlier is None and self.path.exists() and any(self.path.iterdir()):
             raise PipelineError(
-                f"--out {str(path)!r}: has files in it that no report has made (there is no {MARKER}); "
-                "name a new or an empty folder"
+                f"--out {str(path)!r}: the folder is not empty and has no report (no {MARKER}); use a new or empty "
+                "folder"
             )
 
     def _known(self) -> list[str] | None:
@@ -43,14 +43,14 @@ class Folder:
         try:
             files = json.loads(marker.read_text())["files"]
         except (ValueError, KeyError, TypeError) as error:
-            raise PipelineError(f"{marker}: is not what a report writes; name another folder") from error
+            raise PipelineError(f"{marker}: was not written by a report; use another folder") from error
         return [str(name) for name in files]
 
     def write(self, page: str, tables: Mapping[str, pa.Table]) -> list[Path]:
-        """Writes everything, and deletes what an earlier report had and this one has not. Returns the files."""
+        """Write the report, and delete files of an earlier report that this one does not have. Return the files."""
         names = [PAGE] + [f"{TABLES}/{name}.{kind}" for name in tables for kind in ("parquet", "csv")]
         (self.path / TABLES).mkdir(parents=True, exist_ok=True)
-        # First: a report that dies half way leaves a folder that the next one may fill.
+        # Write the marker first, so that the next report may reuse the folder if this one is interrupted.
         listed = sorted({*names, *(self._earlier or [])})
         self._mark(listed)
         for name, table in tables.items():

@@ -1,4 +1,4 @@
-"""What a report is made of, before it is HTML."""
+"""The contents of a report, before they are rendered as HTML."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WRITTEN: Mapping[str, Callable[[Any], str]] = {
     "day": words.date,
 }
 ROWS_SHOWN = 50
-"""Of a table in the page; the files have all."""
+"""Maximum number of rows of a table on the page. The files have all rows."""
 OPEN_ROWS = 12
-"""A longer table is folded."""
+"""Maximum number of rows of a table that is not collapsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column: its name in the files, its heading in the page, and how values are written."""
+    """A column of a table: its name in the files, its heading on the page, and the kind of its values."""
 
     name: str
     heading: str
@@ -34,23 +34,25 @@ class Column:
 
     @property
     def is_text(self) -> bool:
+        """Whether values are aligned to the left."""
         return self.kind in ("text", "time", "day")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a picture, or alone."""
+    """A table of a section."""
 
     name: str
-    """Of its files."""
+    """The name of its files, without a suffix."""
     title: str
     columns: tuple[Column, ...]
     rows: Sequence[Mapping[str, Any]]
     order: str = ""
-    """In words, if the page shows the first rows only."""
+    """The order of the rows, which the page shows if it leaves rows out."""
 
     @property
     def cells(self) -> list[list[str]]:
+        """The rows on the page, as text."""
         return [
             [
                 words.NOTHING if row[column.name] is None else WRITTEN[column.kind](row[column.name])
@@ -61,42 +63,45 @@ class Table:
 
     @property
     def left_out(self) -> int:
+        """The number of rows that are not on the page."""
         return max(0, len(self.rows) - ROWS_SHOWN)
 
     @property
     def is_folded(self) -> bool:
+        """Whether the table is collapsed."""
         return len(self.rows) > OPEN_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A chart for two widths, and what it shows in words."""
+    """A chart in two widths, and a description of it."""
 
     title: str
     text: str
-    """For those who do not see it."""
+    """The description, for screen readers."""
     wide: str
-    """SVG, safe to put into a page."""
+    """The SVG for wide screens. Its texts are escaped."""
     narrow: str
+    """The SVG for narrow screens. Its texts are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One question and its answer."""
+    """A section of the report."""
 
     id: str
     title: str
     says: Sequence[str] = ()
-    """Sentences, from the data."""
+    """Sentences about the data."""
     pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     unknown: Sequence[str] = ()
-    """What it cannot know, and how to come to know it."""
+    """Sentences about missing data, and how to collect it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A number that stands out."""
+    """A number at the top of the report."""
 
     label: str
     value: str
@@ -113,4 +118,4 @@ class Page:
     sections: Sequence[Section]
     made: str
     about: Sequence[str] = field(default=())
-    """What it rests on, in sentences."""
+    """Sentences about the data that the report covers."""

@@ -1,4 +1,4 @@
-"""What a report is asked for, as text."""
+"""Parse the options of a report."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ _AGO = re.compile(r"(\d{1,6})([mhdw])")
 
 
 def parse_moment(name: str, text: str, now: datetime.datetime) -> datetime.datetime:
-    """A time in ISO 8601 (UTC unless it says otherwise), a day, or how long before ``now``: ``90m``, ``36h``, ``14d``.
+    """Parse a time in ISO 8601 (in UTC if it has no UTC offset), a date, or a duration before now.
+
+    Args:
+        name: The name of the option, for the error.
+        text: The text. A duration is a number of minutes, hours, days or weeks: ``90m``, ``36h``, ``14d``, ``2w``.
+        now: The current time.
 
     Raises:
-        PipelineError: it is none of these; the text names the option (``name``), the value and the rule.
+        PipelineError: The text is none of these.
     """
     rule = (
-        f"{name} {text!r}: must be a time like 2026-11-22T06:00:00Z, a day like 2026-11-22, or a length like 36h or 14d"
+        f"{name} {text!r}: must be a time such as 2026-11-22T06:00:00Z, a date such as 2026-11-22, or a duration such "
+        "as 36h or 14d"
     )
     if ago := _AGO.fullmatch(text):
         try:

@@ -1,4 +1,4 @@
-"""The page: its parts in order, the numbers on top, and the HTML."""
+"""The page: its sections, the numbers at the top, and the HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORECAST = "growth_forecast"
 
 
 def page(facts: Facts) -> Page:
-    """The report of these facts."""
+    """Return the contents of the page."""
     sections = [
         sections_log.traffic(facts),
         sections_log.into_the_log(facts),
@@ -31,7 +31,7 @@ def page(facts: Facts) -> Page:
         sections_groups.recording(facts),
     ]
     return Page(
-        title="What the queue did",
+        title="Queue report",
         period=_period(facts),
         headlines=_headlines(facts),
         sections=sections,
@@ -43,7 +43,7 @@ def page(facts: Facts) -> Page:
 def _period(facts: Facts) -> str:
     first, last = facts.since or facts.first_at, facts.until or facts.last_at
     if first is None or last is None:
-        return "No message lies in this period."
+        return "No message was published in this period."
     return f"{words.moment(first)} to {words.moment(last)} UTC"
 
 
@@ -59,11 +59,11 @@ def _headlines(facts: Facts) -> list[Headline]:
         for row in facts.chart:
             totals[row["at"]] = totals.get(row["at"], 0) + row["messages"]
         best = max(totals.values())
-        found.append(Headline("peak", words.number(best), f"messages within {words.within(facts.step)}"))
+        found.append(Headline("peak", words.number(best), f"messages in {words.within(facts.step)}"))
     latency = facts.rows("publish_latency")
     if latency:
         worst = max(row["p99_ms"] for row in latency)
-        found.append(Headline("into the log", words.duration(worst), "99 % of the slowest topic within"))
+        found.append(Headline("publish latency", words.duration(worst), "99th percentile, slowest topic"))
     settled = [
         row
         for row in facts.rows("settle_latency")
@@ -71,50 +71,52 @@ def _headlines(facts: Facts) -> list[Headline]:
     ]
     if settled:
         worst = max(row["p99_ms"] for row in settled)
-        found.append(Headline("to settlement", words.duration(worst), "99 % of the slowest group within"))
-    letters = sum(row["dead_letters"] for row in topics)
-    part = f"{words.share(letters / messages)} of all messages" if letters else "none in the log"
-    found.append(Headline("dead letters", words.number(letters), part))
+        found.append(Headline("settlement latency", words.duration(worst), "99th percentile, slowest group"))
+    dead_letters = sum(row["dead_letters"] for row in topics)
+    part = f"{words.share(dead_letters / messages)} of all messages" if dead_letters else "none in the log"
+    found.append(Headline("dead letters", words.number(dead_letters), part))
     if facts.rows("failures"):
         failed = sum(row["failed"] + row["lost"] for row in facts.rows("failures"))
-        found.append(Headline("failed attempts", words.number(failed), "on record, that came again"))
+        found.append(Headline("failed attempts", words.number(failed), "recorded and retried"))
     if facts.groups:
         behind = max(facts.groups, key=lambda one: one.unsettled)
         note = (
-            f"of {words.shown(behind.consumer_group, 30)}, the furthest behind"
+            f"messages of {words.shown(behind.consumer_group, 30)}, the largest backlog"
             if behind.unsettled
-            else "all groups are done"
+            else "all groups are up to date"
         )
-        found.append(Headline("open now", words.number(behind.unsettled), note))
+        found.append(Headline("backlog now", words.number(behind.unsettled), note))
     return found
 
 
 def _mean_size(facts: Facts) -> str:
     if not facts.messages:
-        return "of no message"
-    return f"{words.size(sum(row['bytes'] for row in facts.rows('topics')) / facts.messages)} a message"
+        return "no messages"
+    return f"{words.size(sum(row['bytes'] for row in facts.rows('topics')) / facts.messages)} per message"
 
 
 def _about(facts: Facts) -> list[str]:
     if facts.with_archive:
-        said = [f"It covers the archive up to offset {facts.archived:,} and the live log behind it."]
+        said = [f"The report covers the archive up to offset {facts.archived:,} and the live log after it."]
     else:
-        said = ["It covers what the live log still holds."]
+        said = ["The report covers the messages that are still in the live log."]
     if facts.topics is not None:
-        said.append(f"Of the topics {words.enumeration([words.name(topic) for topic in facts.topics])} alone.")
+        topics = words.enumeration([words.name(topic) for topic in facts.topics])
+        noun = "topic" if len(facts.topics) == 1 else "topics"
+        said.append(f"It is limited to the {noun} {topics}.")
     for one in facts.collected[:5]:
         said.append(
-            f"GC has removed messages of {words.name(one.topic)} up to offset {one.offset:,}, which are not in this "
-            "report: an archive would have kept them."
+            f"GC has removed messages of {words.name(one.topic)} up to offset {one.offset:,}. They are missing from "
+            "this report. Use an archive to keep such messages."
         )
     if len(facts.collected) > 5:
-        said.append(f"So it has of {len(facts.collected) - 5} more topics.")
-    said.append("Times are those of the database's clock, in UTC. Sizes are those of payloads, before compression.")
+        said.append(f"Messages of {words.counted(len(facts.collected) - 5, 'more topic')} are missing too.")
+    said.append("Times are from the database's clock, in UTC. Sizes are those of payloads, before compression.")
     return said
 
 
 def more_tables(made: Page, facts: Facts) -> dict[str, pa.Table]:
-    """Tables that the page has and Spark has not made, by name."""
+    """Return the tables of the page that were not computed by Spark, by name."""
     found = {}
     for section in made.sections:
         for table in section.tables:
@@ -131,7 +133,7 @@ def _svg(picture: Picture, width: str) -> Markup:
 
 
 def render(made: Page) -> str:
-    """The whole file. Every text is escaped but the pictures."""
+    """Return the page as HTML. All texts are escaped, except pictures, which Vega has escaped."""
     environment = Environment(
         loader=PackageLoader("django_mysqlqueue.pipeline.report", "."),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Asks Spark and the database for everything that a report says; the answers are small."""
+"""Query Spark and the database for the data of a report. The results are small."""
 
 from __future__ import annotations
 
@@ -36,71 +36,81 @@ COLUMNS = (
     "created_at",
     "published_at",
 )
-"""Of the log: no payloads."""
+"""The columns of the log that a report reads: no payloads."""
 STEPS = (1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 86_400, 604_800)
-"""Seconds that a bar or a point of a picture may stand for."""
+"""Possible lengths of a step in a chart, in seconds."""
 POINTS = 150
-"""At most so many of them."""
+"""Maximum number of steps in a chart."""
 MINUTES_UP_TO = 14 * 86_400
-"""Seconds of a period up to which throughput is told by the minute; a longer one by the hour."""
+"""Seconds of a period up to which the table of throughput has a row per minute. Longer periods have one per hour."""
 ROLLUP_MINUTES_KEPT = 6 * 3600
 """Seconds for which the queue keeps rollups of minutes."""
 MOST_ROWS = 1000
-"""Of a table whose length hangs on what messages hold: errors, subscribers."""
+"""Maximum number of rows in tables of errors and of subscribers."""
 TOP_KEYS = 20
+"""Number of keys per topic in the table of the largest keys."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The answers. ``tables`` are those that become files, by name."""
+    """The data of a report. ``tables`` has the tables that become files, by name."""
 
     since: datetime.datetime | None
     until: datetime.datetime | None
     topics: tuple[str, ...] | None
     now: datetime.datetime
-    """The database's clock, when it was asked."""
+    """The time of the database's clock when the report was written."""
     with_archive: bool
+    """Whether the report covers an archive."""
     archived: int
-    """All offsets up to this one are in the archive."""
+    """All offsets up to this one are archived."""
     collected: list[Collected]
-    """What GC has removed and no archive holds, as far as it may lie in the period."""
+    """Messages that GC has removed, that are not archived and that may belong to the period."""
     groups: list[Group]
+    """The registered groups."""
     step: int
-    """Seconds of a bar over time."""
+    """The length of a step in charts over time, in seconds."""
     table_step: int
-    """Seconds of a row of the table ``throughput``."""
+    """The length of a step in the table ``throughput``, in seconds."""
     lag_source: dict[tuple[str, str], str]
-    """By group and topic: ``events``, ``rollups`` or ``none``."""
+    """(group, topic) → the source of its lag: ``events``, ``rollups`` or ``none``."""
     lag_step: int
+    """The length of a step of lag from recorded deliveries, in seconds."""
     chart: list[Row]
-    """Throughput by ``step``."""
+    """Throughput in steps of ``step``."""
     latency_over_time: list[Row]
+    """Latency into the log in steps of ``step``."""
     trend: Row | None
+    """The line through the messages per day (None: less than one whole day)."""
     retention: dict[str, float | None] | None
-    """Seconds by topic (None: for ever); None: nobody said."""
+    """Topic → retention in seconds (None: forever). None if retention is unknown."""
     tables: dict[str, pa.Table]
 
     def rows(self, name: str) -> list[Row]:
+        """Return the rows of a table."""
         found: list[Row] = self.tables[name].to_pylist()
         return found
 
     @property
     def messages(self) -> int:
+        """The number of messages."""
         return sum(row["messages"] for row in self.rows("topics"))
 
     @property
     def first_at(self) -> datetime.datetime | None:
+        """When the first message was published; None if there is none."""
         return min((row["first_at"] for row in self.rows("topics") if row["first_at"]), default=None)
 
     @property
     def last_at(self) -> datetime.datetime | None:
+        """When the last message was published; None if there is none."""
         return max((row["last_at"] for row in self.rows("topics") if row["last_at"]), default=None)
 
     @property
     def concerned(self) -> list[Row]:
-        """Of the rows of ``recording`` those of groups that had something to do: others hide nothing."""
+        """The rows of ``recording`` of groups that had messages. Other groups have no missing data."""
         busy = {row["topic"] for row in self.rows("topics") if row["messages"]}
         behind = {(group.consumer_group, group.topic) for group in self.groups if group.unsettled}
         return [
@@ -110,24 +120,24 @@ class Facts:
         ]
 
     def group_name(self, group: str, topic: str) -> str:
-        """A group in a sentence; with its topic, if it has several."""
+        """Return a group for a sentence, with its topic if the group has several."""
         several = [row for row in self.rows("recording") if row["consumer_group"] == group][1:]
-        return f"{words.name(group)} of {words.name(topic)}" if several else words.name(group)
+        return f"{words.name(group)} on {words.name(topic)}" if several else words.name(group)
 
     @property
     def recorded(self) -> dict[tuple[str, str], str]:
-        """How much is recorded of each group and topic, as ``deliveries.recording`` says."""
+        """(group, topic) → the share of recorded deliveries, as in ``deliveries.recording``."""
         return {(row["consumer_group"], row["topic"]): row["recorded"] for row in self.rows("recording")}
 
 
 def step_for(seconds: float) -> int:
-    """The shortest step of which at most ``POINTS`` make up so many seconds."""
+    """Return the shortest step that divides a period of ``seconds`` into at most ``POINTS`` steps."""
     return next((step for step in STEPS if seconds <= step * POINTS), STEPS[-1])
 
 
 @contextmanager
 def kept(*found: DataFrame) -> Iterator[None]:
-    """Reads each of these once, whatever is asked of it."""
+    """Cache DataFrames during the block, so that each is computed once."""
     for one in found:
         one.persist()
     try:
@@ -149,16 +159,31 @@ def gather(
     redact: Callable[[str, str], str] | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Facts:
-    """Everything; ``progress`` is told what comes next."""
+    """Run all queries of a report.
+
+    Args:
+        spark: The session. Its time zone is set to UTC.
+        place: The queue's database.
+        root: The archive (None: read the live log only).
+        since: Only messages published at or after this time.
+        until: Only messages published before this time.
+        topics: Only these topics (None: all).
+        retention: Returns the retention of a topic in seconds.
+        redact: Returns the text to show instead of an error's last line.
+        progress: Called with the name of each step before it begins.
+
+    Raises:
+        DataLossError: GC has removed messages that the archive does not contain.
+    """
     spark.conf.set("spark.sql.session.timeZone", "UTC")
-    progress("the groups")
+    progress("groups")
     with place.connect() as database:
         moment = tables.now(database)
         groups = tables.groups(database, topics)
         gone = tables.collected(database, topics)
         archived = manifest.archived(manifest.segments(database)) if root is not None else 0
     log = frames.everything(spark, place, root, topics=topics, since=since, until=until, columns=COLUMNS)
-    # What was published in the period may end after it.
+    # A delivery of a message that was published in the period may end after the period.
     events = tables.events(spark, place, topics=topics, since=since)
     rollups = tables.rollups(spark, place, topics=topics, since=since, until=until)
     with kept(log, events, rollups):
@@ -195,18 +220,19 @@ def gather(
         )
 
 
-TOO_LONG = "(a line that is too long to be redacted here)"
+TOO_LONG = "(redacted: the line is too long)"
+"""Shown instead of a line of which only the beginning is known: a part of it cannot be redacted safely."""
 
 
 def redacted(table: pa.Table, redact: Callable[[str, str], str]) -> pa.Table:
-    """A table with less in its column ``error``; nothing of a line of which only the beginning is known."""
+    """Return a table with its column ``error`` redacted. Shortened lines are replaced by ``TOO_LONG``."""
     lines = zip(table["error"].to_pylist(), table["topic"].to_pylist(), strict=True)
     left = [TOO_LONG if len(line) >= ERROR_CHARACTERS else redact(line, topic) for line, topic in lines]
     return table.set_column(table.column_names.index("error"), "error", pa.array(left, pa.string()))
 
 
 class _Questions:
-    """One after another; each is at least one job of Spark's."""
+    """The queries of a report. They run one after another; each is at least one Spark job."""
 
     def __init__(
         self,
@@ -287,7 +313,7 @@ class _Questions:
         by_day = traffic.days(self.log)
         self.ask("days", by_day)
         found = sorted({row["day"] for row in self.rows("days")})
-        # The first and the last day are there in part.
+        # The first and the last day may be incomplete.
         if len(found) and (found[-1] - found[0]).days >= 2:
             day = datetime.timedelta(days=1)
             line = growth.trend(by_day, first=found[0] + day, last=found[-1] - day)
@@ -301,7 +327,7 @@ class _Questions:
             self.ask("concentration", skew.concentration(keys))
 
     def _lag(self, groups: DataFrame, begin: datetime.datetime | None) -> None:
-        """From recorded deliveries where all are; else from rollups, if they reach from the start to now."""
+        """Compute lag from recorded deliveries if all are recorded, else from rollups if the period ends now."""
         from pyspark.sql import functions as f
 
         counted = {

@@ -1,4 +1,4 @@
-"""The parts of a report about consumer groups: what is recorded, latency, failures, lag, who does the work."""
+"""The sections of a report about groups: recorded deliveries, settlement latency, failures, backlog, subscribers."""
 
 from __future__ import annotations
 
@@ -10,60 +10,63 @@ from django_mysqlqueue.pipeline.report.queries import MOST_ROWS, Facts, Row
 from django_mysqlqueue.pipeline.report.sections_log import PERCENTILE_COLUMNS, SERIES
 
 RECORD_ALL = (
-    "MYSQLQUEUE['GROUPS'] = {group: {'RECORD_DELIVERIES': 'all'}} records each delivery, at the cost of a row for each."
+    "To record every delivery of a group, at the cost of one row each, set MYSQLQUEUE['GROUPS'] = "
+    "{group: {'RECORD_DELIVERIES': 'all'}}."
 )
 MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")
-"""Before the name of an exception."""
+"""The modules before the name of an exception."""
 GROUP = (Column("consumer_group", "group", "text"), Column("topic", "topic", "text"))
 RECORDED = {
-    "all": "every delivery",
+    "all": "all deliveries",
     "some": "some deliveries",
     "failures": "failures",
-    "nothing": "nothing",
-    "idle": "nothing (and nothing was counted)",
+    "nothing": "none",
+    "idle": "none (and rollups count none)",
 }
 
 
 def of(row: Row) -> str:
-    """A group of a topic, as pictures call it."""
-    return f"{row['consumer_group']} of {row['topic']}"
+    """Return a group's name for charts."""
+    return f"{row['consumer_group']} on {row['topic']}"
 
 
 def named(facts: Facts, rows: list[Row]) -> str:
+    """Return the groups of some rows for a sentence."""
     return words.enumeration([facts.group_name(*_ref(row)) for row in rows])
 
 
 def recording(facts: Facts) -> Section:
+    """Return the section about recorded deliveries."""
     rows = [{**row, "recorded": RECORDED[row["recorded"]]} for row in facts.rows("recording")]
     levels = facts.recorded
     says: list[str] = []
     unknown: list[str] = []
     if not rows:
-        says.append("No consumer group is registered for these topics.")
+        says.append("No consumer group is registered on these topics.")
     full = [row for row in facts.rows("recording") if row["recorded"] == "all"]
     less = [row for row in facts.concerned if row["recorded"] != "all"]
     if full:
-        says.append(f"Of {named(facts, full)} every delivery is on record: what is said of it here is exact.")
+        says.append(f"Every delivery of {named(facts, full)} is recorded, which makes these figures exact.")
     if less:
         unknown.append(
-            f"Of {named(facts, less)} not every delivery is on record. When each message was settled, and by whom, "
-            f"cannot be known there; the rollups' counts say some of it. {RECORD_ALL}"
+            f"Not every delivery of {named(facts, less)} is recorded. The report cannot show when each message was "
+            f"settled and by which subscriber; rollups give approximate figures. {RECORD_ALL}"
         )
     if "some" in levels.values():
         unknown.append(
-            "Where some deliveries are on record, the setting was changed, or the records have been outlived."
+            "If only some deliveries of a group are recorded, its setting was changed, or older records have expired."
         )
     columns = (
         *GROUP,
-        Column("recorded", "on record", "text"),
-        Column("acks_recorded", "acks on record"),
-        Column("acks_counted", "acks in the rollups"),
-        Column("failures_recorded", "failures on record"),
-        Column("failures_counted", "failures in the rollups"),
+        Column("recorded", "recorded", "text"),
+        Column("acks_recorded", "recorded acks"),
+        Column("acks_counted", "acks in rollups"),
+        Column("failures_recorded", "recorded failures"),
+        Column("failures_counted", "failures in rollups"),
     )
     return Section(
         "recording",
-        "What is on record of the groups",
+        "Recorded deliveries",
         says,
         (),
         [Table("recording", "By group", columns, rows)],
@@ -72,6 +75,7 @@ def recording(facts: Facts) -> Section:
 
 
 def latency(facts: Facts) -> Section:
+    """Return the section about the latency from the log to settlement."""
     levels = facts.recorded
     exact = [row for row in facts.rows("settle_latency") if levels.get(_ref(row)) in ("all", "some")]
     known = {_ref(row) for row in exact}
@@ -83,24 +87,24 @@ def latency(facts: Facts) -> Section:
     if exact:
         worst = max(exact, key=lambda row: (row["p99_ms"], of(row)))
         says.append(
-            f"From recorded deliveries: {words.name(worst['consumer_group'])} settled half of the messages of "
-            f"{words.name(worst['topic'])} within {words.duration(worst['p50_ms'])} of their place in the log, 99 % "
-            f"within {words.duration(worst['p99_ms'])}"
-            + ("." if len(exact) == 1 else f"; of {len(exact)} groups it is the slowest.")
+            f"According to recorded deliveries, {words.name(worst['consumer_group'])} settled half of the messages of "
+            f"{words.name(worst['topic'])} within {words.duration(worst['p50_ms'])} of their entry into the log, and "
+            f"99 % within {words.duration(worst['p99_ms'])}."
+            + ("" if len(exact) == 1 else f" It is the slowest of {len(exact)} groups.")
         )
     if bounds:
         unknown.append(
-            f"Of {named(facts, bounds)} the rollups' buckets are all there is: they say within which bound a share of "
-            "the acks came, not when exactly, and dead letters are not in them."
+            f"For {named(facts, bounds)} only rollups are available. They give upper bounds of percentiles instead of "
+            "exact values, and do not include dead letters."
         )
     if nothing:
         unknown.append(
-            f"Of {named(facts, nothing)} neither deliveries nor rollups are there: latency cannot be known. "
-            f"{RECORD_ALL}"
+            f"The latency of {named(facts, nothing)} is unknown, because there are neither recorded deliveries nor "
+            f"rollups. {RECORD_ALL}"
         )
     part = [row for row in exact if levels[_ref(row)] == "some"]
     if part:
-        unknown.append(f"Of {named(facts, part)} some deliveries are on record, and the figures are those of these.")
+        unknown.append(f"Only some deliveries of {named(facts, part)} are recorded. The figures cover only these.")
     dots = [(of(row), row["p50_ms"], row["p90_ms"], row["p99_ms"], True, "") for row in exact] + [
         (of(row), row["p50_within_ms"], row["p90_within_ms"], row["p99_within_ms"], False, "")
         for row in bounds
@@ -108,17 +112,17 @@ def latency(facts: Facts) -> Section:
     ]
     if dots:
         text = (
-            "For each group three points on a logarithmic scale: the time within which half, 90 % and 99 % of its "
-            f"messages were settled; hollow where only a bound is known. {' '.join(says)}"
+            "For each group three points on a logarithmic scale: the 50th, 90th and 99th percentile of the time until "
+            f"its messages were settled. Hollow points are upper bounds. {' '.join(says)}"
         )
-        pictures.append(charts.picture("From the place in the log to settlement", text.strip(), charts.ranges(dots)))
+        pictures.append(charts.picture("Time from entering the log to settlement", text.strip(), charts.ranges(dots)))
     of_handlers = (*GROUP, Column("acks", "acks"), *PERCENTILE_COLUMNS)
     of_bounds = (
         *GROUP,
         Column("acks", "acks"),
-        Column("p50_within_ms", "half within", "ms"),
-        Column("p90_within_ms", "90 % within", "ms"),
-        Column("p99_within_ms", "99 % within", "ms"),
+        Column("p50_within_ms", "p50 at most", "ms"),
+        Column("p90_within_ms", "p90 at most", "ms"),
+        Column("p99_within_ms", "p99 at most", "ms"),
     )
     tables = [
         Table(
@@ -127,15 +131,15 @@ def latency(facts: Facts) -> Section:
             (*GROUP, Column("messages", "messages"), *PERCENTILE_COLUMNS),
             exact,
         ),
-        Table("handler_time", "Of that, in the handler (recorded acks)", of_handlers, facts.rows("handler_time")),
+        Table("handler_time", "Time in the handler (recorded acks)", of_handlers, facts.rows("handler_time")),
         Table(
             "settle_latency_bounds",
-            "From the rollups: the bound of the bucket (a dash: above an hour)",
+            "From rollups: upper bounds (a dash: more than one hour)",
             of_bounds,
             facts.rows("settle_latency_bounds"),
         ),
     ]
-    return Section("settlement", "How long it took to settle", says, pictures, tables, unknown)
+    return Section("settlement", "Settlement latency", says, pictures, tables, unknown)
 
 
 def _ref(row: Row) -> tuple[str, str]:
@@ -143,46 +147,49 @@ def _ref(row: Row) -> tuple[str, str]:
 
 
 def failures(facts: Facts) -> Section:
+    """Return the section about failed attempts and dead letters."""
     rows, dead = facts.rows("failures"), facts.rows("dead_letters")
     says: list[str] = []
     unknown: list[str] = []
     pictures: list[Picture] = []
     failed = sum(row["failed"] + row["lost"] for row in rows)
-    letters = sum(row["dead_letters"] for row in dead)
+    dead_letters = sum(row["dead_letters"] for row in dead)
     if failed:
         worst = max(rows, key=lambda row: (row["failed"] + row["lost"], row["error"]))
+        cause = words.name(worst["error"], 100) if worst["error"] else "the loss of the process"
         says.append(
-            f"{words.counted(failed, 'attempt')} failed and came again; most often "
-            f"({words.number(worst['failed'] + worst['lost'])}) in {words.name(worst['consumer_group'])} with "
-            f"{words.name(worst['error'] or 'no error: its process vanished', 100)}."
+            f"{words.counted(failed, 'attempt')} failed and {'was' if failed == 1 else 'were'} retried. The most "
+            f"frequent cause is {cause} in {words.name(worst['consumer_group'])}, with "
+            f"{words.counted(worst['failed'] + worst['lost'], 'attempt')}."
         )
-    if letters:
+    if dead_letters:
         worst = dead[0]
         says.append(
-            f"Dead letters in the log: {letters:,}; most of them ({words.number(worst['dead_letters'])}) "
-            f"from {words.name(worst['consumer_group'])} with {words.name(worst['error'], 100)}."
+            f"The log contains {words.counted(dead_letters, 'dead letter')}. The most frequent error is "
+            f"{words.name(worst['error'], 100)} in {words.name(worst['consumer_group'])}, with "
+            f"{words.counted(worst['dead_letters'], 'dead letter')}."
         )
-    if not failed and not letters and facts.messages:
-        says.append("No failed attempt is on record, and no dead letter is in the log.")
-    quiet = [row for row in facts.concerned if row["recorded"] in ("nothing", "idle")]
-    hidden = [row for row in quiet if row["failures_counted"]]
-    silent = [row for row in quiet if row["failures_counted"] is None]
+    if not failed and not dead_letters and facts.messages:
+        says.append("No failed attempt is recorded, and the log contains no dead letters.")
+    unrecorded = [row for row in facts.concerned if row["recorded"] in ("nothing", "idle")]
+    hidden = [row for row in unrecorded if row["failures_counted"]]
+    uncounted = [row for row in unrecorded if row["failures_counted"] is None]
     if hidden:
         count = sum(row["failures_counted"] for row in hidden)
         unknown.append(
-            f"Of {named(facts, hidden)} no failure is on record, while the rollups counted {count:,}: which "
-            "errors these were cannot be known. RECORD_DELIVERIES is 'none' there, or was."
+            f"The rollups of {named(facts, hidden)} count {words.counted(count, 'failure')}, but no failure is "
+            "recorded, so the errors are unknown. RECORD_DELIVERIES is or was 'none'."
         )
-    if silent:
+    if uncounted:
         unknown.append(
-            f"Of {named(facts, silent)} nothing is on record: either nothing failed, or RECORD_DELIVERIES is 'none' "
-            "there, so that failed attempts cannot be known. Dead letters are known from the log all the same."
+            f"No delivery of {named(facts, uncounted)} is recorded: either nothing failed, or RECORD_DELIVERIES is "
+            "'none' and failed attempts are unknown. Dead letters are known from the log in either case."
         )
     if MOST_ROWS in (len(rows), len(dead)):
-        unknown.append(f"Of the kinds of error the first {MOST_ROWS:,} are told, those that occurred most.")
+        unknown.append(f"Only the {MOST_ROWS:,} most frequent errors are listed.")
     top = rows[:10]
     if top:
-        names = ["came again", "process vanished", "dead-lettered"]
+        names = ["retried", "process lost", "dead-lettered"]
         bars = [
             (
                 MODULES.sub("", row["error"]) or "(no error)",
@@ -195,35 +202,34 @@ def failures(facts: Facts) -> Section:
             if row[column]
         ]
         used = [name for name in names if any(bar[1] == name for bar in bars)]
-        text = f"Bars of failed attempts by error. {says[0]}" if says else "Bars of failed attempts by error."
-        pictures.append(
-            charts.picture("Failed attempts by error (the ten that occurred most)", text, charts.bars(bars, used))
-        )
+        text = " ".join(["A bar chart of failed attempts by error.", *says[:1]])
+        pictures.append(charts.picture("Failed attempts by error (ten most frequent)", text, charts.bars(bars, used)))
     columns = (
         *GROUP,
-        Column("error", "error (its last line, N for numbers)", "text"),
-        Column("failed", "came again"),
-        Column("lost", "process vanished"),
+        Column("error", "error (last line, numbers replaced by N)", "text"),
+        Column("failed", "retried"),
+        Column("lost", "process lost"),
         Column("dead_lettered", "dead-lettered"),
         Column("messages", "messages"),
         Column("last_at", "last (UTC)", "time"),
     )
-    of_letters = (
+    of_dead_letters = (
         *GROUP,
-        Column("error", "error (its last line, N for numbers)", "text"),
+        Column("error", "error (last line, numbers replaced by N)", "text"),
         Column("dead_letters", "dead letters"),
-        Column("mean_attempts", "attempts (mean)"),
+        Column("mean_attempts", "mean attempts"),
         Column("first_at", "first (UTC)", "time"),
         Column("last_at", "last (UTC)", "time"),
     )
     tables = [
-        Table("failures", "Failed attempts on record", columns, rows, "most frequent first"),
-        Table("dead_letters", "Dead letters in the log", of_letters, dead, "most first"),
+        Table("failures", "Recorded failed attempts", columns, rows, "most frequent first"),
+        Table("dead_letters", "Dead letters in the log", of_dead_letters, dead, "most frequent first"),
     ]
-    return Section("failures", "What failed", says, pictures, tables, unknown)
+    return Section("failures", "Failures", says, pictures, tables, unknown)
 
 
 def lag(facts: Facts) -> Section:
+    """Return the section about the backlog of groups."""
     rows = facts.rows("lag")
     says: list[str] = []
     unknown: list[str] = []
@@ -236,25 +242,25 @@ def lag(facts: Facts) -> Section:
     if facts.groups:
         behind = [group for group in facts.groups if group.unsettled]
         says.append(
-            f"Now (at {words.moment(facts.now)} UTC) "
+            f"At {words.moment(facts.now)} UTC, "
             + (
                 words.enumeration(
                     [
-                        f"{facts.group_name(one.consumer_group, one.topic)} has "
-                        f"{words.counted(one.unsettled, 'message')} to settle"
+                        f"{facts.group_name(one.consumer_group, one.topic)} has a backlog of "
+                        f"{words.counted(one.unsettled, 'message')}"
                         for one in behind
                     ]
                 )
                 if behind
-                else "every group has settled all that is in the log"
+                else "every group has settled all messages in the log"
             )
             + "."
         )
     if highest:
         worst = max(highest.values(), key=lambda row: (row["lag"], of(row)))
         says.append(
-            f"{facts.group_name(*_ref(worst))} was furthest behind, by {words.counted(worst['lag'], 'message')} "
-            f"at {words.moment(worst['at'])} UTC."
+            f"The largest backlog was {words.counted(worst['lag'], 'message')}, of {facts.group_name(*_ref(worst))} at "
+            f"{words.moment(worst['at'])} UTC."
         )
     by_source = {
         source: [row for row in facts.concerned if facts.lag_source.get(_ref(row)) == source]
@@ -262,50 +268,50 @@ def lag(facts: Facts) -> Section:
     }
     if by_source["rollups"]:
         unknown.append(
-            f"The line of {named(facts, by_source['rollups'])} is made from the rollups' counts, backwards from what "
-            "is open now: it is as coarse as they are, lacks what killed processes had not counted, and counts twice "
-            "what a seek let the group handle again."
+            f"The backlog of {named(facts, by_source['rollups'])} is computed backwards from the current one with the "
+            "counts of rollups. It is only as precise as these: counts that a killed process had not written are "
+            "missing, and messages that were handled again after a seek count twice."
         )
     if by_source["none"]:
         unknown.append(
-            f"How far behind {named(facts, by_source['none'])} was cannot be known: not every delivery is on record, "
-            f"and the rollups are not there or do not reach from this period to now. {RECORD_ALL}"
+            f"The past backlog of {named(facts, by_source['none'])} is unknown, because not every delivery is recorded "
+            f"and rollups are missing or the period of this report ends before now. {RECORD_ALL}"
         )
     if facts.since is not None:
-        unknown.append(
-            "Messages that were published before this period, and still open in it, are not in lines from recorded "
-            "deliveries."
-        )
+        unknown.append("A backlog from recorded deliveries leaves out messages that were published before this period.")
     shown = sorted(highest, key=lambda name: -int(highest[name]["lag"]))[:SERIES]
     if shown:
         first = facts.first_at
         values = [(first, name, 0.0) for name in shown] if first is not None else []
         values += [(row["at"], of(row), float(row["lag"])) for row in rows if of(row) in shown]
-        text = f"A line for each group: messages published and not settled. {' '.join(says)}"
+        text = f"A line chart of the backlog of each group. {' '.join(says)}"
         pictures.append(
             charts.picture(
-                "Messages published and not yet settled", text, charts.lines(values, shown, written=words.number)
+                "Backlog: messages published and not yet settled",
+                text,
+                charts.lines(values, shown, written=words.number),
             )
         )
     columns = (
         *GROUP,
-        Column("at", "until (UTC)", "time"),
+        Column("at", "end of step (UTC)", "time"),
         Column("published", "published"),
         Column("settled", "settled"),
-        Column("lag", "open then"),
+        Column("lag", "backlog"),
     )
     ordered = sorted(rows, key=lambda row: (-row["lag"], row["at"], of(row)))
     return Section(
         "lag",
-        "How far behind the groups were",
+        "Backlog of the groups",
         says,
         pictures,
-        [Table("lag", "By step", columns, ordered, "furthest behind first")],
+        [Table("lag", "By step", columns, ordered, "largest backlog first")],
         unknown,
     )
 
 
 def subscribers(facts: Facts) -> Section:
+    """Return the section about the work of each subscriber."""
     levels = facts.recorded
     rows = [row for row in facts.rows("subscribers") if levels.get(_ref(row)) in ("all", "some")]
     says: list[str] = []
@@ -316,23 +322,22 @@ def subscribers(facts: Facts) -> Section:
     for name, found in list(by_group.items())[:SERIES]:
         first = found[0]
         says.append(
-            f"In {facts.group_name(*_ref(first))} {words.counted(len(found), 'subscriber')} settled messages; the "
-            f"busiest did {words.share(first['share'])}, {first['of_fair_share']:.2f} times an equal share."
+            f"In {facts.group_name(*_ref(first))}, {words.counted(len(found), 'subscriber')} settled messages. The "
+            f"busiest settled {words.share(first['share'])} of them, {first['of_fair_share']:.2f} times an equal share."
         )
         if len(found) > 1:
             bars = [(row["subscriber"], name, row["settled"], _tip(row)) for row in found[:12]]
-            title = f"Settled by each subscriber of {words.shown(name, 60)}"
-            pictures.append(
-                charts.picture(title, f"Bars of settled messages by subscriber. {says[-1]}", charts.bars(bars, [name]))
-            )
+            title = f"Messages settled by each subscriber of {words.shown(name, 60)}"
+            text = f"A bar chart of settled messages by subscriber. {says[-1]}"
+            pictures.append(charts.picture(title, text, charts.bars(bars, [name])))
     unknown = []
     missing = [row for row in facts.concerned if _ref(row) not in {_ref(one) for one in rows}]
     if missing:
         unknown.append(
-            f"Who did the work of {named(facts, missing)} cannot be known: acks are not on record. {RECORD_ALL}"
+            f"The work of the subscribers of {named(facts, missing)} is unknown: acks are not recorded. {RECORD_ALL}"
         )
     if rows:
-        says.append("A subscriber that was there for a part of the time did less for that reason alone.")
+        says.append("A subscriber that ran for only a part of the period settled fewer messages for that reason.")
     columns = (
         *GROUP,
         Column("subscriber", "subscriber", "text"),
@@ -342,7 +347,7 @@ def subscribers(facts: Facts) -> Section:
     )
     return Section(
         "subscribers",
-        "Who did the work",
+        "Work per subscriber",
         says,
         pictures,
         [Table("subscribers", "By subscriber", columns, rows)],

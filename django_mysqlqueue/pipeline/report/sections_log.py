@@ -1,4 +1,4 @@
-"""The parts of a report that the log alone tells: traffic, the way into the log, hours, skew, growth."""
+"""The sections of a report that need only the log: throughput, publish latency, hours, distribution, growth."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from django_mysqlqueue.pipeline.report.model import Column, Picture, Section, Ta
 from django_mysqlqueue.pipeline.report.queries import Facts, Row
 
 SERIES = 5
-"""Topics or groups that a picture tells apart; the others are one."""
+"""Maximum number of topics or groups in a chart. Other topics are summed up."""
 OTHERS = "all others"
 PERCENTILE_COLUMNS = (
-    Column("p50_ms", "half within", "ms"),
-    Column("p90_ms", "90 % within", "ms"),
-    Column("p99_ms", "99 % within", "ms"),
-    Column("max_ms", "longest", "ms"),
+    Column("p50_ms", "p50", "ms"),
+    Column("p90_ms", "p90", "ms"),
+    Column("p99_ms", "p99", "ms"),
+    Column("max_ms", "max", "ms"),
 )
 
 
 def largest(names: Sequence[str]) -> dict[str, str]:
-    """Each name's series: itself, or ``OTHERS`` behind the first few."""
+    """Return the series of each name: itself, or ``OTHERS`` after the first few."""
     kept = len(names) if len(names) <= SERIES + 1 else SERIES
     return {name: name if place < kept else OTHERS for place, name in enumerate(names)}
 
 
 def traffic(facts: Facts) -> Section:
+    """Return the section about throughput."""
     topics = facts.rows("topics")
     step = words.stretch(facts.step)
     series = largest([row["topic"] for row in topics])
@@ -43,13 +44,13 @@ def traffic(facts: Facts) -> Section:
         best = max(totals, key=lambda at: (totals[at], -at.timestamp()))
         top = topics[0]
         says.append(
-            f"{words.counted(facts.messages, 'message')} of {words.counted(len(topics), 'topic')} took their place in "
-            f"the log; {words.name(top['topic'])} is the largest topic, with "
-            f"{words.share(top['messages'] / facts.messages)}."
+            f"{words.counted(facts.messages, 'message')} {'was' if facts.messages == 1 else 'were'} published to "
+            f"{words.counted(len(topics), 'topic')}. The largest topic is {words.name(top['topic'])}, with "
+            f"{words.share(top['messages'] / facts.messages)} of the messages."
         )
         busiest = f"The busiest {step} began at {words.moment(best)} UTC"
-        says.append(f"{busiest} and brought {words.counted(totals[best], 'message')}{_rate(totals[best], facts.step)}.")
-        text = f"Bars of messages per {step}, stacked by topic. {says[-1]}"
+        says.append(f"{busiest}, with {words.counted(totals[best], 'message')}{_rate(totals[best], facts.step)}.")
+        text = f"A bar chart of messages per {step}, stacked by topic. {says[-1]}"
         spec = charts.stacked(
             [(at, name, value) for (at, name), value in sums.items()], names, seconds=facts.step, unit="messages"
         )
@@ -76,9 +77,7 @@ def traffic(facts: Facts) -> Section:
         sorted(facts.rows("throughput"), key=lambda row: (-row["messages"], row["at"], row["topic"])),
         "busiest first",
     )
-    return Section(
-        "traffic", "How much came", says, pictures, [Table("topics", "By topic", columns, topics), by_minute]
-    )
+    return Section("traffic", "Throughput", says, pictures, [Table("topics", "By topic", columns, topics), by_minute])
 
 
 def _rate(messages: float, seconds: float) -> str:
@@ -86,11 +85,12 @@ def _rate(messages: float, seconds: float) -> str:
         return ""
     value = messages / seconds
     if value >= 1:
-        return f" ({words.number(float(value))} a second)"
-    return f" ({words.number(float(value * 60))} a minute)" if seconds != 60 else ""
+        return f" ({words.number(float(value))} per second)"
+    return f" ({words.number(float(value * 60))} per minute)" if seconds != 60 else ""
 
 
 def into_the_log(facts: Facts) -> Section:
+    """Return the section about the latency from the publisher's insert to the log."""
     rows = facts.rows("publish_latency")
     says: list[str] = []
     pictures: list[Picture] = []
@@ -98,29 +98,29 @@ def into_the_log(facts: Facts) -> Section:
         total = sum(row["messages"] for row in rows)
         worst = max(rows, key=lambda row: (row["p99_ms"], row["topic"]))
         says.append(
-            f"Half of the messages of {words.name(rows[0]['topic'] if len(rows) == 1 else worst['topic'])} were in the "
-            f"log {words.duration(worst['p50_ms'])} after they had been written, 99 % after "
-            f"{words.duration(worst['p99_ms'])}, the last one after {words.duration(worst['max_ms'])}"
-            + ("." if len(rows) == 1 else f"; of {len(rows)} topics it is the slowest.")
+            f"Half of the messages of {words.name(rows[0]['topic'] if len(rows) == 1 else worst['topic'])} entered the "
+            f"log within {words.duration(worst['p50_ms'])} of their insert, 99 % within "
+            f"{words.duration(worst['p99_ms'])}, and all within {words.duration(worst['max_ms'])}."
+            + ("" if len(rows) == 1 else f" It is the slowest of {len(rows)} topics.")
         )
         says.append(
-            "This is the rest of the publisher's transaction, the wait for the sequencer, and, of messages scheduled "
-            "for later, their delay: the log does not keep when a message was due."
+            "Publish latency includes the rest of the publisher's transaction, the wait for the sequencer, and the "
+            "delay of scheduled messages, because the log does not contain the time at which a message was due."
         )
         step = words.stretch(facts.step)
         values = [
             (row["at"], series, row[name])
             for row in facts.latency_over_time
-            for name, series in (("p50_ms", "half within"), ("p99_ms", "99 % within"))
+            for name, series in (("p50_ms", "p50"), ("p99_ms", "p99"))
         ]
         if values:
-            text = f"Lines of the 50th and 99th percentile per {step}, of {total:,} messages. {says[0]}"
-            spec = charts.lines(values, ["half within", "99 % within"], written=words.duration, logarithmic=True)
-            pictures.append(charts.picture("From the publisher's insert to the place in the log", text, spec))
+            text = f"A line chart of the 50th and 99th percentile per {step}, of {total:,} messages. {says[0]}"
+            spec = charts.lines(values, ["p50", "p99"], written=words.duration, logarithmic=True)
+            pictures.append(charts.picture("Time from the publisher's insert to entering the log", text, spec))
     columns = (Column("topic", "topic", "text"), Column("messages", "messages"), *PERCENTILE_COLUMNS)
     return Section(
         "into-the-log",
-        "How long it took into the log",
+        "Publish latency",
         says,
         pictures,
         [Table("publish_latency", "By topic", columns, rows)],
@@ -128,6 +128,7 @@ def into_the_log(facts: Facts) -> Section:
 
 
 def hours(facts: Facts) -> Section:
+    """Return the section about the hours of the week."""
     rows = facts.rows("hours")
     says: list[str] = []
     pictures: list[Picture] = []
@@ -137,14 +138,14 @@ def hours(facts: Facts) -> Section:
         says.append(
             f"The busiest hour of the week is {charts.DAYS[day - 1]}, {hour:02}:00 to {(hour + 1) % 24:02}:00 UTC, "
             f"with {words.counted(round(means[day, hour]), 'message')} on average. "
-            f"{words.counted(len(rows), 'hour')} of the week's 168 had messages."
+            f"{len(rows)} of the 168 hours of a week had messages."
         )
         first, last = facts.first_at, facts.last_at
         if first and last and (last - first).days < 7:
-            says.append("The messages span less than a week, so this is no habit yet.")
-        text = f"A grid of weekdays and hours in UTC, the darker the busier. {says[0]}"
+            says.append("The messages span less than a week, which is too short to show a weekly pattern.")
+        text = f"A grid of weekdays and hours in UTC. Stronger colors mean more messages. {says[0]}"
         spec = charts.heat(means, lambda value: f"{words.number(round(value))} messages on average")
-        pictures.append(charts.picture("Messages by weekday and hour (mean of the days that had any)", text, spec))
+        pictures.append(charts.picture("Messages by weekday and hour (average of days with messages)", text, spec))
     columns = (
         Column("weekday", "weekday (1 is Monday)"),
         Column("hour", "hour (UTC)"),
@@ -154,7 +155,7 @@ def hours(facts: Facts) -> Section:
     ordered = sorted(rows, key=lambda row: (-row["messages"], row["weekday"], row["hour"]))
     return Section(
         "hours",
-        "When it comes",
+        "Hours of the week",
         says,
         pictures,
         [Table("hours", "By hour of the week", columns, ordered, "busiest first")],
@@ -162,6 +163,7 @@ def hours(facts: Facts) -> Section:
 
 
 def skew(facts: Facts) -> Section:
+    """Return the section about the distribution of messages over keys."""
     rows, keys = facts.rows("skew"), facts.rows("top_keys")
     says: list[str] = []
     pictures: list[Picture] = []
@@ -170,8 +172,9 @@ def skew(facts: Facts) -> Section:
         busiest = next(row for row in keys if row["topic"] == top["topic"])
         says.append(_skewness(top, busiest))
         says.append(
-            "A partition's messages are handled one after another, so the busiest key is the longest line of an "
-            "ordered group. Gini is 0 where all keys are alike and close to 1 where one has nearly everything."
+            "In ordered mode, the messages of a partition are handled one at a time, so the largest key limits the "
+            "speed of a group. The Gini coefficient is 0 if all keys have the same number of messages, and near 1 if "
+            "one key has almost all."
         )
         several = [row["topic"] for row in rows if row["keys"] > 1][:SERIES]
         points = [
@@ -181,50 +184,55 @@ def skew(facts: Facts) -> Section:
         ]
         if several:
             starts = [(0.0, topic, 0.0) for topic in several]
-            text = f"Share of messages against share of keys, the busiest first; the dashed line is evenness. {says[0]}"
+            text = (
+                "The cumulative share of messages by share of keys, largest keys first. The dashed line is an even "
+                f"distribution. {says[0]}"
+            )
             spec = charts.curves(starts + points, several, "share of the keys", "share of the messages")
-            pictures.append(charts.picture("How many keys carry how much", text, spec))
+            pictures.append(charts.picture("Share of the messages by share of the keys", text, spec))
         bars = [
             (row["partition_key"] or "(empty)", top["topic"], row["messages"], _key_tip(row))
             for row in keys
             if row["topic"] == top["topic"]
         ][:12]
-        text = f"Bars of messages by key. {says[0]}"
+        text = f"A bar chart of messages by key. {says[0]}"
         spec = charts.bars(bars, [top["topic"]])
-        pictures.append(charts.picture(f"The busiest keys of {words.name(top['topic'], 40)}", text, spec))
+        pictures.append(charts.picture(f"Largest keys of {words.name(top['topic'], 40)}", text, spec))
     columns = (
         Column("topic", "topic", "text"),
         Column("keys", "keys"),
         Column("messages", "messages"),
         Column("gini", "Gini"),
-        Column("top_share", "busiest key", "share"),
-        Column("top_1_percent", "busiest 1 % of keys", "share"),
-        Column("top_10_percent", "busiest 10 %", "share"),
+        Column("top_share", "largest key", "share"),
+        Column("top_1_percent", "largest 1 % of keys", "share"),
+        Column("top_10_percent", "largest 10 % of keys", "share"),
     )
     of_keys = (
         Column("topic", "topic", "text"),
-        Column("place", "place"),
+        Column("place", "rank"),
         Column("partition_key", "key", "text"),
         Column("messages", "messages"),
         Column("bytes", "payload", "bytes"),
-        Column("share", "of its topic", "share"),
+        Column("share", "share of topic", "share"),
     )
     return Section(
         "skew",
-        "How evenly it is spread over keys",
+        "Distribution over keys",
         says,
         pictures,
-        [Table("skew", "By topic", columns, rows), Table("top_keys", "The busiest keys", of_keys, keys, "by topic")],
+        [Table("skew", "By topic", columns, rows), Table("top_keys", "Largest keys", of_keys, keys, "by topic")],
     )
 
 
 def _skewness(top: Row, busiest: Row) -> str:
     if top["keys"] == 1:
-        return f"All messages of {words.name(top['topic'])} have one key, so an ordered group handles them one by one."
+        return (
+            f"All messages of {words.name(top['topic'])} have the same key: ordered groups handle them one at a time."
+        )
     return (
-        f"{words.name(top['topic'])} has {words.counted(top['keys'], 'key')}; the busiest, "
-        f"{words.name(busiest['partition_key'])}, has {words.share(top['top_share'])} of the messages, the busiest "
-        f"tenth {words.share(top['top_10_percent'])} (Gini {top['gini']:.2f})."
+        f"{words.name(top['topic'])} has {words.counted(top['keys'], 'key')}. The largest, "
+        f"{words.name(busiest['partition_key'])}, has {words.share(top['top_share'])} of the messages; the largest "
+        f"10 % of the keys have {words.share(top['top_10_percent'])} (Gini coefficient {top['gini']:.2f})."
     )
 
 
@@ -235,6 +243,7 @@ def _key_tip(row: Row) -> str:
 
 
 def growing(facts: Facts) -> Section:
+    """Return the section about growth and retention."""
     rows, trend = facts.rows("days"), facts.trend
     by_day: dict[datetime.date, int] = {}
     for row in rows:
@@ -245,13 +254,14 @@ def growing(facts: Facts) -> Section:
     line: list[tuple[datetime.date, float]] = []
     if trend is not None:
         says.append(
-            f"On {words.counted(trend['days'], 'whole day')} {words.number(float(round(trend['messages_per_day'])))} "
-            f"messages and {words.size(trend['bytes_per_day'])} of payload came a day, on average."
+            f"On average over {words.counted(trend['days'], 'whole day')}, "
+            f"{words.number(float(round(trend['messages_per_day'])))} messages and "
+            f"{words.size(trend['bytes_per_day'])} of payload were published per day."
         )
         if trend["slope"] is None:
             unknown.append(
-                f"{words.counted(trend['days'], 'whole day')} are too few to tell growth from chance; "
-                f"{growth.LEAST_DAYS} are the least."
+                f"Growth cannot be estimated from {words.counted(trend['days'], 'whole day')}; at least "
+                f"{growth.LEAST_DAYS} are needed."
             )
         else:
             says.append(_slope(trend))
@@ -263,15 +273,14 @@ def growing(facts: Facts) -> Section:
         says += _retention(facts, trend)
     else:
         unknown.append(
-            "The messages lie within three days, of which the first and the last are there in part: a day's amount, "
-            "growth and a forecast cannot be known. Make the report of a longer period (with the "
-            "archive, if GC has been there)."
+            "The messages cover no whole day (UTC): the first and the last day may be incomplete. Averages per day, "
+            "growth and a forecast need a longer period (with an archive, if GC has removed older messages)."
         )
     pictures = []
     if len(by_day) > 1:
-        text = "Bars of messages by day (UTC). " + (says[0] if says else f"{words.counted(len(by_day), 'day')}.")
+        text = "A bar chart of messages by day (UTC). " + (says[0] if says else f"{words.counted(len(by_day), 'day')}.")
         spec = charts.days(sorted(by_day.items()), line)
-        dashed = "; dashed: the line through the whole days" if line else ""
+        dashed = " (dashed: trend over the whole days)" if line else ""
         pictures.append(charts.picture(f"Messages by day{dashed}", text, spec))
     columns = (
         Column("day", "day (UTC)", "day"),
@@ -280,16 +289,17 @@ def growing(facts: Facts) -> Section:
         Column("bytes", "payload", "bytes"),
     )
     tables.insert(0, Table("days", "By day and topic", columns, rows, "oldest first"))
-    return Section("growth", "How it grows, and what GC keeps", says, pictures, tables, unknown)
+    return Section("growth", "Growth and retention", says, pictures, tables, unknown)
 
 
 def _slope(trend: Row) -> str:
     slope, error = trend["slope"], trend["slope_error"]
-    range_ = f"{words.number(float(slope))} ± {words.number(float(2 * error))} messages (two standard errors)"
+    each = f"± {words.number(float(2 * error))} from one day to the next (two standard errors)"
     if abs(slope) <= 2 * error:
-        return f"Growth cannot be told from chance: from day to day the line changes by {range_}."
-    word = "more" if slope > 0 else "fewer"
-    return f"It brings {word} from day to day: the line changes by {range_}."
+        change = f"{words.number(float(slope))} {each}"
+        return f"Growth is not significant: the number of messages per day changes by {change}."
+    verb = "grows" if slope > 0 else "falls"
+    return f"The number of messages per day {verb} by {words.number(float(abs(slope)))} {each}."
 
 
 def _milestones(facts: Facts, trend: Row) -> Table:
@@ -304,15 +314,15 @@ def _milestones(facts: Facts, trend: Row) -> Table:
     )
     columns = (
         Column("messages", "messages"),
-        Column("expected", "reached", "day"),
-        Column("earliest", "at the earliest", "day"),
-        Column("latest", "at the latest", "day"),
+        Column("expected", "expected", "day"),
+        Column("earliest", "earliest", "day"),
+        Column("latest", "latest", "day"),
     )
     rows = [
         {"messages": one.messages, "expected": one.expected, "earliest": one.earliest, "latest": one.latest}
         for one in found
     ]
-    title = "If nothing were removed from what this report counts (a dash: not within ten years)"
+    title = "Forecast: when the messages of this report reach a number, without GC (a dash: not within ten years)"
     return Table("growth_forecast", title, columns, rows)
 
 
@@ -325,12 +335,12 @@ def _retention(facts: Facts, trend: Row) -> list[str]:
     kept = sum(mean[topic] * seconds / 86_400 for topic, seconds in facts.retention.items() if seconds is not None)
     says = [
         (
-            f"At this pace, of {words.counted(whole, 'whole day')}, GC leaves about "
-            f"{words.number(float(round(kept)))} messages in the log: the retention of each topic times what comes in "
-            "it, as long as every group keeps up."
+            f"At the average rate of {words.counted(whole, 'whole day')}, GC keeps about "
+            f"{words.number(float(round(kept)))} messages in the log: the retention of each topic multiplied by its "
+            "rate, provided that every group keeps up."
         )
     ]
     forever = [words.name(topic) for topic, seconds in sorted(facts.retention.items()) if seconds is None]
     if forever:
-        says.append(f"Nothing is ever removed from {words.enumeration(forever)}.")
+        says.append(f"GC never removes messages of {words.enumeration(forever)}.")
     return says

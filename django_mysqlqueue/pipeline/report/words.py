@@ -1,4 +1,4 @@
-"""Numbers, times and names as a reader sees them."""
+"""Format numbers, times and names for readers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import datetime
 import unicodedata
 
 NOTHING = "\N{EN DASH}"
-"""What stands where there is no value."""
+"""Shown instead of a missing value."""
 SHOWN = 120
-"""Characters of a text that are shown."""
+"""Maximum number of characters of a text that are shown."""
 HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories of characters that change how others look, or look like nothing."""
+"""Unicode categories of characters that are invisible or change the appearance of others."""
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
-    """A text from a message on one line: what cannot be seen is spelled out, what is too long is cut.
+    """Return a text on one line, with invisible characters as escape sequences, and shortened to ``limit`` characters.
 
-    It is not escaped: that is the template's part.
+    HTML is not escaped: the template does that.
     """
     parts = [f"\\u{ord(one):04x}" if unicodedata.category(one) in HIDDEN else one for one in text[: limit + 1]]
     found = "".join(parts)
@@ -24,11 +24,12 @@ def shown(text: str, limit: int = SHOWN) -> str:
 
 
 def name(text: str, limit: int = 60) -> str:
-    """A topic, key, group or error inside a sentence."""
+    """Return a topic, key, group or error in quotation marks, for a sentence."""
     return f"“{shown(text, limit)}”" if text else "“” (empty)"
 
 
 def number(value: float | None) -> str:
+    """Return a number with thousands separators, and with decimals if it is small and not whole."""
     if value is None:
         return NOTHING
     if isinstance(value, float) and not value.is_integer() and abs(value) < 100:
@@ -37,12 +38,12 @@ def number(value: float | None) -> str:
 
 
 def counted(value: int, one: str, many: str = "") -> str:
-    """``1 message``, ``2 messages``."""
+    """Return a number with its noun: ``1 message``, ``2 messages``."""
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
 def share(value: float | None) -> str:
-    """A share from 0 to 1 in percent."""
+    """Return a share from 0 to 1 as a percentage."""
     if value is None:
         return NOTHING
     if 0 < value < 0.001:
@@ -51,7 +52,7 @@ def share(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes in decimal units."""
+    """Return a number of bytes in decimal units."""
     if value is None:
         return NOTHING
     for unit in ("bytes", "kB", "MB", "GB"):
@@ -62,7 +63,7 @@ def size(value: float | None) -> str:
 
 
 def duration(milliseconds: float | None) -> str:
-    """``350 ms``, ``1.5 s``, ``12 min``, ``3.2 h``, ``4 days``."""
+    """Return a duration with its unit: ``350 ms``, ``1.5 s``, ``12 min``, ``3.2 h``, ``4 days``."""
     if milliseconds is None:
         return NOTHING
     if milliseconds < 0:
@@ -78,7 +79,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def stretch(seconds: int) -> str:
-    """A step of time: ``second``, ``15 minutes``, ``day``."""
+    """Return the name of a step's length: ``second``, ``15 minutes``, ``day``."""
     for length, word in ((604_800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
         if seconds % length == 0:
             count = seconds // length
@@ -87,7 +88,7 @@ def stretch(seconds: int) -> str:
 
 
 def within(seconds: int) -> str:
-    """``a minute``, ``an hour``, ``3 hours``."""
+    """Return the length of a step with an article: ``a minute``, ``an hour``, ``3 hours``."""
     text = stretch(seconds)
     if text[0].isdigit():
         return text
@@ -95,17 +96,19 @@ def within(seconds: int) -> str:
 
 
 def moment(value: datetime.datetime | None) -> str:
+    """Return a time in UTC, to the second."""
     if value is None:
         return NOTHING
     return value.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def date(value: datetime.date | None) -> str:
+    """Return a date in ISO 8601."""
     return NOTHING if value is None else value.isoformat()
 
 
 def enumeration(parts: list[str], most: int = 4) -> str:
-    """``a``, ``a and b``, ``a, b and c``, ``a, b, c, d and 3 more``."""
+    """Join parts: ``a``, ``a and b``, ``a, b and c``, ``a, b, c, d and 3 more``."""
     if len(parts) > most:
         return f"{', '.join(parts[:most])} and {len(parts) - most} more"
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

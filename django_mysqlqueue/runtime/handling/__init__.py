@@ -1,0 +1,1 @@
+"""A handler's call, and everything on the way to it."""

@@ -1,4 +1,4 @@
-"""One call of a handler: what it gets, and what becomes of each delivery."""
+"""One call of a handler, and the settlement of each of its deliveries."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from django_mysqlqueue.sql.connection import drop_connection
 UNSETTLED = (Action.NACK, Action.SNOOZE)
 SETTLING = (Action.ACK, Action.REJECT)
 INSISTS = 8
-"""How often in a row a thread tries to open what a handler has used of databases other than the queue's, with rests
-between, 6 s in all. Then it calls the handler, which may do without."""
+"""Attempts in a row of a thread to open connections to databases other than the queue's that a handler has used, with
+pauses of 6 s in all. Then it calls the handler, which may not need them."""
 REST = Backoff(initial=0.1, maximum=1.0, jitter=0.0)
-"""How long a handler thread rests after it could not connect."""
+"""The pause of a handler thread after it could not connect."""
 
 
 class _PerThread(threading.local):
     def __init__(self) -> None:
         self.failures = 0
-        """How often in a row this thread could not start a handler."""
+        """Times in a row that this thread could not start a handler."""
 
 
 _not_started = _PerThread()
 
 
 class _Unsettled(Exception):
-    """Rolls back an atomic handler that returned without settling anything."""
+    """Rolls back the writes of an atomic handler that returned without settling anything."""
 
 
 class _NotStarted(Exception):
-    """The handler's connections or its transaction could not be opened; its cause says why."""
+    """The handler's connections or its transaction could not be opened. The cause is the database error."""
 
 
 class _Stale(Exception):
-    """Rolls back an atomic handler some of whose deliveries are no longer this process's."""
+    """Rolls back the writes of an atomic handler with stale deliveries."""
 
     def __init__(self, deliveries: set[Claimed]) -> None:
         self.deliveries = deliveries
@@ -67,17 +67,21 @@ def handle(
     *,
     rest: Backoff = REST,
 ) -> list[Settlement]:
-    """Calls the handler of some deliveries; returns what became of each, in their order.
+    """Call the handler of deliveries.
+
+    If the handler raises an exception, the attempt has failed. Even a SystemExit ends only the attempt, not the thread.
 
     Args:
-        errors: gets what the handler raises.
-        rest: how long the thread rests each time it could not connect.
+        items: the deliveries of the call.
+        using: alias of the queue's database.
+        errors: gets the exception that the handler raises.
+        rest: the pause of the thread after it could not connect.
 
-    Whatever the handler raises is a failed attempt, SystemExit included: it ends
-    the attempt, not the thread.
+    Returns:
+        The settlement of each delivery, in their order.
     """
     first = items[0]
-    if first.claimed.suspect and (refused := _put_on_record(first.claimed, using)) is not None:
+    if first.claimed.suspect and (refused := _record_start(first.claimed, using)) is not None:
         return [refused]
     deliveries: list[Delivery] = []
     for held in items:
@@ -106,14 +110,14 @@ def _attempt(
         _not_started.failures = failures = _not_started.failures + 1
         if is_worth_a_line(failures):
             event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__, failures=failures)
-        # Here and not by a delay of the message, which others of its partition would overtake.
+        # The thread waits, and the message gets no delay: later messages of its partition would overtake it.
         time.sleep(rest.delay(failures))
         return [Settlement(held.claimed, Action.RELEASE) for held in items]
     except StaleDelivery as error:
         event(logging.WARNING, "delivery.lost", **_fields(items), error=error)
         if error.delivery is None or len(deliveries) == 1:
             return [delivery._failed(str(error)) for delivery in deliveries]
-        # Its neighbours did not fail: they come again, uncounted.
+        # Its neighbors did not fail: they are released, and no attempt is counted.
         return [
             delivery._failed(str(error))
             if delivery._claimed is error.delivery
@@ -125,14 +129,14 @@ def _attempt(
             errors.append(error)
         event(logging.WARNING, "delivery.failed", **_fields(items), error=error_line(error), exc_info=True)
         text = traceback.format_exc()
-        # Whose fault it was in a batch of many nobody knows: they come again, each alone.
+        # In a larger batch it is unknown which message failed: each will be redelivered alone.
         if len(deliveries) == 1 and rejections.is_rejected(handler, error):
             return [deliveries[0]._rejected(text)]
         return [delivery._failed(text) for delivery in deliveries]
 
 
-def _put_on_record(claimed: Claimed, using: str) -> Settlement | None:
-    """Stores the start of a suspect; None: it may run."""
+def _record_start(claimed: Claimed, using: str) -> Settlement | None:
+    """Record the start of a suspected poison message. Return None if its handler may run, else its settlement."""
     try:
         if settling.record_start(using, claimed):
             return None
@@ -151,7 +155,7 @@ def _fields(items: Sequence[Held]) -> dict[str, Any]:
 
 
 def _connect(handler: Handler) -> None:
-    """Opens what the handler is known to use: that it cannot be had is not the handler's failure."""
+    """Open the connections that the handler is known to use. If that fails, no attempt is counted."""
     try:
         sessions.connect(handler.ref, insist=_not_started.failures < INSISTS)
     except Error as error:
@@ -171,19 +175,19 @@ def _call(handler: Handler, deliveries: list[Delivery]) -> None:
     finally:
         sessions.end_call(handler.ref, outer)
     if os.getpid() != pid:
-        # A child that the handler has forked: the delivery, the thread and the transaction are its parent's.
+        # A child that the handler has forked: the delivery, the thread and the transaction belong to its parent.
         forks.leave()
-    # Behind a wrapper the decorator cannot see these; acked, they would be lost without having run.
+    # If the function is wrapped, the decorator cannot detect these. An ack would lose a message that was not handled.
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise TypeError(f"{handler.where} returned an awaitable that nobody awaits: declare it with async def")
+        raise TypeError(f"{handler.where} returned an awaitable, which is not awaited: declare it with async def")
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(f"{handler.where} returned a generator, whose body never runs")
 
 
 def _verdicts(handler: Handler, deliveries: list[Delivery]) -> list[Settlement]:
-    """What the handler has said of each; silence is an ack."""
+    """Return the settlement of each delivery after the handler has returned: an ack unless it called another method."""
     settlements = [delivery._verdict or Settlement(delivery._claimed, Action.ACK) for delivery in deliveries]
     if handler.batch and handler.on_failure == "block" and not handler.shared:
         _check_order(handler, settlements)
@@ -191,7 +195,7 @@ def _verdicts(handler: Handler, deliveries: list[Delivery]) -> list[Settlement]:
 
 
 def _check_order(handler: Handler, settlements: list[Settlement]) -> None:
-    """Under strict order nothing is settled behind what is put off."""
+    """Refuse a batch in strict order that settles a message after one of its partition that it has put off."""
     put_off: dict[str, Settlement] = {}
     for settlement in settlements:
         key = settlement.delivery.key
@@ -200,19 +204,19 @@ def _check_order(handler: Handler, settlements: list[Settlement]) -> None:
         elif key in put_off:
             first = put_off[key]
             raise SubscriberError(
-                f"{handler.where}: on_failure='block', but the message at offset {first.delivery.offset} was put off "
-                f"({OUTCOMES[first.action]}) and the one behind it at {settlement.delivery.offset} was settled "
-                f"({OUTCOMES[settlement.action]}). Raise to put off the whole batch, or put off all of the partition "
-                "behind it."
+                f"{handler.where}: on_failure='block', but the message at offset {first.delivery.offset} was nacked or "
+                f"snoozed ({OUTCOMES[first.action]}) and the later one at offset {settlement.delivery.offset} was "
+                f"settled ({OUTCOMES[settlement.action]}). Raise an exception to nack the whole batch, or nack or "
+                "snooze all later messages of the partition too."
             )
 
 
 def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> list[Settlement]:
-    """The handler's writes and the ends of its deliveries commit together or not at all.
+    """Call an atomic handler: its writes and the outcomes of its deliveries commit together or not at all.
 
-    The transaction commits exactly when it settles something (ack, reject).
-    Where every delivery was nacked or snoozed its writes are rolled back. Where
-    one turns out to be another's, all roll back and the rest come again, uncounted.
+    The transaction commits if it settles a message (ack, reject). If every delivery was nacked or snoozed, the writes
+    are rolled back. If a delivery is stale, everything is rolled back, and the others are released without counting an
+    attempt.
     """
     try:
         with contextlib.ExitStack() as transaction_of_the_handler:
@@ -233,8 +237,8 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
     except _Unsettled:
         return settlements
     except _Stale as error:
-        # The flush finds the stale ones out once more, and says so.
-        text = "The delivery has been handed out again or settled: the handler's writes were rolled back."
+        # The flush detects the stale ones again, and logs them.
+        text = "The delivery was claimed again or settled in the meantime: the handler's writes were rolled back."
         return [
             Settlement(delivery._claimed, Action.NACK, 0, text)
             if delivery._claimed in error.deliveries
@@ -248,17 +252,17 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
 
 
 def _begin(stack: contextlib.ExitStack, using: str) -> None:
-    """Opens the handler's transaction, at READ COMMITTED, on a connection that works.
+    """Open the handler's transaction, at READ COMMITTED, on a working connection.
 
-    The server may have ended an idle connection since the message before: then
-    another one is opened, so that no attempt is lost before the handler was called.
+    If the server has closed the connection since the previous message, another one is opened, so that no attempt is
+    lost before the handler was called.
 
     Raises:
-        _NotStarted: that failed as well.
+        _NotStarted: that failed too.
     """
     connection = connections[using]
     if connection.in_atomic_block:
-        # Somebody else's transaction (a TestCase): the level is theirs.
+        # In an outer transaction (a TestCase), the isolation level is not changed.
         stack.enter_context(transaction.atomic(using))
         return
     for is_last in (False, True):

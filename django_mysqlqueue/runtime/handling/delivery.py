@@ -1,4 +1,4 @@
-"""What a handler gets: one message, and the ways to say what became of it."""
+"""``Delivery``, the argument of a handler: one message, and the methods to settle it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from django_mysqlqueue.sql.connection import in_transaction
 
 
 class Delivery:
-    """One handing-over of one message to one group.
+    """A delivery of one message to one consumer group.
 
-    Returning from the handler acks, raising nacks. The methods say something
-    else; the last one called counts, and a raise after it wins.
+    Returning from the handler acks the message, raising an exception nacks it. To settle it in another way, call one of
+    the methods: the last call counts, unless the handler raises after it.
 
     Attributes:
-        id: the message's id; of a dead letter, the original message's.
-        topic: where it came from.
-        group: the consumer group that it is for.
-        offset: its place in the log.
-        attempt: 1 for the first; grows with each failure.
+        id: the message's id; for a dead letter or a redriven message, the id of the original message.
+        topic: the topic of the message.
+        group: the consumer group.
+        offset: the message's offset in the log.
+        attempt: the number of the attempt, from 1. It grows with each failure.
         body: the payload's bytes as stored.
-        original_topic, failed_group, failure_count, last_error: of a dead letter, where it
-            came from, which group gave it up, after how many attempts, and why (the end of
-            the traceback); otherwise empty and 0.
+        original_topic: for a dead letter, the topic of the original message; otherwise empty.
+        failed_group: for a dead letter, the group that dead-lettered the message; otherwise empty.
+        failure_count: for a dead letter, the number of failed attempts; otherwise 0.
+        last_error: for a dead letter, the reason (the end of the traceback); otherwise empty.
     """
 
     def __init__(self, handler: Handler, claimed: Claimed, body: Body, using: str) -> None:
@@ -63,65 +64,67 @@ class Delivery:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """The publisher's metadata and ``content_type``."""
+        """The publisher's metadata, and the ``content_type``."""
         return public_metadata(self._metadata)
 
     @cached_property
     def payload(self) -> Any:
-        """The payload as published, a JSON value or bytes.
+        """The payload as published: a JSON value or bytes.
 
         Raises:
-            InvalidMessage: the content type says JSON and the body is none.
+            InvalidMessage: the content type is JSON, but the body is not valid JSON.
         """
         return decode(self.body, self._metadata)
 
     @property
     def max_attempts(self) -> int | None:
-        """Failed attempts until the message is dead-lettered, ``MYSQLQUEUE["GROUPS"]`` included; None: no limit.
+        """The number of failed attempts after which the message is dead-lettered, or None for no limit.
 
-        A message of a DLQ topic has no limit, whatever the handler's options say.
+        It takes ``MYSQLQUEUE["GROUPS"]`` into account. A message on a DLQ topic has no limit, whichever options its
+        handler has.
         """
         return None if naming.is_dlq(self.topic) else self._handler.max_attempts
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether the message is dead-lettered if this attempt fails (a raise or a nack, not a snooze).
+        """Whether the message is dead-lettered if this attempt fails (by an exception or a nack, not by a snooze).
 
-        It says nothing of an attempt that is not counted: if the process is lost,
-        the message may be redelivered with the same ``attempt``.
+        This considers only counted attempts. If the process is lost, the message may be redelivered with the same
+        ``attempt``, even after this was True.
         """
         return dead_letters.is_final(self.topic, self.attempt, self._handler.max_attempts)
 
     @property
     def key(self) -> str | None:
-        """The publisher's key, also where it was hashed to a partition; None if there was none."""
+        """The publisher's key, even if it was hashed to a partition; None if there was none."""
         return publisher_key(self._claimed.key, self._metadata)
 
     @property
     def published_at(self) -> datetime.datetime:
-        """When the message took its place in the log (aware, UTC, the database's clock)."""
+        """When the message entered the log (aware, UTC, by the database's clock)."""
         return datetime.datetime.fromtimestamp(self._stored.published_at / 1000, datetime.UTC)
 
     @property
     def created_at(self) -> datetime.datetime:
-        """When the publisher wrote it (aware, UTC, the database's clock)."""
+        """When the publisher wrote the message (aware, UTC, by the database's clock)."""
         return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome that the method called last asks for, or None if none has been called.
+        """The outcome that the last method call chose, or None if no method has been called.
 
         ``ack``: ``"acked"``; ``nack``: ``"failed"``; ``snooze``: ``"snoozed"``; ``reject``: ``"dead_lettered"``.
         """
         return None if self._verdict is None else OUTCOMES[self._verdict.action]
 
     def ack(self) -> None:
-        """Done. Inside an open ``atomic()`` on the queue's database the ack is part of that transaction.
+        """Ack the message: it was handled.
 
-        Elsewhere it is written after the handler has returned.
+        Inside an open ``atomic()`` block on the queue's database, the ack is part of that transaction. Otherwise it is
+        written after the handler has returned.
 
         Raises:
-            StaleDelivery: (inside a transaction) it has been handed out again or settled.
+            StaleDelivery: inside a transaction, if the delivery was revoked, claimed again or settled.
         """
         connection = connections[self._using]
         if not self._handler.atomic and connection.in_atomic_block and in_transaction(connection):
@@ -129,27 +132,44 @@ class Delivery:
         self._verdict = Settlement(self._claimed, Action.ACK)
 
     def nack(self, delay: float | datetime.timedelta | None = None, reason: str = "") -> None:
-        """Failed: again after ``delay`` (seconds or a timedelta; None: the backoff). Counts as an attempt."""
+        """Nack the message: the attempt failed and counts. The message is redelivered, or dead-lettered.
+
+        Args:
+            delay: time until it is redelivered, in seconds or as a timedelta (default: the backoff).
+            reason: the reason to store.
+        """
         wait = self._backoff_ms() if delay is None else duration_ms("delay", delay, longest=LONGEST_DELAY)
         self._verdict = Settlement(self._claimed, Action.NACK, wait, str(reason))
 
     def snooze(self, delay: float | datetime.timedelta) -> None:
-        """Not now: again after ``delay`` (seconds or a timedelta). Does not count as an attempt."""
+        """Put the message off without counting an attempt.
+
+        Args:
+            delay: time until it is redelivered, in seconds or as a timedelta.
+        """
         wait = duration_ms("delay", delay, longest=LONGEST_DELAY)
         self._verdict = Settlement(self._claimed, Action.SNOOZE, wait)
 
     def reject(self, reason: str) -> None:
-        """Failed for good: to the DLQ at once. (A message of a DLQ topic is nacked instead.)"""
+        """Move the message to the DLQ at once. A message on a DLQ topic is nacked instead.
+
+        Args:
+            reason: the reason to store in the dead letter.
+        """
         self._verdict = self._rejected(str(reason))
 
     def extend(self, seconds: float | datetime.timedelta) -> None:
-        """Makes sure of the delivery before something slow; in shared mode for so many seconds.
+        """Check before slow work that the delivery is not stale, and in shared mode extend it.
 
-        A living subscriber extends what it holds by itself; this is for those
-        who want to know that the delivery is still theirs.
+        A live subscriber extends its deliveries by itself. Call this if you want to be sure that the message has not
+        been delivered to another subscriber.
+
+        Args:
+            seconds: in shared mode, the time from now until other subscribers may claim the message, in seconds or as a
+                timedelta. In ordered mode the lease protects the delivery.
 
         Raises:
-            StaleDelivery: it has been handed out again or settled.
+            StaleDelivery: the delivery was revoked, claimed again or settled.
         """
         wait = duration_ms("seconds", seconds, longest=LONGEST_DELAY)
         settling.extend(self._using, self._claimed, milliseconds=wait, shared=self._handler.shared)

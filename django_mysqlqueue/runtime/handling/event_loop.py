@@ -1,7 +1,7 @@
-"""The event loop of async handlers: one for the whole life of a subscriber process.
+"""The event loop of async handlers: one for the lifetime of a subscriber process.
 
-A loop for each message, as ``async_to_sync`` makes one on its own, would leave
-an HTTP client's pool behind on a closed loop every time.
+By itself, ``async_to_sync`` creates a loop for each call. An HTTP client's connection pool would then stay behind on a
+closed loop after each message.
 """
 
 from __future__ import annotations
@@ -25,43 +25,50 @@ class Loop:
         self._end: asyncio.Event | None = None
         self._stopped = False
         self.died = False
-        """It has ended although nobody stopped it: the process is of no more use."""
+        """Whether the loop has ended without ``stop``. The process then cannot run async handlers any more."""
         self._thread = threading.Thread(target=self._run, name="mysqlqueue-loop", daemon=True)
 
     def start(self) -> None:
-        """Returns when the loop runs.
+        """Start the thread, and return when the loop runs.
 
         Raises:
-            RuntimeError: it cannot be made.
+            RuntimeError: the loop cannot be created.
         """
         self._thread.start()
         self._ready.wait()
         if self._loop is None:
-            raise RuntimeError("The event loop of the async handlers cannot be made.")
+            raise RuntimeError("The event loop of the async handlers cannot be created.")
 
     def dies(self, *, within: float) -> bool:
-        """Whether the loop ends unasked in the next seconds; it cancels everything first."""
+        """Wait for the loop to die, and return whether it did. A dying loop first cancels all tasks.
+
+        Args:
+            within: seconds to wait.
+        """
         if not self._stopped:
             self._thread.join(within)
         return self.died
 
     def stop(self, timeout: float) -> None:
-        """Cancels the tasks that handlers left behind, ends the loop, and waits for that (seconds)."""
+        """Cancel the tasks that handlers left behind, stop the loop, and wait for its end.
+
+        Args:
+            timeout: maximum number of seconds to wait.
+        """
         self._stopped = True
         if self._loop is not None and self._end is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(timeout)
 
     def tasks(self) -> set[asyncio.Task[object]]:
-        """The tasks that have not ended. For any thread."""
+        """Return the tasks that have not ended. Any thread may call this."""
         return set() if self._loop is None else asyncio.all_tasks(self._loop)
 
     def adopt(self) -> None:
-        """Makes ``async_to_sync`` in this thread run its coroutines on the loop.
+        """Make ``async_to_sync`` in this thread run its coroutines on this loop.
 
-        Sync code that these call by ``sync_to_async`` comes back to this thread
-        and its connections. It is what asgiref itself sets in a thread that a
-        loop has started; without it every call gets a loop of its own.
+        Sync code that they call through ``sync_to_async`` runs in this thread, with its connections. asgiref sets the
+        same attributes in a thread that a loop has started; without them, each call gets a loop of its own.
         """
         SyncToAsync.threadlocal.main_event_loop = self._loop
         SyncToAsync.threadlocal.main_event_loop_pid = os.getpid()
@@ -70,8 +77,8 @@ class Loop:
         try:
             asyncio.run(self._main())
         except BaseException:  # noqa: BLE001
-            # A task of a handler's own that raises SystemExit or KeyboardInterrupt ends the whole loop.
-            event(logging.CRITICAL, "loop.died", exc_info=True)
+            # A task that a handler has created and that raises SystemExit or KeyboardInterrupt ends the whole loop.
+            event(logging.CRITICAL, "event_loop.died", exc_info=True)
         finally:
             self.died = not self._stopped
             self._ready.set()

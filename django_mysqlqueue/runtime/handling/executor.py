@@ -1,4 +1,4 @@
-"""Handler threads: they run user code, one call at a time each."""
+"""Handler threads, which run user code, each one call at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ class Executor:
     """A pool of handler threads that take deliveries from the inbox until it closes.
 
     Args:
-        rest: how long a thread rests each time it could not connect.
+        inbox: the inbox to take deliveries from.
+        using: alias of the queue's database.
+        threads: number of threads.
+        timeouts: session timeouts of the threads' connections.
+        with_loop: whether to run an event loop for async handlers.
+        rest: the pause of a thread after it could not connect.
     """
 
     def __init__(
@@ -50,21 +55,30 @@ class Executor:
         ]
 
     def start(self) -> None:
+        """Start the event loop, if there is one, and the threads."""
         if self._loop is not None:
             self._loop.start()
         for thread in self._threads:
             thread.start()
 
     def is_broken(self) -> bool:
-        """Whether async handlers can run no more."""
+        """Return whether async handlers can no longer run, because the event loop has died."""
         return self._loop is not None and self._loop.died
 
     def stacks(self, first: int | None = None) -> str:
-        """What all threads of the process and the tasks of async handlers do, beginning with a thread."""
+        """Return the stacks of all threads of the process and of the tasks of async handlers.
+
+        Args:
+            first: identifier of the thread to begin with.
+        """
         return stacks.show(self._loop.tasks() if self._loop is not None else (), first=first)
 
     def join(self, timeout: float) -> None:
-        """Waits for the threads to end after the inbox was closed."""
+        """Wait, after the inbox was closed, for each thread and the event loop to end.
+
+        Args:
+            timeout: maximum number of seconds for each.
+        """
         for thread in self._threads:
             thread.join(timeout)
         if self._loop is not None:
@@ -82,7 +96,7 @@ class Executor:
         began_at = time.monotonic()
         try:
             while (batch := self._inbox.take(batch)) is not None:
-                # Counted from where the last one began: in a slow handler connections are idle as well.
+                # Measured from the start of the previous call: during a slow handler, connections are idle too.
                 idle = time.monotonic() - began_at > sessions.IDLE
                 began_at = time.monotonic()
                 self._inbox.finish(batch, self._safely(batch, idle=idle))
@@ -90,33 +104,33 @@ class Executor:
             close_connections()
 
     def _safely(self, batch: Batch, *, idle: bool = False) -> Sequence[Settlement]:
-        """Whatever happens, every delivery gets a settlement and the thread goes on."""
+        """Handle a batch. Even after an error every delivery gets a settlement, and the thread continues."""
         self._guarded(batch, sessions.renew)
         self._guarded(batch, partial(sessions.refresh, idle=idle))
         errors: list[BaseException] = []
         try:
-            # A language or a tenant that one message sets must not be there for the next.
+            # A language or a tenant that is set for one message must not be set for the next one.
             context = contextvars.copy_context()
             settlements = context.run(handle, batch.items, self._using, errors, rest=self._rest)
         except BaseException:  # noqa: BLE001
-            event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
+            event(logging.ERROR, "handler_thread.failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             close_connections()
             return [
                 Settlement(held.claimed, Action.NACK, round(held.handler.backoff.delay(held.claimed.attempt) * 1000))
                 for held in batch.items
             ]
         if self._was_cancelled(errors):
-            # What a dying loop has cancelled did not fail: it comes again, to another process.
+            # Calls that a dying event loop has cancelled did not fail: their messages are released.
             settlements = [_unless_settled(settlement) for settlement in settlements]
         self._guarded(batch, sessions.tidy)
         return settlements
 
     def _guarded(self, batch: Batch, action: Callable[[], object]) -> None:
-        """Sees to the thread's connections; a failure costs no delivery its settlement."""
+        """Maintain the thread's connections. After an error the deliveries still get their settlements."""
         try:
             action()
         except Exception:  # noqa: BLE001
-            event(logging.ERROR, "handler.thread_failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
+            event(logging.ERROR, "handler_thread.failed", **delivery_fields(batch.items[0].claimed), exc_info=True)
             close_connections()
 
 

@@ -1,4 +1,4 @@
-"""A handler with the options that apply to it."""
+"""A handler with its resolved options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HandlerFunction = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler with every option resolved. Durations in seconds."""
+    """A handler with all options resolved. Durations are in seconds."""
 
     ref: GroupRef
     function: HandlerFunction
@@ -28,26 +28,33 @@ class Handler:
     max_processing_time: float
     backoff: Backoff
     batch: bool = False
-    """The function takes a list of deliveries."""
+    """Whether the function takes a list of deliveries."""
     batch_size: int = 1
-    """How many deliveries one call gets at most."""
+    """Maximum number of deliveries per call."""
     is_async: bool = False
-    """It was declared with ``async def``."""
+    """Whether the function was declared with ``async def``."""
     reject_on: tuple[type[Exception], ...] = ()
     """See ``rejections.is_rejected``."""
     retry_on: tuple[type[Exception], ...] | None = None
-    """None: whatever ``reject_on`` does not name."""
+    """If None, all exceptions that ``reject_on`` does not name are retried."""
     timeout: float | None = None
-    """Async handlers: when a call is cancelled."""
+    """For async handlers: the time after which a call is cancelled, or None."""
 
     @property
     def shared(self) -> bool:
+        """Whether the mode is shared."""
         return self.mode == "shared"
 
 
 def mode_text(handler: Handler, registered: str) -> str:
+    """Return the error for a group that is registered with a mode other than its handler's.
+
+    Args:
+        handler: the handler.
+        registered: the registered mode.
+    """
     return (
-        f"The group {handler.ref.group!r} of {handler.ref.topic!r} is registered as {registered}, but "
+        f"The group {handler.ref.group!r} on {handler.ref.topic!r} is registered as {registered}, but "
         f"{handler.where} has mode={handler.mode!r}. Change the handler, or stop the group's subscribers and run: "
         f"manage.py queuegroupmode {handler.ref.group} {handler.ref.topic} {handler.mode}"
     )

@@ -1,7 +1,7 @@
-"""What this process has claimed: waiting, running, and finished but not yet written.
+"""The deliveries that this process has claimed: waiting, running, or finished with an outcome to be written.
 
-The one structure that the poller and the handler threads share; everything in
-it happens under one lock, and none of it talks to the database.
+This is the only structure that the poller and the handler threads share. Everything in it happens under one lock and
+without the database.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class _Group:
     acked: list[float] = field(default_factory=list)
     """See ``take_acked``."""
     deleted: int = 0
-    """Deliveries whose message was deleted before it could be handled."""
+    """Number of deliveries whose message was deleted before it could be handled."""
     records_acks: bool = False
     good_until: float = float("inf")
-    """Shared mode: until when what waits is certainly this process's."""
+    """Shared mode: until when (monotonic) this process certainly holds the waiting deliveries."""
 
 
 def _name(claimed: Claimed) -> tuple[str, int, int]:
@@ -50,8 +50,10 @@ def _name(claimed: Claimed) -> tuple[str, int, int]:
 class Inbox:
     """Claimed deliveries on their way through the handler threads.
 
-    ``leases_good`` says whether ordered deliveries may start; while it says no,
-    they wait. After ``limit`` starts nothing starts any more.
+    Args:
+        refs: the groups.
+        leases_good: returns whether ordered deliveries may start. While it returns False, they wait.
+        limit: number of deliveries to start; None: no limit.
     """
 
     def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], limit: int | None = None) -> None:
@@ -69,12 +71,12 @@ class Inbox:
         self._limit = limit
         self._started = 0
         self.watch = Watch()
-        """Who hears of the ends of deliveries: while somebody does, settlements keep what was handled."""
+        """The observers of settled deliveries. While there are any, settlements refer to their messages."""
 
     # -- the poller's side ----------------------------------------------------
 
     def put(self, items: Iterable[Held]) -> None:
-        """Adds claimed deliveries, in offset order per partition."""
+        """Add claimed deliveries, which must be in offset order per partition."""
         with self._lock:
             for held in items:
                 group = self._groups[held.claimed.ref]
@@ -92,32 +94,36 @@ class Inbox:
                     self._make_ready(group, lane)
 
     def settle(self, settlement: Settlement, *, ordered: bool) -> None:
-        """Adds a settlement of a delivery that never came in here: its message was deleted, or could not be read."""
+        """Add a settlement of a delivery that was never put here, because its message was deleted or not readable."""
         delivery = settlement.delivery
         with self._lock:
             group = self._groups[delivery.ref]
             group.deleted += settlement.action is Action.DELETED
             if ordered and settlement.action is Action.RELEASE:
-                # Nothing behind it may start before it has come again.
+                # No later message of the partition may start before this one has been redelivered.
                 group.lanes.setdefault(delivery.key, Lane(delivery.ref, delivery.key)).blocked = True
             self._settle(group, settlement)
 
     def take_settlements(self, ref: GroupRef) -> list[Settlement]:
+        """Remove and return the settlements of a group that are to be written."""
         with self._lock:
             group = self._groups[ref]
             settlements, group.settlements = group.settlements, []
             return settlements
 
     def take_acked(self, ref: GroupRef) -> list[float]:
-        """Of each message that was acked since the last call: its time of publication (epoch milliseconds) less the
-        monotonic clock's at its ack. What is missing to the latency is how far the two clocks are apart."""
+        """Return a number for each message that was acked since the last call, from which its latency follows.
+
+        It is the message's time of publication (epoch milliseconds) minus the monotonic time of its ack. Subtracted
+        from the difference of the two clocks, it gives the latency.
+        """
         with self._lock:
             group = self._groups[ref]
             acked, group.acked = group.acked, []
             return acked
 
     def put_back_settlements(self, ref: GroupRef, settlements: list[Settlement]) -> None:
-        """After a flush that failed: they are written by the next one."""
+        """Return settlements after a flush that failed. The next flush writes them."""
         with self._lock:
             group = self._groups[ref]
             if not group.settlements:
@@ -125,51 +131,52 @@ class Inbox:
             group.settlements = settlements + group.settlements
 
     def written(self, settlements: Iterable[Settlement]) -> None:
-        """These settlements are committed. Only now may the next suspect start.
+        """Note that settlements are committed. Only now may the next suspected poison message start.
 
-        Otherwise one that kills its process would take with it the unwritten
-        acks of suspects before it, time after time, until they had used up their attempts.
+        Otherwise a message that kills its process would repeatedly lose the unwritten acks of other suspects, until
+        they had used up their attempts.
         """
         with self._lock:
             for settlement in settlements:
                 self._release_suspect(settlement.delivery)
 
     def flush_due(self, ref: GroupRef, *, enough: int) -> bool:
-        """Whether the group's settlements have waited long enough, are many, or nothing else is to come."""
+        """Return whether a group's settlements have waited long enough, are ``enough``, or nothing else is to come."""
         with self._lock:
             return self._flush_due(self._groups[ref], enough)
 
     def waiting(self, ref: GroupRef) -> tuple[int, int]:
-        """How many deliveries of a group wait to start, and their payload bytes."""
+        """Return how many deliveries of a group wait to start, and their payload bytes."""
         return self.waiting_counts()[ref]
 
     def waiting_counts(self) -> dict[GroupRef, tuple[int, int]]:
-        """``waiting`` of every group."""
+        """Return ``waiting`` for every group."""
         with self._lock:
             return {ref: (group.waiting, group.waiting_bytes) for ref, group in self._groups.items()}
 
     def counts(self) -> dict[GroupRef, tuple[int, int]]:
-        """Of every group how many deliveries wait to start, and how many run."""
+        """Return for every group how many deliveries wait to start, and how many run."""
         with self._lock:
             return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
 
     def deleted_counts(self) -> dict[GroupRef, int]:
-        """Of every group how many deliveries had no message left since the process began."""
+        """Return for every group how many messages were deleted between claim and start since the process started."""
         with self._lock:
             return {ref: group.deleted for ref, group in self._groups.items()}
 
     def is_idle(self, ref: GroupRef) -> bool:
+        """Return whether a group has no waiting or running deliveries, and no settlements to be written."""
         with self._lock:
             group = self._groups[ref]
             return not (group.waiting or group.running or group.settlements)
 
     def drop(self, ref: GroupRef, key: str) -> list[Claimed]:
-        """Forgets what waits in a partition whose lease was lost; what runs there ends by itself."""
+        """Forget the waiting deliveries of a partition whose lease was lost. Running handlers end by themselves."""
         with self._lock:
             return [held.claimed for held in self._empty(self._groups[ref], key)]
 
     def drop_stale(self, ref: GroupRef, lost: Collection[tuple[str, int, int]]) -> list[Claimed]:
-        """Forgets waiting deliveries (partition key, offset, token) that are not this process's any more."""
+        """Forget waiting deliveries (partition key, offset, token) that this process no longer holds; return them."""
         dropped: list[Claimed] = []
         if not lost:
             return dropped
@@ -184,31 +191,33 @@ class Inbox:
         return dropped
 
     def keep(self, ref: GroupRef, until: float) -> None:
-        """Shared mode: what waits may start until then (monotonic); afterwards others may have it."""
+        """Allow waiting deliveries of a shared group to start until a monotonic time. Then others may have them."""
         with self._lock:
             self._groups[ref].good_until = until
             self._work.notify_all()
 
     def release(self, ref: GroupRef, key: str) -> None:
-        """Turns what waits in a partition into settlements, uncounted."""
+        """Release the waiting deliveries of a partition."""
         with self._lock:
             group = self._groups[ref]
             for held in self._empty(group, key):
                 self._settle(group, Settlement(held.claimed, Action.RELEASE))
 
     def is_blocked(self, ref: GroupRef, key: str) -> bool:
+        """Return whether a partition's deliveries are released until an earlier message is redelivered."""
         with self._lock:
             lane = self._groups[ref].lanes.get(key)
             return lane is not None and lane.blocked
 
     def unblock(self, ref: GroupRef, key: str) -> None:
+        """Accept deliveries of a partition again."""
         with self._lock:
             lane = self._groups[ref].lanes.get(key)
             if lane is not None:
                 lane.blocked = False
 
     def forget_lane(self, ref: GroupRef, key: str) -> None:
-        """Removes an empty lane, so that a million keys do not fill the memory."""
+        """Remove an empty lane, so that a million keys do not fill the memory."""
         with self._lock:
             group = self._groups[ref]
             lane = group.lanes.get(key)
@@ -216,28 +225,28 @@ class Inbox:
                 del group.lanes[key]
 
     def held(self, ref: GroupRef) -> list[Claimed]:
-        """All deliveries of a group that wait or run."""
+        """Return the waiting and running deliveries of a group."""
         with self._lock:
             group = self._groups[ref]
             waiting = [held.claimed for lane in group.lanes.values() for held in lane.waiting]
             return waiting + [held.claimed for held in self._running.values() if held.claimed.ref == ref]
 
     def overrun(self) -> Held | None:
-        """A delivery whose handler has passed its ``max_processing_time``."""
+        """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
         with self._lock:
             return next((held for held in self._running.values() if held.is_overrun()), None)
 
     def running(self, *, overrun: bool = True) -> int:
-        """How many handlers run; without ``overrun`` only those that may be waited for."""
+        """Return how many deliveries are handled; without ``overrun``, not those beyond ``max_processing_time``."""
         with self._lock:
             return sum(overrun or not held.is_overrun() for held in self._running.values())
 
     def exhausted(self) -> bool:
-        """As many deliveries have been started as the limit admits."""
+        """Return whether as many deliveries have been started as ``limit`` allows."""
         return self._limit is not None and self._started >= self._limit
 
     def close(self) -> None:
-        """Nothing starts any more: what waits is given back, handler threads end after what they run."""
+        """Start nothing more: release waiting deliveries, and make handler threads end after their current call."""
         with self._lock:
             self._closed = True
             for group in self._groups.values():
@@ -248,15 +257,20 @@ class Inbox:
             self._poller.notify_all()
 
     def wake(self) -> None:
-        """Makes the poller look at once."""
+        """Wake the poller, and make it poll at once."""
         with self._lock:
             self._woken = True
             self._poller.notify_all()
 
     def wait(self, timeout: float, *, enough: int) -> bool:
-        """The poller's sleep: until settlements are to be flushed, ``wake``, or the time is up.
+        """Sleep, in the poller's thread, until settlements are to be flushed or deliveries to be claimed.
 
-        Returns whether it was woken by ``wake``.
+        Args:
+            timeout: maximum number of seconds.
+            enough: number of settlements that are flushed at once.
+
+        Returns:
+            Whether ``wake`` ended the sleep.
         """
         deadline = time.monotonic() + timeout
         with self._lock:
@@ -274,12 +288,16 @@ class Inbox:
     # -- the handler threads' side --------------------------------------------
 
     def take(self, before: Batch | None, *, wait: bool = True) -> Batch | None:
-        """What a thread that comes from ``before`` starts next; None when the inbox is closed.
+        """Start the next batch in the calling thread.
 
-        Without ``wait``: None also when there is nothing to start.
+        A thread stays with its lane for a time slice. Then groups take turns, and within a group its lanes.
 
-        A thread stays with its lane for a time slice; then groups have their
-        turn round-robin, and within a group its lanes.
+        Args:
+            before: the previous batch of the thread.
+            wait: whether to wait until there is something to start.
+
+        Returns:
+            The batch; None if the inbox is closed or, without ``wait``, if there is nothing to start.
         """
         with self._lock:
             if before is not None:
@@ -295,21 +313,18 @@ class Inbox:
                     return self._gather(chosen)
                 if not wait:
                     return None
-                # Doubt about leases ends by itself, without a notify.
+                # With a timeout, because no notification tells that leases are no longer in doubt.
                 self._work.wait(0.5)
             return None
 
     def leave(self, batch: Batch) -> None:
-        """The thread that had taken the batch goes elsewhere: its lanes are free for others."""
+        """Make the lanes of a batch available to other threads."""
         with self._lock:
             for lane in batch.lanes:
                 self._leave(lane)
 
     def finish(self, batch: Batch, settlements: Sequence[Settlement]) -> None:
-        """The handler has returned, or the deliveries turned out not to be this process's any more.
-
-        ``settlements``: one for each of the batch's items, in their order.
-        """
+        """Add the settlements of a batch, one for each delivery and in their order, after its handler has ended."""
         with self._lock:
             group = self._groups[batch.items[0].claimed.ref]
             watched = self.watch.is_wanted()
@@ -319,7 +334,7 @@ class Inbox:
                 if settlement.action is Action.ACK:
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
                 if settlement.action is not Action.ACK or group.records_acks:
-                    # Only for what may be recorded: each message would feel it.
+                    # Only for deliveries that may be recorded: for each message, the cost would be noticeable.
                     handled_ms = round((time.monotonic() - held.started_at) * 1000)
                     settlement = settlement._replace(handled_ms=handled_ms)
                 if watched:
@@ -335,9 +350,9 @@ class Inbox:
 
     @staticmethod
     def _holds_back(handler: Handler, action: Action) -> bool:
-        """Whether what was claimed behind a delivery must not start before it has come again."""
+        """Return whether later messages of the partition must not start before this one has been redelivered."""
         if action is Action.RELEASE:
-            return True  # it never started, so nothing behind it may
+            return True  # It never started, so no later message may start.
         return handler.on_failure == "block" and action in (Action.NACK, Action.SNOOZE)
 
     def _release_suspect(self, claimed: Claimed) -> None:
@@ -354,7 +369,7 @@ class Inbox:
                 lane = group.ready.popleft()
                 lane.queued = False
                 if not lane.waiting or (lane.exclusive and lane.busy):
-                    continue  # emptied meanwhile
+                    continue  # It was emptied meanwhile.
                 if self._may_start(lane):
                     lane.busy = True
                     lane.slice_until = time.monotonic() + SLICE
@@ -371,7 +386,7 @@ class Inbox:
         return time.monotonic() < self._groups[lane.ref].good_until
 
     def _first(self, lane: Lane) -> int | None:
-        """The place of the next delivery that may start: in a partition the head, in a shared group any."""
+        """Return the index of the next delivery that may start: in a partition the first one, in a shared group any."""
         if self._suspect is None:
             return 0 if lane.waiting else None
         for place, held in enumerate(lane.waiting):
@@ -382,21 +397,21 @@ class Inbox:
         return None
 
     def _gather(self, lane: Lane) -> Batch:
-        """Starts what one call gets, beginning with the lane's first."""
+        """Start the deliveries for one call, beginning with the lane's first."""
         first = self._start(lane)
         batch = Batch([lane], [first])
         if first.handler.batch_size == 1 or first.alone:
             return batch
         self._fill(batch, lane, first.handler.batch_size)
         group = self._groups[lane.ref]
-        # A shared group has the one lane.
+        # A shared group has only one lane.
         for _ in range(len(group.ready) if lane.exclusive else 0):
             if len(batch.items) >= first.handler.batch_size:
                 break
             other = group.ready.popleft()
             other.queued = False
             if not other.waiting or other.busy:
-                continue  # emptied meanwhile
+                continue  # It was emptied meanwhile.
             if self._may_start(other) and not other.waiting[0].alone:
                 other.busy = True
                 batch.lanes.append(other)
@@ -406,7 +421,7 @@ class Inbox:
         return batch
 
     def _fill(self, batch: Batch, lane: Lane, most: int) -> None:
-        """Starts what follows in a lane, up to the first that must come alone; in a shared group around those."""
+        """Start further deliveries of a lane, up to the first to be handled alone; a shared group skips those."""
         place = 0
         while place < len(lane.waiting) and len(batch.items) < most and not self.exhausted():
             if not lane.waiting[place].alone:
@@ -419,7 +434,7 @@ class Inbox:
     def _start(self, lane: Lane, place: int | None = None) -> Held:
         if place is None:
             place = self._first(lane)
-        assert place is not None  # noqa: S101  # _may_start said so under the same lock
+        assert place is not None  # noqa: S101  # _may_start has checked it under the same lock.
         held = lane.waiting[place]
         del lane.waiting[place]
         self._started += 1
@@ -434,7 +449,7 @@ class Inbox:
         if not lane.exclusive and lane.waiting:
             self._make_ready(group, lane)
         if not group.waiting:
-            self._hungry = True  # nothing is left to hand out: time to claim
+            self._hungry = True  # Nothing is left to start: the poller should claim.
             self._poller.notify_all()
         return held
 
@@ -448,7 +463,7 @@ class Inbox:
             lane.queued = True
             group.ready.append(lane)
         elif lane.exclusive:
-            return  # one thread is woken for it already
+            return  # A thread has already been woken for it.
         self._work.notify()
 
     def _empty(self, group: _Group, key: str | None) -> list[Held]:

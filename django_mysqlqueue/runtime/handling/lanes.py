@@ -1,4 +1,4 @@
-"""What stands in the inbox: deliveries, the lanes they wait in, and what one call of a handler gets."""
+"""The contents of the inbox: deliveries, the lanes in which they wait, and batches for one call of a handler."""
 
 from __future__ import annotations
 
@@ -18,55 +18,60 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A delivery in this process."""
+    """A delivery that this process has claimed."""
 
     claimed: Claimed
     body: Body
     handler: Handler
     started_at: float = 0.0
-    """Monotonic; 0 while it waits."""
+    """When its handler started, by the monotonic clock; 0 while it waits."""
     thread: int = 0
     """Identifier of the thread that handles it."""
     delivery: Delivery | None = None
-    """What its handler got; None where it was not called."""
+    """The object that its handler got; None if the handler was not called."""
     seconds: float = 0.0
-    """How long the call took, where somebody watches."""
+    """Duration of the call, measured if there are listeners."""
     messages: int = 1
-    """How many messages that call had."""
+    """Number of messages of that call."""
 
     @property
     def alone(self) -> bool:
-        """It failed before, or its holder vanished: in a batch it would take its neighbours with it."""
+        """Whether it is handled alone, because it failed before or its subscriber was lost.
+
+        In a batch, its neighbors would fail with it.
+        """
         return self.claimed.suspect or self.claimed.attempt > 1
 
     def is_overrun(self) -> bool:
+        """Return whether its handler has run for longer than ``max_processing_time``."""
         return time.monotonic() - self.started_at > self.handler.max_processing_time
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """What waits its turn: one partition of an ordered group, or all of a shared group."""
+    """A queue of waiting deliveries: one partition of an ordered group, or all of a shared group."""
 
     ref: GroupRef
     key: str | None
     """The partition; None for a shared group."""
     waiting: deque[Held] = field(default_factory=deque)
     busy: bool = False
-    """A thread is at it; an ordered lane lets no second one in."""
+    """Whether a thread works on it. An ordered lane admits only one thread."""
     blocked: bool = False
-    """``on_failure="block"``: what comes is given back until the failed head is settled."""
+    """Whether deliveries that arrive are released, because an earlier message has to be delivered first."""
     queued: bool = False
-    """It stands in its group's line of lanes that have something to start."""
+    """Whether it is in its group's queue of lanes with deliveries to start."""
     slice_until: float = 0.0
 
     @property
     def exclusive(self) -> bool:
+        """Whether only one thread at a time may work on it (ordered mode)."""
         return self.key is not None
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one call of a handler gets, and the lanes it came from: one delivery, or some for ``batch=True``."""
+    """The deliveries for one call of a handler, and their lanes: one delivery, or several with ``batch=True``."""
 
     lanes: list[Lane]
     items: list[Held]

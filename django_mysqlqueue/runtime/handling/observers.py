@@ -1,7 +1,6 @@
-"""What others may watch of a delivery: the handler's call, and its end once it is committed.
+"""Observers of deliveries: of the handler's call, and of the outcome after it is committed.
 
-Signals, traces and metrics hang here. Where nobody watches, a message costs a
-look at three empty places.
+Signals, traces and metrics use this module. Without observers, it costs three checks of empty values per message.
 """
 
 from __future__ import annotations
@@ -25,35 +24,42 @@ from django_mysqlqueue.service.payloads import Body
 
 
 class Settled(NamedTuple):
-    """A delivery's end, committed. Times in seconds."""
+    """A delivery whose outcome is committed. Times are in seconds."""
 
     delivery: Delivery
     outcome: Outcome
     error: str
     seconds: float
-    """How long the handler's call took."""
+    """Duration of the handler's call."""
     latency: float
-    """Since the message took its place in the log."""
+    """Time since the message entered the log."""
     messages: int
-    """How many messages that call had; 0: there was none."""
+    """Number of messages of that call; 0 if there was no call."""
 
 
 # -- the handler's call ---------------------------------------------------------
 
 
 class Call(Protocol):
-    """A handler's call that is traced."""
+    """A traced call of a handler."""
 
     def ended(self, outcomes: Sequence[Outcome], reasons: Sequence[str], error: BaseException | None) -> None:
-        """The outcome of each delivery, the reason of each that failed (else empty), and what the handler raised."""
+        """Note the end of the call.
+
+        Args:
+            outcomes: the outcome of each delivery.
+            reasons: the reason of each delivery that failed; empty for the others.
+            error: the exception that the handler raised, or None.
+        """
 
 
 trace: Callable[[Sequence[Delivery]], AbstractContextManager[Call]] | None = None
-"""What opens a span around a handler's call; ``django_mysqlqueue.otel`` puts it here."""
+"""A function that opens a span around a handler's call, set by ``django_mysqlqueue.otel``."""
 
 
 def is_call_watched() -> bool:
-    # Not has_listeners(): it takes a lock and cleans up, for each message.
+    """Return whether the calls of handlers are traced, or have receivers of signals."""
+    # Not has_listeners(), which takes a lock and cleans up, for each message.
     return bool(trace or signals.delivery_started.receivers or signals.delivery_handled.receivers)
 
 
@@ -62,7 +68,16 @@ def watched(
     attempt: Callable[[list[BaseException]], list[Settlement]],
     errors: list[BaseException] | None,
 ) -> list[Settlement]:
-    """Runs ``attempt``, which adds what the handler raises to its argument, and tells of its start and its end."""
+    """Run an attempt, and tell the observers about its start and its end.
+
+    Args:
+        deliveries: the deliveries of the call.
+        attempt: makes the attempt; it adds the exception that the handler raises to its argument.
+        errors: gets the exception that the handler raises.
+
+    Returns:
+        The settlement of each delivery.
+    """
     raised: list[BaseException] = []
     with contextlib.nullcontext() if trace is None else trace(deliveries) as call:
         for delivery in deliveries:
@@ -82,7 +97,7 @@ def watched(
 
 
 def expected(delivery: Delivery, settlement: Settlement) -> Outcome:
-    """The outcome that the flush will write, unless the delivery is another's by then."""
+    """Return the outcome that the flush will write, unless the delivery is stale by then."""
     outcome = OUTCOMES[settlement.action]
     return Outcome.DEAD_LETTERED if outcome is Outcome.FAILED and delivery.is_last_attempt else outcome
 
@@ -91,17 +106,19 @@ def expected(delivery: Delivery, settlement: Settlement) -> Outcome:
 
 
 class Watch:
-    """Who hears of the ends of deliveries: listeners of this process, at once; receivers of the signal, by ``send``."""
+    """Observers of settled deliveries: listeners of this process, and through ``send`` the receivers of the signal."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[Sequence[Settled]], None]] = []
-        """Quick ones, which never raise: they are called in the poller's thread."""
+        """Functions that are called in the poller's thread. They must be quick and never raise."""
         self.send: Callable[[Sequence[Settled]], None] = send_settled
 
     def is_wanted(self) -> bool:
+        """Return whether there are observers."""
         return bool(self.listeners or signals.delivery_settled.receivers)
 
     def tell(self, ends: Sequence[Settled]) -> None:
+        """Tell the observers about settled deliveries."""
         for listener in self.listeners:
             listener(ends)
         if ends and signals.delivery_settled.receivers:
@@ -109,9 +126,14 @@ class Watch:
 
 
 def flushed_ends(settlements: Iterable[Settlement], flushed: Flushed, now: int) -> list[Settled]:
-    """What a flush that has committed says of deliveries that were handled while somebody watched.
+    """Return the settled deliveries of a flush that has committed.
 
-    ``now`` is the database's, in epoch milliseconds.
+    Deliveries that were handled while there were no observers, or that were not started, are left out.
+
+    Args:
+        settlements: the settlements of the flush.
+        flushed: its result.
+        now: the database's time in epoch milliseconds.
     """
     stale = {id(settlement) for settlement in flushed.stale}
     dead = {id(delivery) for delivery, _ in flushed.dead}
@@ -119,7 +141,7 @@ def flushed_ends(settlements: Iterable[Settlement], flushed: Flushed, now: int) 
     for settlement in settlements:
         held = settlement.held
         if not isinstance(held, Held) or held.delivery is None:
-            continue  # nobody watched, or it was not started
+            continue  # There were no observers, or it was not started.
         if id(settlement) in stale:
             outcome = Outcome.LOST
         elif id(settlement.delivery) in dead:
@@ -132,12 +154,17 @@ def flushed_ends(settlements: Iterable[Settlement], flushed: Flushed, now: int) 
 
 
 def latency(body: Body, now: int) -> float:
-    """Seconds from a message's place in the log to ``now`` (the database's, epoch milliseconds)."""
+    """Return the seconds since a message entered the log.
+
+    Args:
+        body: the stored message.
+        now: the database's time in epoch milliseconds.
+    """
     return max(0.0, (now - body.published_at) / 1000)
 
 
 def send_settled(ends: Iterable[Settled]) -> None:
-    """Sends the signal for each, in this thread."""
+    """Send ``delivery_settled`` for each delivery, in this thread."""
     for end in ends:
         tell(
             signals.delivery_settled,
@@ -150,15 +177,15 @@ def send_settled(ends: Iterable[Settled]) -> None:
 
 
 def tell(signal: Signal, **arguments: Any) -> None:
-    """Sends a signal; what a receiver raises is logged and goes no further, a Ctrl-C excepted."""
+    """Send a signal. Exceptions of receivers, except a KeyboardInterrupt, are only logged."""
     try:
         for receiver, answer in signal.send_robust(sender=None, **arguments):
             if isinstance(answer, Exception):
-                # Django has logged the traceback, to django.dispatch.
+                # Django has logged the traceback to django.dispatch.
                 _failed(signal, receiver, answer)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  # SystemExit: it must end no thread of the subscriber
+    except BaseException as error:  # noqa: BLE001  # Not even SystemExit may end a thread of the subscriber.
         _failed(signal, None, error)
 
 
@@ -166,7 +193,7 @@ def _failed(signal: Signal, receiver: object, error: BaseException) -> None:
     name = next((name for name, value in vars(signals).items() if value is signal), "")
     event(
         logging.ERROR,
-        "signal.receiver_failed",
+        "signal_receiver.failed",
         signal=name,
         receiver=getattr(receiver, "__qualname__", type(receiver).__qualname__) if receiver else "?",
         error=error_line(error),

@@ -1,4 +1,4 @@
-"""Handlers: what ``@subscriber`` declares, and what their groups' settings make of it."""
+"""The registry of handlers: ``@subscriber`` declares them, and the settings of their groups complete their options."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime.handling.handler import Handler, HandlerFunction, mode_text
 from django_mysqlqueue.runtime.handling.timeouts import limited
+from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import groups, known_topics
 from django_mysqlqueue.service.refs import GroupRef
 
 if TYPE_CHECKING:
     from django_mysqlqueue.runtime.handling.delivery import Delivery
 
-logger = logging.getLogger("django_mysqlqueue.subscriber")
 
 One = TypeVar("One", bound="Callable[[Delivery], Any]")
 Many = TypeVar("Many", bound="Callable[[list[Delivery]], Any]")
@@ -36,18 +36,18 @@ Exceptions = type[Exception] | Sequence[type[Exception]]
 
 class _Unset:
     def __repr__(self) -> str:
-        return "<the setting's>"
+        return "<from MYSQLQUEUE>"
 
 
 UNSET: Any = _Unset()
 
 DEFAULT_BATCH_SIZE = 100
-"""Deliveries that one call of a ``batch=True`` handler gets at most."""
+"""Maximum number of deliveries per call of a ``batch=True`` handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A handler as it was decorated: only the options that were given."""
+    """A handler as it was declared, with only the options that were given."""
 
     ref: GroupRef
     function: HandlerFunction
@@ -56,11 +56,12 @@ class Declared:
 
     @property
     def where(self) -> str:
+        """The function's dotted name, for messages."""
         return _name(self.function)
 
     @property
     def place(self) -> tuple[str, object, object]:
-        """Where in the source it stands; two functions of one name are still two."""
+        """The function's place in the source, which differs between two functions of the same name."""
         code = getattr(self.function, "__code__", None)
         if code is None:
             return self.where, id(self.function), None
@@ -68,7 +69,7 @@ class Declared:
 
 
 def _name(function: HandlerFunction) -> str:
-    """Where it can be found, without memory addresses: it is shown to people."""
+    """Return the dotted name of a function, without memory addresses, for messages."""
     if isinstance(function, partial):
         return f"partial({_name(function.func)})"
     if hasattr(function, "__qualname__"):
@@ -138,51 +139,47 @@ def subscriber(
     batch: bool = False,
     batch_size: int = UNSET,
 ) -> Callable[[Any], Any]:
-    """Declares a function as the handler of a topic for a consumer group.
+    """Declare a function as the handler of a topic for a consumer group.
 
-    The function takes one argument, a ``Delivery``, or with ``batch=True`` a
-    list of them. Returning acks what was handed over, raising nacks it, unless
-    it said otherwise through a delivery's methods. What is not given here comes
-    from ``MYSQLQUEUE``; ``MYSQLQUEUE["GROUPS"]`` overrides both.
+    The function takes one argument, a ``Delivery``, or with ``batch=True`` a list of them. When it returns, its
+    deliveries are acked; when it raises an exception, they are nacked; the methods of a delivery settle it in another
+    way. Options that you do not pass come from ``MYSQLQUEUE``. ``MYSQLQUEUE["GROUPS"]`` overrides the decorator and the
+    settings.
 
     Args:
-        topic: the topic; one ending in the DLQ suffix handles dead letters.
-        group: the consumer group. A required name of its own: one taken from the
-            function would replay everything when the function is renamed.
-        mode: ``"ordered"`` handles a partition's messages one after another, in
-            order, on one subscriber at a time; ``"shared"`` hands each message to any.
-        atomic: run the handler in a transaction that also writes the ack.
-        start: where a new group begins: ``"earliest"`` or ``"latest"``.
-        on_failure: in ordered mode, whether later messages of a partition pass a
-            failed one (``"skip"``) or wait until it is settled (``"block"``).
-        max_attempts: failed attempts until a message goes to the DLQ; None: no limit.
-        visibility_timeout: shared mode: seconds until a vanished subscriber's
-            deliveries are handed out again.
-        max_processing_time: seconds after which a handler counts as hung and its
-            process shuts down.
-        timeout: async handlers: seconds after which a call is cancelled and has
-            failed with TimeoutError; below ``max_processing_time``. None: no such
-            limit. A sync handler runs in a thread, which cannot be ended.
-        backoff: a ``Backoff`` or a dict of its fields.
-        reject_on: exception classes, or one. A message whose handler raises one of
-            them is dead-lettered at once, with the traceback as the reason.
-        retry_on: exception classes, or one: only these are retried; any other
-            exception dead-letters the message at once. ``reject_on`` is checked
-            first. Database errors that say nothing about the message (a lost
-            connection, a deadlock) are always retried.
-        batch: call the function with a list of deliveries, of one or more
-            partitions, in offset order within each; with ``atomic`` they share a
-            transaction. What a method says of a delivery counts for that one; a
-            raise nacks all. A message that failed before, or whose holder
-            vanished, comes alone, so that it costs its neighbours one attempt at most.
-        batch_size: how many deliveries such a list has at most (default 100). It
-            is handed over as soon as there is one; nothing waits for it to fill.
+        topic: the topic. To handle dead letters, pass a DLQ topic.
+        group: the name of the consumer group. It is required: if it came from the function's name, renaming the
+            function would create a new group and replay all messages.
+        mode: ``"ordered"``: one subscriber at a time handles a partition's messages one by one, in order.
+            ``"shared"``: messages go to any free handler thread, in any order.
+        atomic: if True, the handler runs in a transaction that also writes the ack.
+        start: where a new group starts: ``"earliest"`` or ``"latest"``.
+        on_failure: in ordered mode, whether later messages of a partition overtake a failed one (``"skip"``) or wait
+            until it is settled (``"block"``).
+        max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
+        visibility_timeout: in shared mode, seconds until the messages of a lost subscriber are redelivered.
+        max_processing_time: seconds after which a handler counts as hung. Its process then exits.
+        timeout: for async handlers, seconds after which a call is cancelled and fails with TimeoutError; less than
+            ``max_processing_time``; None for no limit. There is no such limit for a sync handler: it runs in a thread,
+            which cannot be stopped.
+        backoff: a ``Backoff``, or a dict of its fields.
+        reject_on: an exception class, or a sequence of classes. If the handler raises one of them, the message is
+            dead-lettered at once, with the traceback as the reason.
+        retry_on: an exception class, or a sequence of classes. Only these are retried: any other exception dead-letters
+            the message at once. ``reject_on`` is checked first. Database errors that have nothing to do with the
+            message (a lost connection, a deadlock) are always retried.
+        batch: if True, the function gets a list of deliveries from one or more partitions, in offset order within each
+            partition. With ``atomic`` they share a transaction. A delivery's methods settle only that delivery; an
+            exception nacks all. A message that failed before, or whose subscriber was lost, is delivered alone, so that
+            it makes the other messages of its batch fail at most once.
+        batch_size: maximum number of deliveries in the list (default 100). The function is called as soon as there is
+            at least one message, without waiting for a full list.
 
     Raises:
-        SubscriberError: names the function and the rule that it breaks.
+        SubscriberError: the declaration breaks a rule. The error names the function and the rule.
     """
     if callable(topic):
-        raise SubscriberError(f"@subscriber on {_name(topic)} lacks its arguments: @subscriber(topic, group=…)")
+        raise SubscriberError(f"@subscriber on {_name(topic)} needs arguments: @subscriber(topic, group=…)")
     given = {
         "mode": mode,
         "atomic": atomic,
@@ -202,7 +199,7 @@ def subscriber(
         name = _name(function) if callable(function) else repr(function)
         where = f"@subscriber({topic!r}, group={group!r}) on {name}"
         if batch_size is not UNSET and not batch:
-            raise SubscriberError(f"{where}: batch_size={batch_size!r} without batch=True, which it belongs to")
+            raise SubscriberError(f"{where}: batch_size={batch_size!r} requires batch=True")
         try:
             options = {name: check_handler_option(name, value) for name, value in given.items() if value is not UNSET}
             ref = GroupRef(naming.check_name("group", group), naming.check_subscribed_topic(topic))
@@ -218,38 +215,38 @@ def subscriber(
 
 def _check_function(where: str, function: HandlerFunction, options: dict[str, Any]) -> None:
     if not callable(function):
-        raise SubscriberError(f"{where}: is not callable")
+        raise SubscriberError(f"{where}: it is not callable")
     if inspect.isclass(function):
         raise SubscriberError(
-            f"{where}: is a class, which would only be instantiated; decorate a function, or an instance with __call__"
+            f"{where}: it is a class, which a call would only instantiate. Decorate a function or a callable instance"
         )
     _check_signature(where, function)
     call = _called(function)
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-        raise SubscriberError(f"{where}: is a generator function, whose body would never run")
+        raise SubscriberError(f"{where}: it is a generator function, whose body would never run")
     is_async = inspect.iscoroutinefunction(call)
     if options["atomic"] and is_async:
         raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
     timeout = options.get("timeout")
     if timeout is not None and not is_async:
         raise SubscriberError(
-            f"{where}: timeout={timeout:g} is for async handlers: a sync handler runs in a thread, which cannot be "
-            "ended. Declare it with async def, set a time limit on what it calls (timeout= of an HTTP client, "
-            "read_timeout of a database), or set max_processing_time, after which its whole process leaves"
+            f"{where}: timeout={timeout:g} requires an async handler: a sync handler runs in a thread, which cannot be "
+            "stopped. Declare it with async def, set a timeout on the calls that it makes (timeout= of an HTTP client, "
+            "read_timeout of a database), or set max_processing_time, after which its whole process exits"
         )
 
 
 def _check_options(where: str, options: dict[str, Any]) -> None:
     if options["mode"] == "shared" and options["on_failure"] == "block":
         raise SubscriberError(
-            f"{where}: on_failure='block' keeps the order of a partition, and mode='shared' has none; "
-            "use mode='ordered'"
+            f"{where}: on_failure='block' keeps the order of a partition, but mode='shared' has no order. Use "
+            "mode='ordered'"
         )
     timeout, longest = options.get("timeout"), options.get("max_processing_time")
     if timeout is not None and longest is not None and timeout >= longest:
         raise SubscriberError(
-            f"{where}: timeout={timeout:g} must be below max_processing_time={longest:g}, after which its whole "
-            "process leaves"
+            f"{where}: timeout={timeout:g} must be less than max_processing_time={longest:g}, after which its whole "
+            "process exits"
         )
 
 
@@ -257,22 +254,22 @@ def _check_signature(where: str, function: HandlerFunction) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # a built-in does not tell
+        return  # A built-in function has no signature.
     try:
         signature.bind(object())
     except TypeError as error:
-        raise SubscriberError(f"{where}: takes {signature}, but is called with the delivery alone: {error}") from None
+        raise SubscriberError(f"{where}: it takes {signature}, but is called with one argument: {error}") from None
 
 
 def _called(function: HandlerFunction) -> Any:
-    """The function whose body runs in the end: of a partial, of an object with ``__call__``."""
+    """Return the function whose body a call runs, for a partial or a callable object."""
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _remember(declared: Declared) -> None:
-    # A module that is imported again (under a test, say) replaces its own handlers.
+    # A module that is imported again (for example by a test) replaces its own handlers.
     same = [known for known in _declared if known.ref == declared.ref and known.place == declared.place]
     for known in same:
         _declared.remove(known)
@@ -284,11 +281,11 @@ _discovery = threading.local()
 
 
 def discover() -> None:
-    """Imports ``subscribers.py`` of every installed app, as the admin does with ``admin.py``.
+    """Import ``subscribers.py`` of every installed app, as the admin does with ``admin.py``.
 
-    Within one of these imports it does nothing: a module that publishes while it is imported
-    must not have the others imported from its middle. There is no lock: Python has one for each
-    module, and sees when two threads would wait for each other.
+    During one of these imports it does nothing: a module that publishes while it is imported must not start the import
+    of the others. It uses no lock: Python has one for each module, and detects when two threads would wait for each
+    other.
     """
     if getattr(_discovery, "is_running", False):
         return
@@ -300,7 +297,7 @@ def discover() -> None:
 
 
 def handlers() -> dict[GroupRef, Handler]:
-    """Every declared handler, resolved.
+    """Return all declared handlers, with resolved options.
 
     Raises:
         SubscriberError: two functions are declared for one group and topic.
@@ -310,7 +307,7 @@ def handlers() -> dict[GroupRef, Handler]:
     for declared in _declared:
         if declared.ref in found:
             raise SubscriberError(
-                f"Two handlers for the group {declared.ref.group!r} of {declared.ref.topic!r}: "
+                f"Two handlers are declared for the group {declared.ref.group!r} on {declared.ref.topic!r}: "
                 f"{found[declared.ref].where} and {declared.where}."
             )
         found[declared.ref] = _resolve(declared)
@@ -335,7 +332,7 @@ def _resolve(declared: Declared) -> Handler:
     if is_async:
         if options.get("timeout") is not None:
             function = limited(function, options["timeout"], declared.where)
-        function = async_to_sync(function)  # on the process's loop where there is one: see executor.Loop
+        function = async_to_sync(function)  # On the process's loop if there is one: see event_loop.Loop.
     return Handler(
         ref=declared.ref,
         function=function,
@@ -347,10 +344,14 @@ def _resolve(declared: Declared) -> Handler:
 
 
 def register_groups(using: str, only: Iterable[GroupRef] | None = None) -> None:
-    """Registers the handlers' groups on ``using`` if the queue lives there.
+    """Register the groups of handlers if ``using`` is the queue's database.
 
-    A mode that differs from the registered one is only logged here, so that
-    ``migrate`` does not fail; the subscriber refuses to start.
+    A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
+    refuses to start.
+
+    Args:
+        using: a database alias.
+        only: the groups to register (default: all).
     """
     if using != (get_settings().database or router.db_for_write(ConsumerGroup)):
         return
@@ -359,4 +360,10 @@ def register_groups(using: str, only: Iterable[GroupRef] | None = None) -> None:
         handler = known[ref]
         registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
         if registered.mode != handler.mode:
-            logger.warning(mode_text(handler, registered.mode))
+            event(
+                logging.WARNING,
+                "group.mode_kept",
+                group=ref.group,
+                topic=ref.topic,
+                error=mode_text(handler, registered.mode),
+            )

@@ -1,4 +1,4 @@
-"""What an exception that a handler raises means for its message: another attempt, or the DLQ at once."""
+"""Whether an exception that a handler raises leads to another attempt, or to the DLQ at once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from django_mysqlqueue.validators import NEVER_REJECTED
 
 
 def is_rejected(handler: Handler, error: BaseException) -> bool:
-    """Whether a message whose handler raised ``error`` is dead-lettered without another attempt.
+    """Return whether a message whose handler raised ``error`` is dead-lettered without another attempt.
 
-    ``reject_on`` is checked before ``retry_on``. A group of exceptions is rejected
-    only if each exception in it would be. Never rejected are ``NEVER_REJECTED``,
-    what was raised from one of them, and what is no ``Exception`` (SystemExit,
-    KeyboardInterrupt, CancelledError).
+    ``reject_on`` is checked before ``retry_on``. An exception group is rejected only if each exception in it would be.
+    Never rejected are the exceptions in ``NEVER_REJECTED``, exceptions that were raised from one of them, and those
+    that are not an ``Exception`` (SystemExit, KeyboardInterrupt, CancelledError).
     """
     if not handler.reject_on and handler.retry_on is None:
         return False
@@ -32,7 +31,7 @@ def _is_named(handler: Handler, error: BaseException) -> bool:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions of a group, of groups in it too; another exception stands for itself."""
+    """Yield the exceptions of a group, and of groups in it, or the exception itself if it is not a group."""
     found = [error]
     while found:
         one = found.pop()
@@ -43,13 +42,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception, those in it if it is a group, and what they were raised from (``raise … from``), all the way."""
+    """Yield an exception, those in it if it is a group, and recursively the causes of all (``raise … from``)."""
     seen: set[int] = set()
     found: list[BaseException] = [error]
     while found:
         one = found.pop()
         if id(one) in seen:
-            continue  # one may be its own cause
+            continue  # Causes may form a circle.
         seen.add(id(one))
         yield one
         if one.__cause__ is not None:

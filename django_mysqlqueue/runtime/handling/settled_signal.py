@@ -1,4 +1,4 @@
-"""The thread that sends ``delivery_settled``: its receivers may be slow, and hold up nobody but each other."""
+"""The thread that sends ``delivery_settled``, so that slow receivers delay only each other."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.sql.connection import close_connections
 
 MOST = 10_000
-"""Ends that wait to be sent; what comes beyond is dropped, since nothing here may hold up the queue or fill memory."""
+"""Maximum number of settled deliveries that wait to be sent. Further ones are dropped, so that they neither delay the
+queue nor fill the memory."""
 
 
 class Teller:
-    """Sends what it is given, in order, one at a time. Its thread starts with the first.
+    """Send ``delivery_settled`` in order, one at a time, in a thread that starts with the first delivery.
 
-    Receivers have database connections as handlers have them.
+    The database connections of receivers are set up as those of handlers.
+
+    Args:
+        using: alias of the queue's database.
+        timeouts: session timeouts of the thread's connections.
+        most: maximum number of settled deliveries that wait.
     """
 
     def __init__(self, using: str, timeouts: sessions.Timeouts, *, most: int = MOST) -> None:
@@ -37,7 +43,7 @@ class Teller:
         self._dropped = 0
 
     def put(self, ends: Sequence[Settled]) -> None:
-        """Takes what is to be sent, and returns at once."""
+        """Queue settled deliveries to be sent, and return at once."""
         with self._changed:
             taken = 0 if self._closed else max(0, min(len(ends), self._most - len(self._waiting)))
             self._waiting.extend(ends[:taken])
@@ -52,7 +58,11 @@ class Teller:
                 self._log_dropped()
 
     def close(self, timeout: float) -> None:
-        """Waits so many seconds for what is still to be sent; then drops it."""
+        """Wait for the queued deliveries to be sent, then drop the rest.
+
+        Args:
+            timeout: maximum number of seconds to wait.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -90,9 +100,9 @@ class Teller:
             if time.monotonic() - self._sent_at > sessions.IDLE:
                 sessions.refresh(idle=True)
             self._sent_at = time.monotonic()
-            # A language or a tenant that one receiver sets must not be there for the next delivery.
+            # A language or a tenant that a receiver sets for one delivery must not be set for the next one.
             contextvars.copy_context().run(send_settled, (end,))
             sessions.tidy()
         except Exception:  # noqa: BLE001
-            event(logging.ERROR, "signal.thread_failed", exc_info=True)
+            event(logging.ERROR, "signal_thread.failed", exc_info=True)
             close_connections()

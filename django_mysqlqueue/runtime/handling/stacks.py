@@ -1,4 +1,4 @@
-"""The stacks of this process's threads and tasks as text, to show where a handler hangs."""
+"""The stacks of this process's threads and tasks as text, which show where a handler hangs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any
 
 DEPTH = 100
-"""Innermost frames of a thread or task that are shown."""
+"""Maximum number of frames to show of a thread or task, innermost first."""
 
 
 def show(tasks: Iterable[asyncio.Task[Any]] = (), *, first: int | None = None) -> str:
     """Format the stacks of all threads and of some tasks, the innermost call last.
 
     Args:
-        tasks: of an event loop in another thread. A thread's stack shows only the loop.
+        tasks: tasks of an event loop in another thread, whose own stack shows only the loop.
         first: identifier of the thread to begin with.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -37,9 +37,12 @@ def _formatted(innermost_first: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def _awaited(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
-    """Follow what a task waits for, outermost first. ``Task.get_stack`` ends at the task's own coroutine."""
+    """Yield the frames of the coroutines that a task awaits, outermost first.
+
+    ``Task.get_stack`` ends at the task's own coroutine.
+    """
     one: Any = task.get_coro()
-    # None: it has just ended. Other awaitables (a future, an async generator's step) do not say what they wait for.
+    # None if it has just ended. Other awaitables (a future, a step of an async generator) do not tell what they await.
     while (frame := getattr(one, "cr_frame", None)) is not None:
         yield frame, frame.f_lineno
         one = one.cr_await

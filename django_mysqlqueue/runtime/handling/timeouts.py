@@ -1,4 +1,4 @@
-"""The time limit of an async handler: it ends the call by cancelling it, and nothing else."""
+"""The ``timeout`` of an async handler, which cancels only the call."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 
 
 def limited(function: Callable[[Any], Awaitable[Any]], seconds: float, where: str) -> Callable[[Any], Awaitable[Any]]:
-    """Wraps an async function so that a call is cancelled after so many seconds, and raises TimeoutError.
+    """Wrap an async function so that a call is cancelled after a time limit and raises TimeoutError.
 
-    However it ends after that: one that catches the cancellation and returns has
-    not done what it was called for. A cancellation by somebody else (the event
-    loop is ending) passes through.
+    It raises TimeoutError however the call ends after the limit: a function that catches the cancellation and returns
+    has not finished its work. Other cancellations (the event loop ends) pass through.
+
+    Args:
+        function: the function to wrap.
+        seconds: the time limit.
+        where: the name of the function, for the error.
     """
 
     async def call(argument: Any) -> Any:

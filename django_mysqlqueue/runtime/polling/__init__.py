@@ -1,0 +1,1 @@
+"""The poller, which moves work between database and inbox."""

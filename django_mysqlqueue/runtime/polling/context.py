@@ -1,4 +1,4 @@
-"""What the poller and the groups that it polls share. Nobody writes into another's fields: they meet here."""
+"""State that the poller shares with the groups that it polls, so that none writes into another's fields."""
 
 from __future__ import annotations
 
@@ -15,53 +15,54 @@ from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 
 
 class Heartbeat(Protocol):
-    """What is asked of the thread that sends heartbeats."""
+    """The interface of the heartbeat thread to the poller."""
 
     beat_at: float
-    """When the last successful beat was sent, by the monotonic clock."""
+    """When the last successful heartbeat was sent, by the monotonic clock."""
 
     def good(self) -> bool:
-        """Whether this process's leases are certainly its own."""
+        """Return whether this process certainly still owns its leases."""
 
     def must_verify(self) -> bool:
-        """Whether they have to be read again under lock, since they may have run out."""
+        """Return whether the leases have to be read again under lock because they may have expired."""
 
     def verified(self) -> None:
-        """They have been."""
+        """Note that the leases have been read again under lock."""
 
 
 class Clock:
-    """The database's clock, carried on by the monotonic clock between polls."""
+    """The database's clock, continued by the monotonic clock between polls."""
 
     def __init__(self) -> None:
         self.offset_ms = 0.0
         self.set(0)
 
     def set(self, database_ms: int) -> None:
-        """What the database's clock says at this moment, epoch milliseconds."""
+        """Set the clock to the current time of the database, in epoch milliseconds."""
         self.offset_ms = database_ms - time.monotonic() * 1000
 
     def now(self) -> int:
-        """Epoch milliseconds."""
+        """Return the current time of the database in epoch milliseconds."""
         return int(time.monotonic() * 1000 + self.offset_ms)
 
 
 class Progress:
-    """When the poller's thread last got anywhere, by the monotonic clock: other threads watch it."""
+    """When the poller's thread last made progress, by the monotonic clock. Other threads watch it."""
 
     def __init__(self) -> None:
         self.at = time.monotonic()
 
     def made(self) -> None:
+        """Note that there was progress."""
         self.at = time.monotonic()
 
 
 class Stealing:
     """Whether leases of other subscribers may be stolen after a connection error.
 
-    The first to come back from a database stall must not steal everything, since
-    the others are about to send heartbeats. So nothing is stolen before one
-    renewal interval has passed since the first heartbeat that followed the error.
+    The first subscriber to return after a stall of the database must not steal all leases, because the others are
+    about to send heartbeats. So nothing is stolen until one renewal interval after the first heartbeat that followed
+    the error.
     """
 
     def __init__(self, heartbeat: Heartbeat, interval: float) -> None:
@@ -71,16 +72,21 @@ class Stealing:
         self._from = 0.0
 
     def suspend(self) -> None:
-        """The connection broke just now."""
+        """Allow no stealing from now on: the connection has just been lost."""
         self._recovered_at = time.monotonic()
         self._from = float("inf")
 
     def suspend_from_last_beat(self) -> None:
-        """The connection was replaced because the last heartbeat came by a new one: that beat is the first."""
+        """Allow no stealing until one interval after the last heartbeat.
+
+        The connection was replaced because that heartbeat arrived through a new one, so it is the first that followed
+        the error.
+        """
         self._recovered_at = float("-inf")
         self._from = float("inf")
 
     def is_allowed(self) -> bool:
+        """Return whether leases may be stolen now."""
         if self._recovered_at is not None and self._heartbeat.beat_at > self._recovered_at:
             self._from = self._heartbeat.beat_at + self._interval
             self._recovered_at = None
@@ -88,7 +94,7 @@ class Stealing:
 
 
 class Prefetch:
-    """Shares PREFETCH out among the groups that have something to do."""
+    """Divide PREFETCH among the groups that have work."""
 
     def __init__(self, inbox: Inbox, most: int) -> None:
         self._inbox = inbox
@@ -96,19 +102,24 @@ class Prefetch:
         self._has_work: dict[GroupRef, Callable[[], bool]] = {}
 
     def join(self, ref: GroupRef, has_work: Callable[[], bool]) -> None:
-        """A group takes part; ``has_work`` says whether there are partitions to look at."""
+        """Add a group.
+
+        Args:
+            ref: the group.
+            has_work: returns whether the group has partitions to look at.
+        """
         self._has_work[ref] = has_work
 
     def room(self, ref: GroupRef, *, least: int, batch_size: int, max_bytes: int) -> int:
-        """How many deliveries a group may claim now: none until there is room for a worthwhile batch.
+        """Return how many deliveries a group may claim now: 0 until there is room for a worthwhile batch.
 
-        A group that gets something to do later has its equal part whatever is
-        free, so at most twice PREFETCH wait.
+        A group that gets work later has its equal share even if nothing is free, so at most twice PREFETCH wait.
 
         Args:
-            least: how many of the group may wait, however full the others have made the inbox.
-            batch_size: how many one claim takes.
-            max_bytes: with as many payload bytes waiting nothing is claimed.
+            ref: the group.
+            least: number of the group's deliveries that may wait, however full the others have made the inbox.
+            batch_size: number of messages that one claim takes.
+            max_bytes: payload bytes of the group's waiting deliveries at which nothing more is claimed.
         """
         counts = self._inbox.waiting_counts()
         active = sum(one == ref or counts[one][0] > 0 or busy() for one, busy in self._has_work.items())
@@ -123,14 +134,14 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a process takes on at a time."""
+    """Limits on the work of a process at a time."""
 
     waiting_bytes: int = 64 * 1_048_576
-    """Payload bytes that it keeps waiting, shared out among its groups."""
+    """Payload bytes of waiting deliveries, divided among the groups."""
     flushed: int = 1000
-    """Partitions whose watermarks one flush moves on, beside those that it has settlements of."""
+    """Partitions whose watermarks one flush advances, in addition to those that it has settlements of."""
     locked_pause_ms: int = 200
-    """How long a partition is left alone in which somebody has locked a row that is due."""
+    """Milliseconds for which nothing is claimed from a partition in which another transaction has locked a due row."""
 
 
 LIMITS = Limits()
@@ -138,7 +149,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The poller's surroundings, the same for all groups of a process."""
+    """The environment of the poller, the same for all groups of a process."""
 
     using: str
     subscriber: str
@@ -147,14 +158,14 @@ class Context:
     inbox: Inbox
     heartbeat: Heartbeat
     groups: int
-    """How many groups this process works for."""
+    """Number of groups that this process works for."""
     batch_size: int
-    """Messages that one claim takes at most."""
+    """Maximum number of messages per claim."""
     subset: Subset = EVERYTHING
     threads: int = 1
-    """Handler threads."""
+    """Number of handler threads."""
     takes_all: bool = False
-    """It works for a moment, alone: fair shares are not for it."""
+    """Whether to ignore fair shares, because the subscriber runs only briefly and alone."""
     limits: Limits = LIMITS
     clock: Clock = field(default_factory=Clock)
     progress: Progress = field(default_factory=Progress)
@@ -167,13 +178,15 @@ class Context:
 
     @property
     def watch(self) -> Watch:
+        """The listeners to settled deliveries."""
         return self.inbox.watch
 
     @property
     def lease_ms(self) -> int:
+        """LEASE_DURATION in milliseconds."""
         return int(self.settings.lease_duration * 1000)
 
     @property
     def enough(self) -> int:
-        """Outcomes that are worth a flush before their delay is over."""
+        """Number of outcomes that are flushed at once, before their delay is over."""
         return max(1, self.batch_size // 2)

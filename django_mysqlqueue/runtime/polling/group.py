@@ -1,4 +1,4 @@
-"""One group of a subscriber: which partitions to look at, what to claim and to write. It knows no poller."""
+"""The poller's work for one group: which partitions to look at, what to claim and to write. It imports no poller."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flus
 from django_mysqlqueue.sql.session import Retry
 
 SHUTDOWN_FLUSHES = 10
-"""Flushes of a group at shutdown; watermarks that have further to go are the next owner's."""
+"""Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
 FAILED = (Action.NACK, Action.REJECT)
 MAX_DEPTHS = 10_000
-"""Partitions of which it is remembered how deep they are."""
+"""Maximum number of partitions whose depth is remembered."""
 MAX_PARTITIONS = 100
-"""Partitions that one claim looks at."""
+"""Maximum number of partitions that one claim looks at."""
 REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
-"""After a failed turn the other groups go first for so long."""
+"""The pause of a group after a failed turn. Other groups continue."""
 
 
 class PolledGroup(ABC):
-    """What this process remembers and does for one group. Nothing in it outlives a restart.
+    """This process's memory of, and work for, one group. Nothing in it survives a restart.
 
-    ``turn`` does what there is to do and says whether to poll soon; ``wake_at``,
-    ``next_at`` and ``wants_turn`` say when there will be something.
+    ``turn`` does the work that there is; ``wake_at``, ``next_at`` and ``wants_turn`` tell when there will be more.
     """
 
     def __init__(self, context: Context, handler: Handler) -> None:
@@ -49,12 +48,13 @@ class PolledGroup(ABC):
         self.handler = handler
         self.ref = handler.ref
         self.batch_size = max(context.batch_size, handler.batch_size)
-        """Messages that one claim takes."""
+        """Maximum number of messages per claim."""
         batches = (context.threads + 1) * handler.batch_size if handler.batch else 1
         self.least = max(batches, context.settings.prefetch // context.groups)
-        """Deliveries of this group that may wait in the inbox, however full the others have made it. Where they
-        are handed over in batches: one for each thread and one to follow, else the first would take all that is
-        there, and the other threads would wait for its partitions."""
+        """Deliveries of this group that may wait in the inbox, however full other groups have made it.
+
+        For a batch handler, one batch for each thread and one more: with less, the first thread would take all
+        partitions that are there, and the other threads would wait for them."""
         self.max_bytes = context.limits.waiting_bytes // context.groups
         self.claimant = Claimant(
             handler.ref,
@@ -65,40 +65,40 @@ class PolledGroup(ABC):
             subset=context.subset,
         )
         self.todo: dict[str, None] = {}
-        """Partitions to look at, in turn; one leaves when a claim that held its lock saw nothing more."""
+        """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
         self._depth = 1
-        """How many messages to look for in a partition at least, where there are more partitions than that leaves."""
+        """Minimum number of messages to look for in a partition, if there are many partitions."""
         self._depths: dict[str, int] = {}
-        """The same for partitions that had more than was asked for the last time: twice that."""
+        """By partition that had more messages than were asked for, the number to look for: twice the last one."""
         self.unfinished: set[str] = set()
-        """Partitions whose watermark has further to go."""
+        """Partitions whose watermark can advance further."""
         self._skipped: set[str] = set()
-        """Partitions whose offsets row another process had locked: tried again with the next poll."""
+        """Partitions whose offsets row another process had locked: retried with the next poll."""
         self._locked: list[Settlement] = []
         """Outcomes whose row another transaction had locked: written after the next poll."""
         self.stopped = False
-        """The group is paused or dropped, or of the other mode: nothing is claimed."""
+        """Whether nothing is claimed, because the group is paused, dropped, or of the other mode."""
         self.other_mode = ""
-        """The group's mode, if it is not the handler's any more: the process stops."""
+        """The group's mode, if it is no longer the handler's: the process stops."""
         self._announced = False
         self._revision: int | None = None
-        """What operators had last changed of the group, as of the last tick."""
+        """The group's revision at the last tick. Operators' changes increase it."""
         self.failures = Failures(REST)
         """Failed turns in a row."""
         self.rests_until = 0.0
-        """After a failed turn: until when (monotonic) the others go first."""
+        """The end of the pause after a failed turn, by the monotonic clock."""
         self._unanswered = Failures(REST)
-        """Claims in a row whose payloads did not all come."""
+        """Claims in a row for which the database did not return all payloads."""
         self._undo: int | None = None
-        """The token of a claim whose COMMIT may have happened or not."""
+        """The token of a claim whose COMMIT has an unknown outcome."""
         self.tally = rollups.Tally()
-        """What this process has counted since it last wrote the rollups."""
+        """The counts of this process since it last wrote the rollups."""
         context.prefetch.join(self.ref, lambda: bool(self.todo))
 
     # -- what the poller calls ------------------------------------------------
 
     def notify(self, key: str) -> None:
-        """A partition has messages above the cursor, or may have; others' partitions are passed over here."""
+        """Note that a partition has, or may have, unclaimed messages. Partitions outside the subset are ignored."""
         if key in self.context.subset:
             self._notify(key)
 
@@ -107,14 +107,14 @@ class PolledGroup(ABC):
 
     @abstractmethod
     def next_at(self) -> int | None:
-        """When the next redelivery is due, epoch milliseconds."""
+        """Return when the next redelivery is due, in epoch milliseconds, or None."""
 
     def wake_at(self) -> float:
-        """When this group wants a turn whatever happens, by the monotonic clock."""
+        """Return when this group needs a turn even if nothing happens, by the monotonic clock."""
         return float("inf")
 
     def _held(self) -> set[tuple[str, int]]:
-        """(partition key, offset) of what this process holds and must not claim again."""
+        """Return the (partition key, offset) pairs that this process holds and must not claim again."""
         return set()
 
     @abstractmethod
@@ -128,16 +128,16 @@ class PolledGroup(ABC):
 
     @abstractmethod
     def _claimed(self, claim: Claim) -> bool:
-        """Remembers what a claim found; whether to poll soon."""
+        """Remember what a claim found, and return whether to poll soon."""
 
     def reset(self) -> None:
-        """Forgets every hint; leases and what is claimed stay."""
+        """Forget every hint. Leases and claimed deliveries stay."""
         self.todo.clear()
         self.unfinished.clear()
         self._skipped.clear()
 
     def room(self) -> int:
-        """How many deliveries to claim now: none until there is room for a worthwhile batch."""
+        """Return how many deliveries to claim now: 0 until there is room for a worthwhile batch."""
         if self.stopped:
             return 0
         return self.context.prefetch.room(
@@ -145,17 +145,18 @@ class PolledGroup(ABC):
         )
 
     def wants_turn(self) -> bool:
-        """Whether another turn would find something to do at once."""
+        """Return whether another turn would find work at once."""
         return bool(self.unfinished) or self._may_claim(self.room())
 
     def is_idle(self) -> bool:
+        """Return whether no work is known for this group."""
         return not (self.todo or self.unfinished or self._skipped or self._locked) and self.inbox.is_idle(self.ref)
 
     def turn(self) -> bool:
-        """Writes what is to be written and claims what there is room for, in one transaction.
+        """Write outcomes and claim as much as there is room for, in one transaction.
 
         Returns:
-            Whether to poll soon: redeliveries were due, and more may be.
+            Whether to poll soon, because redeliveries were due and more may be.
         """
         self._undo_unknown()
         room = self.room()
@@ -184,31 +185,31 @@ class PolledGroup(ABC):
         return claim is not None and self._after_claim(wants, claim, hungry=hungry)
 
     def failed(self) -> int:
-        """A turn ended with an error: the others go first for a while.
+        """Note that a turn failed, and pause the group for a while.
 
         Returns:
-            How many turns in a row have failed.
+            The number of turns in a row that failed.
         """
         self.reset()
         self.rests_until = time.monotonic() + self.failures.add()
         return self.failures.count
 
     def succeeded(self) -> None:
-        """A turn ended without one."""
+        """Note that a turn succeeded."""
         self.failures.clear()
 
     def counted(self) -> rollups.Tally:
-        """What was counted since ``start_tally``."""
+        """Return the counts since ``start_tally``."""
         for published_before in self.inbox.take_acked(self.ref):
             self.tally.acked(round(self.context.clock.offset_ms - published_before))
         return self.tally
 
     def start_tally(self) -> None:
-        """What was counted is stored."""
+        """Start counting from 0, because the counts have been stored."""
         self.tally = rollups.Tally()
 
     def flush_now(self) -> None:
-        """At shutdown: writes every settlement there is, and moves watermarks some way."""
+        """Write all settlements, at shutdown, and advance watermarks in up to ``SHUTDOWN_FLUSHES`` flushes."""
         self._undo_unknown()
         self._write_locked()
         for _ in range(SHUTDOWN_FLUSHES):
@@ -224,7 +225,7 @@ class PolledGroup(ABC):
             self._after_flush(settlements, flushed)
 
     def _take_unfinished(self) -> set[str]:
-        """Partitions whose watermarks the next flush moves on; no more than a short transaction can take."""
+        """Take the partitions whose watermarks the next flush advances: no more than fit a short transaction."""
         taken = set(islice(self.unfinished, self.context.limits.flushed))
         self.unfinished -= taken
         return taken
@@ -238,23 +239,23 @@ class PolledGroup(ABC):
         return room > 0 and (bool(self.todo) or self._max_due(room) > 0)
 
     def _each(self, room: int, key: str) -> int:
-        """How many messages to look for in a partition.
+        """Return how many messages to look for in a partition.
 
-        A partition costs a claim as much as ten messages do, so where partitions
-        hold many, few are taken from at a time; but enough to keep the threads busy.
+        A partition costs a claim as much as ten messages do. So if partitions hold many messages, a claim takes from
+        few of them, but from enough to keep the threads busy.
         """
         share = room // (min(room, MAX_PARTITIONS, len(self.todo)) or 1)
         depth = max(self._depth, self._depths.get(key, 1))
         return max(1, share, min(depth, room // (2 * self.context.threads)))
 
     def _expected(self, want: Want) -> int:
-        """How many messages a claim is likely to get of a partition: most give no more than they gave before."""
+        """Return how many messages a claim will probably get from a partition: most give no more than before."""
         if want.due or want.key in self._depths:
             return len(want.due) or want.look_at
         return min(want.look_at, self._depth)
 
     def _fill_up(self, wants: list[Want], left: int) -> list[Want]:
-        """Gives what others leave of a batch to partitions that had more than was taken the last time."""
+        """Give the rest of a batch to partitions that had more messages than were taken the last time."""
         filled: list[Want] = []
         for want in wants:
             more = max(0, min(left, self._depths.get(want.key, 0) - want.look_at)) if want.look_at else 0
@@ -263,10 +264,11 @@ class PolledGroup(ABC):
         return filled
 
     def _learn_depth(self, wants: Sequence[Want], claim: Claim, *, hungry: bool) -> None:
-        """Deeper only while handlers are faster than claims: else a partition's turn would come late for nothing.
+        """Adapt how many messages to look for in a partition.
 
-        One that gives all that it has says nothing of the others: those with a
-        backlog must not wait for those that get a message now and then.
+        It grows only while handlers are faster than claims (``hungry``): otherwise the other partitions would wait
+        longer for no gain. A partition that had fewer messages than asked for says nothing about the others:
+        partitions with a backlog must not wait for those that get a message now and then.
         """
         if not claim.looked_at:
             return
@@ -316,7 +318,7 @@ class PolledGroup(ABC):
         self._written(settlements, flushed)
 
     def _count_failures(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
-        """What the charts show of this flush; acks are counted when the rollups are written."""
+        """Count the outcomes of a flush for the charts. Acks are counted when the rollups are written."""
         tally = self.tally
         stale = {id(settlement) for settlement in flushed.stale}
         for settlement in settlements:
@@ -327,7 +329,7 @@ class PolledGroup(ABC):
 
     def _log_dead(self, dead: Iterable[tuple[Claimed, str]]) -> None:
         for delivery, error in dead:
-            # Of a traceback the line that names the exception; all of it is in the dead letter.
+            # Only the last line of a traceback, which names the exception: the dead letter has all of it.
             event(
                 logging.ERROR,
                 "delivery.dead_lettered",
@@ -373,7 +375,7 @@ class PolledGroup(ABC):
             return False
         poll_soon = self._claimed(claim)
         self._learn_depth(wants, claim, hungry=hungry)
-        # First of all: what is claimed must be in the inbox, or given back, whatever fails from here on.
+        # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
         self._hand_out(claim.deliveries)
         if claim.dead and self.context.watch.is_wanted():
             self._tell_dead(claim.dead)
@@ -382,7 +384,7 @@ class PolledGroup(ABC):
         return poll_soon
 
     def _tell_dead(self, dead: Sequence[tuple[Claimed, str]]) -> None:
-        """Of messages that were given up without another call."""
+        """Report messages that were dead-lettered without another call of the handler."""
         found = payloads.read(self.using, [delivery.offset for delivery, _ in dead])
         now = self.context.clock.now()
         self.context.watch.tell(
@@ -401,14 +403,14 @@ class PolledGroup(ABC):
         )
 
     def _due_window(self, max_due: int) -> int:
-        """How many due rows to look at for so many."""
+        """Return how many due rows to look at to claim ``max_due``."""
         return max_due
 
     def _after_clock_step(self) -> bool:
         return False
 
     def _stop(self, *, dropped: bool) -> None:
-        """Claims nothing until the next tick asks again."""
+        """Claim nothing until the next tick has checked the group again."""
         self.stopped = True
         if not self._announced:
             self._announced = True
@@ -420,7 +422,7 @@ class PolledGroup(ABC):
             )
 
     def polled(self) -> None:
-        """After each poll: what was locked by another may be free by now."""
+        """Retry, after each poll, rows that another transaction had locked."""
         self.unfinished |= self._skipped
         self._skipped.clear()
         self._write_locked()
@@ -431,26 +433,26 @@ class PolledGroup(ABC):
             self._locked = []
 
     def recheck_paused(self) -> None:
-        """At a tick: the group may have been resumed."""
+        """Claim again after a tick, because the group may have been resumed."""
         self._announced = self.stopped
         self.stopped = False
 
     def check_mode(self, registered: str) -> None:
-        """What the group's mode is by now. Nothing is claimed in another mode than the handler's."""
+        """Stop claiming if the group's registered mode is no longer the handler's."""
         if registered != self.handler.mode:
             self.other_mode = registered
             self.stopped = True
 
     def has_new_revision(self, revision: int) -> bool:
-        """Whether an operator has changed what this process remembers of the group (a seek, a retry)."""
+        """Return whether an operator has changed the group since the last tick (a seek, a retry)."""
         revised = self._revision is not None and revision != self._revision
         self._revision = revision
         if revised:
-            event(logging.INFO, "group.revised", group=self.ref.group, topic=self.ref.topic)
+            event(logging.INFO, "group.reloaded", group=self.ref.group, topic=self.ref.topic)
         return revised
 
     def _hand_out(self, deliveries: Sequence[Claimed]) -> None:
-        """Reads the payloads, after the claim has committed, and puts the deliveries into the inbox."""
+        """Read the payloads, after the claim has committed, and put the deliveries into the inbox."""
         if not deliveries:
             return
         try:
@@ -465,7 +467,7 @@ class PolledGroup(ABC):
             self._unanswered.clear()
             self.inbox.put(Held(delivery, found[delivery.offset], self.handler) for delivery in deliveries)
             return
-        # One by one: of a partition, what is in front of a missing message is handled, and what is behind it waits.
+        # One by one: in a partition, messages before a missing one are handled, and messages after it wait.
         for delivery in deliveries:
             if delivery.offset in found:
                 self.inbox.put([Held(delivery, found[delivery.offset], self.handler)])
@@ -478,12 +480,12 @@ class PolledGroup(ABC):
             self._rest_without_payloads(len(missing) - len(deleted), len(deliveries))
 
     def _rest_without_payloads(self, missing: int, claimed: int) -> None:
-        """Claimed at once again, they would be missing again."""
+        """Pause the group: if it claimed the messages again at once, they would probably be missing again."""
         self.rests_until = time.monotonic() + self._unanswered.add()
         if is_worth_a_line(self._unanswered.count):
             event(
                 logging.ERROR,
-                "payloads.missing",
+                "payloads.not_returned",
                 group=self.ref.group,
                 topic=self.ref.topic,
                 messages=missing,

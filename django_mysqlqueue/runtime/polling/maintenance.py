@@ -1,4 +1,4 @@
-"""What the poller does now and then, one small step at a turn."""
+"""The poller's periodic maintenance, in small steps, one per turn."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from django_mysqlqueue.sql.session import Session
 EVERY = 60.0
 """Seconds between two rounds."""
 SLICE = 500
-"""Partitions that one step looks at."""
+"""Partitions per step."""
 PAUSE = 0.05
-"""Seconds between two steps of a round, so that claims and flushes have their turn."""
+"""Seconds between two steps of a round, for claims and flushes."""
 
 
 class Maintenance:
-    """Rounds of small steps: the safety net of the to-look lists, watermarks, GC.
+    """Rounds of small steps: find work that the lists of partitions missed, sweep watermarks, run GC.
 
     Args:
+        using: alias of the queue's database.
+        groups: all groups of the process.
+        shared: those in shared mode.
         check_tail: called at the start of each round.
-        only_scans: partitions are looked through when ``scan_all`` asks for it; there are no rounds.
+        only_scans: if True, there are no rounds: partitions are scanned only after ``scan_all``.
     """
 
     def __init__(
@@ -48,23 +51,25 @@ class Maintenance:
         self.next_at = float("inf") if only_scans else time.monotonic() + EVERY * random.random()
 
     def reset(self) -> None:
+        """Abandon the current round and scan."""
         self._steps = self._scan = None
 
     def scan_all(self) -> None:
-        """Looks for work in every partition, slice by slice: at the start and after a reconnect."""
+        """Look for work in all partitions, slice by slice: at the start and after a reconnect."""
         self._scan = self._find_work()
         self.next_at = 0.0
 
     def is_scanning(self) -> bool:
+        """Return whether a scan asked for by ``scan_all`` has not finished."""
         return self._scan is not None
 
     def turn(self) -> None:
-        """One step, if one is due."""
+        """Do one step if one is due."""
         now = time.monotonic()
         if now < self.next_at:
             return
         if self._scan is not None:
-            # Nobody waits for the rest of this scan to sleep in between.
+            # Without a pause: messages wait for the rest of this scan.
             if next(self._scan, "done") == "done":
                 self._scan = None
             self.next_at = time.monotonic() if self._scan is not None else now + PAUSE
@@ -81,7 +86,7 @@ class Maintenance:
             self.next_at = time.monotonic() + PAUSE
 
     def round(self) -> Iterator[None]:
-        """All of it, step by step."""
+        """Run one round, step by step."""
         self._check_tail(Session(self._using))
         yield
         yield from self._find_work()
@@ -94,7 +99,7 @@ class Maintenance:
                 yield
 
     def _find_work(self) -> Iterator[None]:
-        """Every partition that may have work goes on its group's list, known or not."""
+        """Notify each group of all partitions that may have work, known to it or not."""
         for group in list(self._groups):
             after: str | None = None
             while True:
@@ -106,7 +111,7 @@ class Maintenance:
                     break
 
     def _sweep_watermarks(self) -> Iterator[None]:
-        """Watermarks of shared groups that a subscriber left behind when it vanished."""
+        """Advance watermarks of shared groups that lost subscribers left behind."""
         for group in list(self._shared):
             group.expect_clock_step()
             after: str | None = None

@@ -1,4 +1,4 @@
-"""Ordered mode: leases, and partitions worked on in offset order."""
+"""Ordered mode: leases, and partitions that are handled in the order of the log."""
 
 from __future__ import annotations
 
@@ -20,59 +20,62 @@ from django_mysqlqueue.service.leasing import Lease
 from django_mysqlqueue.sql.session import Session
 
 LOOKED_AT = 1000
-"""Partitions of the to-look list that one turn goes through."""
+"""Maximum number of partitions in ``todo`` that one turn goes through."""
 TAKE_OVER = 1000
-"""Partitions that one transaction takes: 50,000 at once took 5 s, in which nothing else was done."""
+"""Maximum number of partitions that one transaction acquires: 50,000 at once took 5 s, and blocked everything else."""
 AHEAD = 5000
-"""With so many partitions to look at no more are taken: leases, which each tick reads, must not grow with keys."""
+"""Number of partitions in ``todo`` at which no more are acquired, so that the leases, which each tick reads, do not
+grow with the number of keys."""
 CHOICE = 5000
-"""Of the partitions that wait for an owner so many are chosen from, those that have waited longest."""
+"""Number of partitions without an owner to choose from: those that have waited longest."""
 OVERDUE = 100
-"""With ``AHEAD`` to look at, so many of those that nobody has taken for a lease's time are taken each tick."""
+"""Maximum number of partitions to acquire per tick with ``AHEAD`` in ``todo``, of those that no subscriber has
+acquired for the duration of a lease."""
 MAX_PENDING = 1000
-"""How many messages of a partition may wait for another attempt before no new ones are taken: an outage of what
-handlers need would bring the whole backlog into memory, 170 bytes a message."""
+"""Messages of a partition that may wait for another attempt before no new ones are claimed. Without a limit, an outage
+of something that handlers need would bring the whole backlog into memory, 170 bytes per message."""
 
 
 @dataclass(slots=True)
 class OwnedPartition:
-    """A partition that this process holds, or still has deliveries of."""
+    """A partition that this process owns, or still has deliveries of."""
 
     key: str
     owned: bool = True
     leaving: bool = False
-    """To be given back as soon as nothing of it is in hand."""
+    """Whether to release it as soon as nothing of it is in flight."""
     fresh: bool = True
-    """There may be rows above the cursor."""
+    """Whether there may be unclaimed messages above its position."""
     pending: dict[int, int] = field(default_factory=dict)
-    """Unsettled offsets that are not in hand → when they are due, epoch milliseconds."""
-    in_hand: dict[int, int] = field(default_factory=dict)
-    """Offset → token of what this process has claimed and not yet written the end of."""
+    """Unsettled offsets that are not in flight here → when they are due, in epoch milliseconds."""
+    in_flight: dict[int, int] = field(default_factory=dict)
+    """Offset → token of the deliveries that this process has claimed and whose outcomes are not written yet."""
     rests_until: int = 0
-    """Epoch milliseconds: somebody had locked a row that was due. News must not overtake what waits for it."""
+    """Epoch milliseconds until which nothing is claimed, because another transaction had locked a due row. New messages
+    must not overtake it."""
     busy_at: float = field(default_factory=time.monotonic)
-    """When there was last something to do."""
+    """When there was work last, by the monotonic clock."""
 
 
 class OrderedGroup(PolledGroup):
-    """Leased partitions, each worked on in offset order by one subscriber at a time."""
+    """A group whose partitions are leased: one subscriber at a time handles each, in the order of the log."""
 
     def __init__(self, context: Context, handler: Handler) -> None:
         super().__init__(context, handler)
         self.partitions: dict[str, OwnedPartition] = {}
         self.waiting: dict[str, float] = {}
-        """Partitions with work that this process does not own → since when it knows."""
+        """Partitions with work that this process does not own → since when it knows of them (monotonic)."""
         self._theirs: set[str] = set()
-        """Partitions that a live subscriber owned at the last tick."""
+        """Partitions that another live subscriber owned at the last tick."""
         self._shared_out = 0
-        """How many of those are held by subscribers of the same subset."""
+        """Number of those that are owned by subscribers of the same subset."""
         self._live: list[str] = []
         self._due: list[tuple[int, str, int]] = []
-        """A heap of (due, key, offset); entries may be out of date."""
+        """A heap of (due, key, offset). Entries may be out of date."""
         self._try_now = False
-        """There is news of an unowned partition."""
+        """Whether to acquire with the next turn, because a partition without an owner has messages."""
         self._leaving: set[str] = set()
-        """Partitions to give back as soon as nothing of them is in hand."""
+        """Partitions to release as soon as nothing of them is in flight."""
         self._reload: set[str] = set()
         """Partitions whose unsettled rows must be read again."""
 
@@ -85,7 +88,7 @@ class OrderedGroup(PolledGroup):
             self._look_at(partition)
         elif key not in self.waiting:
             self.waiting[key] = time.monotonic()
-            # A live owner gets the same news; if it has gone since, the next tick shows it.
+            # A live owner finds the same messages. If it was lost since, the next tick notices it.
             self._try_now = self._try_now or key not in self._theirs
 
     def _look_at(self, partition: OwnedPartition) -> None:
@@ -94,6 +97,7 @@ class OrderedGroup(PolledGroup):
             self.todo.setdefault(partition.key)
 
     def next_at(self) -> int | None:
+        """Return when the next redelivery is due, in epoch milliseconds, or None."""
         while self._due:
             due, key, offset = self._due[0]
             partition = self.partitions.get(key)
@@ -103,18 +107,26 @@ class OrderedGroup(PolledGroup):
         return None
 
     def reset(self) -> None:
+        """Forget every hint, and load all owned partitions again."""
         super().reset()
         self.waiting.clear()
         self._due.clear()
         self._reload = {key for key, partition in self.partitions.items() if partition.owned}
 
     def is_idle(self) -> bool:
+        """Return whether no work is known for this group, and no message is in backoff."""
         return super().is_idle() and not self.waiting and not any(p.pending for p in self.partitions.values())
 
     def wants_turn(self) -> bool:
+        """Return whether another turn would find work, or partitions to acquire, at once."""
         return (self._try_now and len(self.todo) < AHEAD) or super().wants_turn()
 
     def turn(self) -> bool:
+        """Load and acquire partitions, write and claim, and release partitions.
+
+        Returns:
+            Whether to poll soon.
+        """
         if self._reload:
             self._verify_and_load()
         if self._try_now and len(self.todo) < AHEAD:
@@ -126,7 +138,7 @@ class OrderedGroup(PolledGroup):
         return poll_soon
 
     def _wake_due(self) -> None:
-        """Puts partitions whose backoffs are over on the to-look list."""
+        """Put partitions with messages whose backoff is over into ``todo``."""
         now = self.context.clock.now()
         while (due := self.next_at()) is not None and due <= now:
             _, key, _ = heapq.heappop(self._due)
@@ -135,30 +147,34 @@ class OrderedGroup(PolledGroup):
     # -- leases ---------------------------------------------------------------
 
     def owned(self) -> list[str]:
+        """Return the partitions that this process owns, as far as it knows."""
         return [key for key, partition in self.partitions.items() if partition.owned]
 
     def rebalance(self, leases: Sequence[Lease], live: list[str], *, steal: bool) -> None:
-        """Compares memory with the lease rows, gives back what is above the share, takes what is below it.
+        """Compare memory with the lease rows, then release partitions above the fair share or acquire up to it.
 
-        ``live`` are those who work on the same subset: the partitions are shared out among them.
+        Args:
+            leases: the lease rows of the group.
+            live: names of the live subscribers with the same subset. The partitions are divided among them.
+            steal: whether leases of lost subscribers may be taken over.
         """
         me = self.context.subscriber
         leases = [lease for lease in leases if lease.key in self.context.subset]
         self._live = live
         self._theirs = {lease.key for lease in leases if lease.good and lease.owner != me}
         equals = set(live)
-        # Not those that a subscriber of another, overlapping subset holds: they are not shared out here.
+        # Partitions that a subscriber of another, overlapping subset owns are not among those that are divided.
         self._shared_out = sum(lease.good and lease.owner != me and lease.owner in equals for lease in leases)
         rows = {lease.key: lease.owner for lease in leases}
         for key in self.owned():
             if rows.get(key) != me:
-                self._lose(key, "taken")
+                self._lose(key, "no longer the owner")
         now = time.monotonic()
         for lease in leases:
             known = self.partitions.get(lease.key)
             if lease.key not in self._theirs and not (known is not None and known.owned):
                 self.waiting.setdefault(lease.key, now)
-        # A live owner answers for its partitions until it has drained them or let them go.
+        # A live owner is responsible for its partitions until it has drained or released them.
         for key in self._theirs & self.waiting.keys():
             del self.waiting[key]
         self._drop_drained()
@@ -167,7 +183,7 @@ class OrderedGroup(PolledGroup):
         self._acquire(steal=steal)
 
     def _cap(self) -> int | None:
-        """This subscriber's fair share; None if it cannot be computed: then there is no cap."""
+        """Return this subscriber's fair share, or None, meaning no limit, if it cannot be computed."""
         if self.context.takes_all:
             return None
         total = self._shared_out + len(self.owned()) + len(self.waiting) - len(self._theirs & self.waiting.keys())
@@ -186,24 +202,24 @@ class OrderedGroup(PolledGroup):
             self.inbox.release(self.ref, key)
 
     def _acquire(self, *, steal: bool) -> None:
-        """Takes unowned partitions with work up to the share, and overdue ones whatever the share."""
+        """Acquire partitions that have work and no owner: up to the fair share, and overdue ones beyond it."""
         if not self.waiting or self.stopped or not self.heart_good():
             return
         full = len(self.todo) >= AHEAD
-        self._try_now = self._try_now or full  # once it has got through some of them
-        # In the order in which they became known: a million keys are not sorted for the next thousand.
+        self._try_now = self._try_now or full  # Try again when ``todo`` is shorter.
+        # Only the first ones in the order in which they became known: do not sort a million keys for a thousand.
         waiting = sorted(islice((key for key in self.waiting if key not in self._theirs), CHOICE))
         cap = self._cap()
         overdue = time.monotonic() - self.context.settings.lease_duration
         wanted = waiting
         if cap is not None and len(self._live) > 1:
-            # Everybody begins at another place, so that not all reach for the same partition.
+            # Each subscriber starts at another place, so that not all try to acquire the same partitions.
             start = self._live.index(self.context.subscriber) * len(waiting) // len(self._live)
             rotated = waiting[start:] + waiting[:start]
             below_share = rotated[: max(0, cap - len(self.owned()))]
             wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
         if full:
-            # What it has may never come to an end: those that have waited for too long come in few by few.
+            # Its partitions may never be drained. So those that have waited for too long are acquired a few at a time.
             wanted = [key for key in waiting if self.waiting[key] <= overdue][:OVERDUE]
         if not wanted:
             return
@@ -215,10 +231,10 @@ class OrderedGroup(PolledGroup):
             self.check_mode(taken.other_mode)
             return
         if taken.paused or taken.dropped:
-            # Else it would never be idle, and a drain never end: of such a group nothing is claimed, either.
+            # Otherwise the group would never be idle, and a drain would never end. Nothing is claimed from it either.
             self._stop(dropped=taken.dropped)
             return
-        # Short transactions, with the others' turns in between; what somebody has locked waits for the next tick.
+        # Short transactions, with turns of other groups in between. Locked partitions wait for the next tick.
         self._try_now = full or (more and bool(taken.held or taken.elsewhere))
         for key in taken.elsewhere:
             self._theirs.add(key)
@@ -228,10 +244,11 @@ class OrderedGroup(PolledGroup):
             self._take_over(taken.held)
 
     def held_elsewhere(self) -> int:
-        """How many partitions were in the hands of live others at the last tick."""
+        """Return the number of partitions that other live subscribers owned at the last tick."""
         return len(self._theirs)
 
     def heart_good(self) -> bool:
+        """Return whether this process certainly still owns its leases."""
         return self.context.heartbeat.good()
 
     def _take_over(self, keys: Collection[str]) -> None:
@@ -241,7 +258,7 @@ class OrderedGroup(PolledGroup):
             partition.owned, partition.leaving, partition.fresh = True, False, True
             self._reload.add(key)
         self._load(keys)
-        event(logging.DEBUG, "leases.taken", group=self.ref.group, topic=self.ref.topic, partitions=len(keys))
+        event(logging.DEBUG, "leases.acquired", group=self.ref.group, topic=self.ref.topic, partitions=len(keys))
 
     def _verify_and_load(self) -> None:
         self.verify()
@@ -251,30 +268,30 @@ class OrderedGroup(PolledGroup):
             self.context.progress.made()
 
     def verify(self) -> None:
-        """Reads the leases again under lock; drops those lost, with what waits of them."""
+        """Read the leases again under lock. Drop partitions that were lost, with their waiting deliveries."""
         owned = self.owned()
         for start in range(0, len(owned), TAKE_OVER):
             chunk = owned[start : start + TAKE_OVER]
             held = leasing.verify_owned(self.using, self.ref, self.context.subscriber, chunk)
             for key in chunk:
                 if key not in held:
-                    self._lose(key, "in doubt")
+                    self._lose(key, "lost while in doubt")
             self.context.progress.made()
 
     def _load(self, keys: Collection[str]) -> None:
-        """Reads the unsettled rows of partitions into memory; what this process holds is left out.
+        """Read the unsettled rows of partitions into memory, without those that this process holds.
 
-        What waits here and has no such row was taken away by an operator's seek: it does not start.
+        A waiting delivery without such a row was revoked by an operator's seek: it does not start.
         """
         pending: dict[str, dict[int, int]] = {key: {} for key in keys}
-        gone = {(key, offset, token) for key in keys for offset, token in self.partitions[key].in_hand.items()}
+        gone = {(key, offset, token) for key in keys for offset, token in self.partitions[key].in_flight.items()}
         for row in leasing.load(Session(self.using), self.ref, keys):
-            if self.partitions[row.key].in_hand.get(row.offset) != row.token:
+            if self.partitions[row.key].in_flight.get(row.offset) != row.token:
                 pending[row.key][row.offset] = row.due
             else:
                 gone.discard((row.key, row.offset, row.token))
         for delivery in self.inbox.drop_stale(self.ref, gone):
-            self.partitions[delivery.key].in_hand.pop(delivery.offset, None)
+            self.partitions[delivery.key].in_flight.pop(delivery.offset, None)
         for key, offsets in pending.items():
             partition = self.partitions[key]
             partition.pending = {}
@@ -290,15 +307,15 @@ class OrderedGroup(PolledGroup):
         partition.pending[offset] = due
         heapq.heappush(self._due, (due, partition.key, offset))
 
-    def _lose(self, key: str, why: str) -> None:
+    def _lose(self, key: str, reason: str) -> None:
         partition = self.partitions[key]
-        event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, partition=key, why=why)
+        event(logging.WARNING, "lease.lost", group=self.ref.group, topic=self.ref.topic, partition=key, reason=reason)
         for delivery in self.inbox.drop(self.ref, key):
-            partition.in_hand.pop(delivery.offset, None)
-        self._let_go(partition)
+            partition.in_flight.pop(delivery.offset, None)
+        self._disown(partition)
 
-    def _let_go(self, partition: OwnedPartition) -> None:
-        """The partition is somebody else's or nobody's; what still runs here ends by itself."""
+    def _disown(self, partition: OwnedPartition) -> None:
+        """Forget a partition that this process no longer owns. Handlers that still run here end by themselves."""
         key = partition.key
         partition.owned = partition.leaving = False
         partition.pending.clear()
@@ -309,36 +326,37 @@ class OrderedGroup(PolledGroup):
         self._forget_if_done(partition)
 
     def _forget_if_done(self, partition: OwnedPartition) -> None:
-        if not partition.owned and not partition.in_hand:
+        if not partition.owned and not partition.in_flight:
             del self.partitions[partition.key]
             self.inbox.forget_lane(self.ref, partition.key)
 
     def _leave(self) -> None:
-        """Releases what is to be given back and is no longer in hand."""
-        done = [key for key in self._leaving if not self.partitions[key].in_hand]
+        """Release the partitions to be released of which nothing is in flight any more."""
+        done = [key for key in self._leaving if not self.partitions[key].in_flight]
         if done:
             self.release(done)
 
     def release_free(self) -> None:
-        """Gives back every partition of which nothing is in hand."""
-        free = [key for key, partition in self.partitions.items() if partition.owned and not partition.in_hand]
+        """Release all partitions of which nothing is in flight."""
+        free = [key for key, partition in self.partitions.items() if partition.owned and not partition.in_flight]
         if free:
             self.release(free)
 
     def release(self, keys: Collection[str]) -> None:
+        """Release partitions. The leases of drained ones are deleted, the others have no owner afterwards."""
         drained = leasing.drop_drained(self.using, self.ref, self.context.subscriber, keys)
         leasing.release(self.using, self.ref, self.context.subscriber, set(keys) - drained)
         for key in keys:
-            self._let_go(self.partitions[key])
+            self._disown(self.partitions[key])
 
     def _drop_drained(self) -> None:
-        """Deletes the leases of partitions that have had nothing to do for a while."""
+        """Delete the leases of partitions that have had no work for a renewal interval."""
         idle_since = time.monotonic() - self.context.settings.lease_renewal_interval
         idle = [
             partition.key
             for partition in self.partitions.values()
             if partition.owned
-            and not (partition.pending or partition.in_hand or partition.leaving)
+            and not (partition.pending or partition.in_flight or partition.leaving)
             and partition.key not in self.todo
             and partition.key not in self.unfinished
             and partition.busy_at <= idle_since
@@ -346,7 +364,7 @@ class OrderedGroup(PolledGroup):
         for start in range(0, len(idle), 1000):
             chunk = idle[start : start + 1000]
             for key in leasing.drop_drained(self.using, self.ref, self.context.subscriber, chunk):
-                self._let_go(self.partitions[key])
+                self._disown(self.partitions[key])
             self._reload.update(key for key in chunk if key in self.partitions)
             self.context.progress.made()
 
@@ -356,7 +374,7 @@ class OrderedGroup(PolledGroup):
         wants: list[Want] = []
         left = room
         limit = min(room, MAX_PARTITIONS)
-        # No more than are looked at: the list may be long, and each turn comes by here.
+        # Only as many as are looked at: the list may be long, and this runs in each turn.
         for key in list(islice(self.todo, LOOKED_AT)):
             if left <= 0 or len(wants) >= limit:
                 break
@@ -365,24 +383,24 @@ class OrderedGroup(PolledGroup):
                 continue
             wants.append(want)
             left -= self._expected(want)
-            self.todo[key] = self.todo.pop(key)  # to the end: others have their turn
+            self.todo[key] = self.todo.pop(key)  # To the end: the others have their turn.
         return self._fill_up(wants, left)
 
     def _want(self, partition: OwnedPartition, limit: int) -> Want | None:
-        """What to take from a partition now; None, and off the list, while there is nothing to take."""
+        """Return what to take from a partition now. If there is nothing, remove it from ``todo`` and return None."""
         key = partition.key
         if self.inbox.is_blocked(self.ref, key):
-            if partition.in_hand:
-                del self.todo[key]  # until what it holds is written
+            if partition.in_flight:
+                del self.todo[key]  # Until the outcomes of its deliveries are written.
                 return None
             self.inbox.unblock(self.ref, key)
         now = self.context.clock.now()
         if now < partition.rests_until and partition.pending:
-            del self.todo[key]  # until the heap wakes it
+            del self.todo[key]  # Until ``_wake_due`` puts it back.
             return None
         offsets = sorted(partition.pending)
         if self.handler.on_failure == "block" and offsets:
-            if partition.in_hand:
+            if partition.in_flight:
                 del self.todo[key]
                 return None
             ready: list[int] = []
@@ -411,8 +429,8 @@ class OrderedGroup(PolledGroup):
             partition = self.partitions.get(delivery.key)
             if partition is None:
                 continue
-            if partition.in_hand.get(delivery.offset) == delivery.token:
-                del partition.in_hand[delivery.offset]
+            if partition.in_flight.get(delivery.offset) == delivery.token:
+                del partition.in_flight[delivery.offset]
             due = flushed.waiting.get((delivery.key, delivery.offset))
             if settlement.action is Action.STALE and partition.owned:
                 self._reload.add(delivery.key)
@@ -425,21 +443,21 @@ class OrderedGroup(PolledGroup):
             known = self.partitions.get(settlement.delivery.key)
             if known is not None and known.owned:
                 self._reload.add(settlement.delivery.key)
-        # Not those of partitions lost meanwhile: their watermarks are the new owner's.
+        # Not those of partitions that were lost meanwhile: their new owner advances their watermarks.
         owned = {key for key in self.unfinished if key in self.partitions and self.partitions[key].owned}
         self.unfinished = owned
 
     def _claimed(self, claim: Claim) -> bool:
         for key in claim.lost:
             if key in self.partitions and self.partitions[key].owned:
-                self._lose(key, "taken")
+                self._lose(key, "no longer the owner")
         for key, offset in claim.settled:
             self.partitions[key].pending.pop(offset, None)
         for (key, offset), due in claim.later.items():
             self._wait_for(self.partitions[key], offset, due)
         now = self.context.clock.now()
         for key in claim.locked - claim.lost:
-            # An atomic handler of a vanished owner may keep its row for a while: look again a little later.
+            # An atomic handler of a lost owner may keep its row locked for a while: try again a little later.
             partition = self.partitions[key]
             self.todo.pop(key, None)
             partition.rests_until = now + self.context.limits.locked_pause_ms
@@ -450,7 +468,7 @@ class OrderedGroup(PolledGroup):
         for delivery in claim.deliveries:
             partition = self.partitions[delivery.key]
             partition.pending.pop(delivery.offset, None)
-            partition.in_hand[delivery.offset] = delivery.token
+            partition.in_flight[delivery.offset] = delivery.token
             partition.busy_at = time.monotonic()
         for key in claim.drained:
             self.partitions[key].fresh = False

@@ -1,9 +1,8 @@
 """The poller: the one thread of a subscriber that moves work between database and inbox.
 
-It sequences, notices news, takes and gives back leases, claims, writes
-outcomes, extends, and does the housekeeping in turn. Everything it remembers is
-a hint that can be started anew; what counts is decided under locks in the
-database.
+It sequences, finds new messages, acquires and releases leases, claims, writes outcomes, extends deliveries and runs
+the maintenance, in turn. Everything in its memory is a hint that can be rebuilt from scratch; all decisions are made
+under locks in the database.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry, Session
 
 SEQUENCER_PASSES = 4
-"""Passes of the sequencer in a poll, so that flushes and extensions are not starved."""
+"""Maximum number of passes of the sequencer per poll, so that flushes and extensions are not starved."""
 NEWS_ROWS = 2000
 NEWS_PASSES = 5
 ROLLUP_INTERVAL = 10.0
-"""Seconds between two writes of what was counted for the charts."""
+"""Seconds between two writes of the counts for the charts."""
 RETRY = Backoff(initial=0.075, maximum=3.75, jitter=1 / 3)
-"""After an error, between 0.05 and 5 s: an outage must not bring all processes back at once."""
+"""The pause after an error, 0.05 to 5 s. With jitter, so that not all processes return at once after an outage."""
 FIRST_FREE_PAUSE = 0.25
 """Seconds between the first two ticks for leases that stay free."""
 LOOK_PAUSE = 10
-"""A look at the outbox walks uncommitted rows too: wait this many times as long as the last one took."""
+"""The pause after a poll, as a multiple of its duration: reading the outbox walks uncommitted rows too."""
 
 
 class Poller:
-    """Runs in one thread until it is told to stop; ``step`` is one turn, for those who drive it by hand."""
+    """The poller. ``run`` loops until told to stop; tests and ``InlineSubscriber`` call ``step`` for single turns."""
 
     def __init__(self, context: Context, handlers: Mapping[GroupRef, Handler], *, only_scans: bool = False) -> None:
         self.context = context
@@ -62,33 +61,37 @@ class Poller:
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
         self._tail: int | None = None
         settings = context.settings
-        # Jitter keeps the processes of a fleet from looking all at once.
+        # Jitter keeps the processes of a fleet from polling at the same time.
         self._pace = Backoff(settings.poll_interval, 1.5, settings.max_poll_interval, jitter=0.1)
         self._idle_polls = 0
-        """Polls in a row that found nothing."""
+        """Number of polls in a row that found nothing."""
         self._next_poll = 0.0
         self._next_tick = 0.0
         self._ticked_at = float("-inf")
         self._free_pause = 0.0
-        """Seconds between ticks for leases that are free and stay so."""
+        """Seconds between ticks for leases that stay free."""
         self._free_ticks = Failures(Backoff(FIRST_FREE_PAUSE, maximum=settings.lease_renewal_interval, jitter=0.0))
         self._failures = Failures(RETRY)
         self._spoke_at = time.monotonic()
         self.outbox_idle = False
-        """The last poll found nothing due."""
+        """Whether the last poll found nothing due in the outbox."""
         self.next_deliver_at: int | None = None
 
     # -- the loop -------------------------------------------------------------
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Turns until ``stopping`` says so. A database error starts everything in memory anew."""
+        """Run turns until ``stopping`` returns True. After a database error, everything in memory is rebuilt."""
         while not stopping():
             self.context.progress.made()
             if self.guarded(self.step):
                 self.sleep()
 
     def guarded(self, action: Callable[[], object]) -> bool:
-        """Runs a step; after a database error drops the connection, waits, and starts anew."""
+        """Run an action. After a database error, drop the connection, forget every hint, and wait.
+
+        Returns:
+            Whether the action succeeded.
+        """
         try:
             action()
         except (Error, CommitOutcomeUnknown, Retry) as error:
@@ -105,7 +108,7 @@ class Poller:
         return True
 
     def reset(self) -> None:
-        """Forgets every hint. Leases are read again under lock, partitions loaded as when they were taken."""
+        """Forget every hint. Leases are then read again under lock, and partitions are loaded again."""
         self._tail = None
         self._next_poll = self._next_tick = 0.0
         self.context.stealing.suspend()
@@ -114,13 +117,13 @@ class Poller:
         self.maintenance.reset()
 
     def keep_alive(self) -> None:
-        """Says something to the server before the session's idle time-out is over."""
+        """Send a statement to the server before the session's idle timeout expires."""
         if time.monotonic() - self._spoke_at > self.context.settings.max_poll_interval:
             Session(self.context.using).row("SELECT 1")
             self._spoke_at = time.monotonic()
 
     def step(self) -> None:
-        """One turn: verify, tick, poll, write and claim, keep house; each only when it is due."""
+        """Run one turn: verify leases, tick, poll, write and claim, maintain; each only if it is due."""
         if sessions.renew():
             self.reset()
             self.context.stealing.suspend_from_last_beat()
@@ -132,7 +135,7 @@ class Poller:
             self._tick()
             self._next_tick = time.monotonic() + self.context.settings.lease_renewal_interval
         if self.next_deliver_at is not None and self.context.clock.now() >= self.next_deliver_at:
-            self.next_deliver_at = None  # the poll says which is next
+            self.next_deliver_at = None  # The poll sets the next one.
             self.poll_soon()
         if now >= self._next_poll:
             self._poll()
@@ -145,14 +148,14 @@ class Poller:
         self.maintenance.turn()
 
     def write_rollups(self) -> None:
-        """Adds what was counted to the charts' rows; after an error it is written with the next ones."""
+        """Add the counts since the last call to the rows of the charts. After an error they are kept for the next."""
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
         rollups.add(self.context.using, {group.ref: group.counted() for group in self.groups})
         for group in self.groups:
             group.start_tally()
 
     def _turn(self, group: PolledGroup) -> None:
-        """A group whose turn fails must not keep the others from theirs, unless the connection is gone or read-only."""
+        """Run a group's turn. An error does not stop the other groups, unless the connection is lost or read-only."""
         connection = connections[self.context.using]
         before = connection.connection
         try:
@@ -168,14 +171,14 @@ class Poller:
                 error=f"{type(error).__name__}: {error}",
                 failures=group.failed(),
             )
-            self.maintenance.scan_all()  # finds again what it has forgotten
+            self.maintenance.scan_all()  # The group has forgotten its work: find it again.
         else:
             group.succeeded()
             if poll_soon:
                 self.poll_soon()
 
     def is_idle(self) -> bool:
-        """Whether nothing is known of that there is to do. Groups that are paused or dropped do not count."""
+        """Return whether no work is known. Groups that are paused or dropped do not count."""
         inbox = self.context.inbox
         return (
             self.outbox_idle
@@ -184,21 +187,21 @@ class Poller:
         )
 
     def group_of_other_mode(self) -> PolledGroup | None:
-        """A group whose mode is not its handler's any more."""
+        """Return a group whose mode is no longer its handler's, or None."""
         return next((group for group in self.groups if group.other_mode), None)
 
     def flush_groups(self) -> None:
-        """Writes every outcome there is."""
+        """Write all outcomes."""
         for group in self.groups:
             group.flush_now()
 
     def release_leases(self) -> None:
-        """Gives back every partition of which nothing is in hand; one whose handler still runs keeps its lease."""
+        """Release all partitions with nothing in flight. A partition whose handler still runs keeps its lease."""
         for group in self.ordered:
             group.release_free()
 
     def sleep(self) -> None:
-        """Until the next thing that is due, or until something happens in this process."""
+        """Sleep until something is due, or until something happens in this process."""
         now = time.monotonic()
         until = min(
             self._next_poll, self._next_tick, self.maintenance.next_at, now + self.context.settings.max_poll_interval
@@ -217,18 +220,19 @@ class Poller:
             self.poll_soon()
 
     def poll_soon(self) -> None:
+        """Poll with the next step."""
         self._next_poll = 0.0
         self._idle_polls = 0
 
     def look_now(self) -> None:
-        """Polls and ticks with the next step."""
+        """Poll and tick with the next step."""
         self.poll_soon()
         self._next_tick = 0.0
 
     # -- polling --------------------------------------------------------------
 
     def _poll(self) -> None:
-        """At most three queries when nothing happens, whatever the number of partitions and groups."""
+        """Poll, with at most three queries if nothing happens, regardless of the number of partitions and groups."""
         session = Session(self.context.using)
         began = time.monotonic()
         look = polling.poll(session, [group.ref for group in self.ordered])
@@ -243,7 +247,7 @@ class Poller:
             self.maintenance.scan_all()
         read, more = self._read_news(session)
         if self.shared:
-            # With a subset it walks other subsets' rows, too.
+            # With a subset, this query also walks the rows of other subsets.
             began = time.monotonic()
             due = polling.next_due(session, [group.ref for group in self.shared], self.context.subset)
             for shared in self.shared:
@@ -257,7 +261,7 @@ class Poller:
             group.polled()
 
     def _notice_free_leases(self, *, free: bool) -> None:
-        """What another gives back is taken now, not at the next tick; what is not for this one less and less often."""
+        """Tick now if leases are free, instead of at the next regular tick; less and less often if they stay free."""
         if not free:
             self._free_ticks.clear()
             self._free_pause = 0.0
@@ -266,7 +270,7 @@ class Poller:
             self._free_pause = self._free_ticks.add()
 
     def _sequence(self) -> tuple[bool, bool]:
-        """Moves what is due into the log; returns whether anything was, and whether to come again at once."""
+        """Move due messages into the log; return whether there were any, and whether to poll again at once."""
         moved = 0
         for _ in range(SEQUENCER_PASSES):
             done = sequencing.sequence(self.context.using)
@@ -277,7 +281,7 @@ class Poller:
         return moved > 0, True
 
     def _read_news(self, session: Session) -> tuple[bool, bool]:
-        """Tells the groups which partitions got messages; whether any did, and whether there is more to read."""
+        """Notify the groups of partitions with new messages; return whether there are any, and whether to read more."""
         read = False
         for _ in range(NEWS_PASSES):
             batch = polling.read_news(session, self._tail or 0, limit=NEWS_ROWS)
@@ -291,15 +295,15 @@ class Poller:
         return read, True
 
     def check_tail(self, session: Session) -> None:
-        """After a failover the log may end below what has been read."""
+        """Notice if the log ends below the offset that has been read, as it may after a failover."""
         if self._tail is not None and log.end_of_log(session) < self._tail:
-            event(logging.WARNING, "poller.log_went_back", tail=self._tail)
+            event(logging.WARNING, "log.truncated", tail=self._tail)
             self._tail = None
 
     # -- leases ---------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Once a renewal interval, and when leases are free: shares, stale owners, extensions."""
+        """Check the groups' settings and the leases. Runs once per renewal interval, and when leases are free."""
         self._ticked_at = time.monotonic()
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])

@@ -1,4 +1,4 @@
-"""Shared mode: what the poller remembers and does for a group of competing subscribers."""
+"""Shared mode: the poller's memory of, and work for, a group of competing consumers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from django_mysqlqueue.service.claiming import Claim, Want
 from django_mysqlqueue.service.deliveries import Flushed, Settlement
 
 MAX_WINDOW = 10_000
-"""Due rows that one claim looks at, at most."""
+"""Maximum number of due rows that one claim looks at."""
 LOCKED_PAUSE = 0.01
-"""Seconds for which a group rests that found every partition locked that it wanted."""
+"""Seconds for which a group rests after a claim that found all wanted partitions locked."""
 
 
 class SharedGroup(PolledGroup):
-    """Competing subscribers: any partition, any message, no leases."""
+    """A group of competing consumers: any partition, any message, no leases."""
 
     def __init__(self, context: Context, handler: Handler) -> None:
         super().__init__(context, handler)
@@ -28,41 +28,45 @@ class SharedGroup(PolledGroup):
         self._expects_clock_step = True
         self._extend_at = 0.0
         self._window = 0
-        """How many due rows to look at: more and more while those in front are locked."""
+        """Number of due rows to look at. It grows while the rows in front are locked."""
         self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
 
     def _notify(self, key: str) -> None:
         self.todo[key] = None
 
     def next_at(self) -> int | None:
+        """Return when the next redelivery is due, in epoch milliseconds, or None."""
         return self._next_due
 
     def found_due(self, due: int | None) -> None:
-        """A poll has found when the next redelivery is due, epoch milliseconds; None: none is."""
+        """Remember when a poll found the next redelivery to be due, in epoch milliseconds, or None."""
         self._next_due = due
 
     def expect_clock_step(self) -> None:
-        """The next claim looks for rows, too, that a clock which has been mended since left far ahead."""
+        """Make the next claim also look for rows that a clock, since corrected, left far in the future."""
         self._expects_clock_step = True
 
     def wake_at(self) -> float:
+        """Return when deliveries have to be extended, by the monotonic clock."""
         return self._extend_at
 
     def reset(self) -> None:
+        """Forget every hint, and extend deliveries with the next turn."""
         super().reset()
         self._extend_at = 0.0
 
     def turn(self) -> bool:
-        # Before the claim: after a stall it would otherwise take what this process still holds.
+        """Extend deliveries if it is time, then write and claim as in ordered mode."""
+        # Before the claim: after a stall, the claim would otherwise take deliveries that this process still holds.
         if time.monotonic() >= self._extend_at:
             self._extend()
         return super().turn()
 
     def _extend(self) -> None:
-        """A living process keeps all deliveries that it holds, waiting or running.
+        """Extend all deliveries that this process holds, waiting or running.
 
-        Until the next time none starts later than one visibility time-out from
-        now: by then others may have it. Those that others do have are dropped.
+        Until the next extension, no delivery starts later than one visibility timeout from now, because other
+        subscribers may have it by then. Deliveries that other subscribers have claimed are dropped.
         """
         began = time.monotonic()
         held = self.inbox.held(self.ref)
@@ -81,7 +85,7 @@ class SharedGroup(PolledGroup):
                 break
             wants.append(Want(key, look_at=min(self._each(room, key), left)))
             left -= self._expected(wants[-1])
-            self.todo[key] = self.todo.pop(key)  # to the end, also what another has locked: others have their turn
+            self.todo[key] = self.todo.pop(key)  # To the end, even if it is locked: the others have their turn.
         return self._fill_up(wants, left)
 
     def _held(self) -> set[tuple[str, int]]:
@@ -111,12 +115,12 @@ class SharedGroup(PolledGroup):
         self._window = min(max(2 * self._window, 2 * self.batch_size), MAX_WINDOW) if claim.locked else 0
         poll_soon = False
         if self._is_due():
-            # Taken, or seen to be locked by another: the next poll tells when more is due.
+            # Taken, or locked by another transaction: the next poll tells when more is due.
             self._next_due = None
             poll_soon = redelivered > 0
         for key in claim.drained:
             self.todo.pop(key, None)
         if self.todo and not (claim.looked_at or claim.deliveries or claim.missing):
-            # All that it asked for was locked by others: they are done with it in a moment.
+            # All wanted partitions were locked by other subscribers, which will release them in a moment.
             self.rests_until = time.monotonic() + LOCKED_PAUSE
         return poll_soon

@@ -1,0 +1,1 @@
+"""A subscriber process, and its supervisor."""

@@ -1,4 +1,4 @@
-"""The heart: a thread that does nothing but send heartbeats."""
+"""The heartbeat thread, which does nothing but send heartbeats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ from django_mysqlqueue.sql.connection import close_connections, drop_connection
 
 
 class Heart:
-    """Beats every ``interval`` seconds on a connection of its own, while the poller makes progress.
+    """Send a heartbeat every ``interval`` seconds on a connection of its own while the poller makes progress.
 
-    Counted by the process's own monotonic clock from just before its last
-    successful beat was sent, leases are good for ``lease`` seconds. Past that
-    they are in doubt, until the poller has read them again under lock.
+    Leases are good for ``lease`` seconds, measured by the process's own monotonic clock from just before the last
+    successful heartbeat was sent. After that they are in doubt until the poller has read them again under lock.
+
+    Args:
+        using: alias of the queue's database.
+        subscriber: full name of the subscriber.
+        refs: its groups. Each has a heartbeat row.
+        interval: seconds between two heartbeats.
+        lease: seconds for which a heartbeat keeps leases.
+        info: host, process id, version and subset, for the heartbeat rows.
+        progress: time of the poller's last progress. Without progress for ``lease`` seconds, no heartbeat is sent,
+            so that other subscribers take over.
     """
 
     def __init__(
@@ -50,31 +59,37 @@ class Heart:
         self._doubt = False
         self._moved = False
         self._failures = 0
-        """In a row."""
+        """Failed heartbeats in a row."""
         self.beaten = threading.Event()
         self.beat_at = float("-inf")
-        """When the last successful beat was sent, by the monotonic clock."""
-        self._thread = threading.Thread(target=self._run, name="mysqlqueue-heart", daemon=True)
+        """When the last successful heartbeat was sent, by the monotonic clock."""
+        self._thread = threading.Thread(target=self._run, name="mysqlqueue-heartbeat", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the thread, and wait for its end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(self._interval + 5)
 
     def good(self) -> bool:
-        """Whether this process's leases are certainly its own."""
+        """Return whether this process certainly still owns its leases."""
         with self._lock:
             return not self._doubt and time.monotonic() < self.beat_at + self._lease
 
     def must_verify(self) -> bool:
-        """It beats again after its leases may have run out: read them again under lock."""
+        """Return whether heartbeats succeed again after the leases may have expired.
+
+        The poller then has to read the leases again under lock.
+        """
         with self._lock:
             return self._doubt and time.monotonic() < self.beat_at + self._lease
 
     def verified(self) -> None:
+        """Note that the poller has read the leases again under lock."""
         with self._lock:
             self._doubt = False
 
@@ -90,11 +105,11 @@ class Heart:
             close_connections()
 
     def _safely(self) -> bool:
-        """Whatever happens, the thread goes on: without it nothing may start for long."""
+        """Send a heartbeat, and survive every error: without this thread all handlers would soon have to wait."""
         try:
             return self._beat()
         except Exception:  # noqa: BLE001
-            event(logging.ERROR, "heart.failed", error="see the traceback", exc_info=True)
+            event(logging.ERROR, "heartbeat.failed", error="see the traceback", exc_info=True)
             drop_connection(connections[self._using])
             return False
 
@@ -104,7 +119,7 @@ class Heart:
             self._failures += 1
             if is_worth_a_line(self._failures):
                 why = "the poller makes no progress"
-                event(logging.ERROR, "heart.withheld", reason=why, seconds=round(stuck_for, 1))
+                event(logging.ERROR, "heartbeat.withheld", reason=why, seconds=round(stuck_for, 1))
             return False
         connection = connections[self._using]
         before = connection.connection
@@ -114,20 +129,20 @@ class Heart:
         except (Error, QueueError) as error:
             self._failures += 1
             if is_worth_a_line(self._failures):
-                event(logging.WARNING, "heart.failed", error=error, failures=self._failures)
+                event(logging.WARNING, "heartbeat.failed", error=error, failures=self._failures)
             self._moved = self._moved or not sessions.is_sound(connection, error, before=before)
             drop_connection(connection)
             return False
         with self._lock:
-            # Also when it was sent in time and took long: in between others saw no beat.
+            # Even if it was sent in time: if it took long, other subscribers saw no heartbeat in the meantime.
             if self.beaten.is_set() and time.monotonic() >= self.beat_at + self._lease:
                 self._doubt = True
             self.beat_at = sent
         if self._failures:
-            event(logging.INFO, "heart.recovered", failures=self._failures)
+            event(logging.INFO, "heartbeat.recovered", failures=self._failures)
             self._failures = 0
         if self._moved:
-            # Only now: as long as its own beats fail, another thread's new connection would be to the old primary.
+            # Not before: while heartbeats fail, a new connection of another thread would lead to the old primary.
             self._moved = False
             sessions.distrust(self._using)
         self.beaten.set()

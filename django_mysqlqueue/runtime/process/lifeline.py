@@ -1,4 +1,4 @@
-"""The pipe from a child of the supervisor to its parent: the child's end."""
+"""The pipe from a child process to the supervisor: the child's end."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 VARIABLE = "MYSQLQUEUE_LIFELINE"
-"""Tells a child that it is one. It is taken out of the environment at once: a handler's own processes are none."""
+"""The environment variable that tells a process that it is a child of a supervisor.
+
+It is removed from the environment at once, because processes that a handler starts are not children of the supervisor.
+"""
 
 ALIVE = b"a"
 """The child's main thread runs."""
 PROGRESS = b"p"
-"""It runs, and so does the child's poller."""
+"""The child's main thread and its poller run."""
 REPLACE = b"r"
-"""The child leaves on purpose and shall be replaced at once."""
+"""The child exits on purpose, and the supervisor shall replace it at once."""
 
 
 class Incarnation(NamedTuple):
-    """One run of a child. Both are part of its subscriber's name, so a replacement can derive it."""
+    """One run of a child. Both fields are part of its subscriber's name, so that a replacement can derive the name."""
 
     pid: int
     suffix: str
@@ -29,38 +32,41 @@ class Incarnation(NamedTuple):
 
 @dataclass(slots=True)
 class Lifeline:
-    """What a child knows of its supervisor. Signs never block and never fail: ``is_cut`` tells."""
+    """What a child knows about its supervisor.
+
+    Signals to the supervisor never block and never raise; ``is_cut`` tells whether the supervisor is gone.
+    """
 
     pipe: int
     parent: int
     number: int
-    """1 for the supervisor's first child, and for those that replace it."""
+    """The child's number, from 1. A replacement has the number of the child that it replaces."""
     reload: bool
     suffix: str
     """A random part of the child's name."""
     predecessor: Incarnation | None = None
-    """A child that has died in this place: before its own first sign, this one releases the messages that it held."""
+    """The child that died and that this one replaces. This one releases its messages before sending a signal."""
     _broken: bool = False
 
     @classmethod
     def inherited(cls) -> Lifeline | None:
-        """This process's lifeline; None where no supervisor started it, and at the second call."""
+        """Return this process's lifeline, or None if no supervisor started the process, and from the second call on."""
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             return None
-        # A supervisor lives on while the package is upgraded: it may say less than this version knows, or more.
+        # A supervisor survives an upgrade of the package: it may pass fewer fields than this version has, or more.
         values = {"suffix": secrets.token_hex(4), **json.loads(text)}
         values = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         if values.get("predecessor") is not None:
             values["predecessor"] = Incarnation(*values["predecessor"])
         self = cls(**values)
-        # A process that a handler starts must not hold the pipe open.
+        # Processes that a handler starts must not keep the pipe open.
         os.set_inheritable(self.pipe, False)  # noqa: FBT003
         os.set_blocking(self.pipe, False)
         return self
 
     def described(self) -> dict[str, str]:
-        """The environment variable for the child that is to have it."""
+        """Return the environment variable to set for the child."""
         return {
             VARIABLE: json.dumps(
                 {
@@ -75,18 +81,23 @@ class Lifeline:
         }
 
     def sign(self, *, progress: bool) -> None:
-        """Says that the calling thread, which must be the main one, lives."""
+        """Signal that the calling thread, which must be the main thread, runs.
+
+        Args:
+            progress: whether the poller makes progress too.
+        """
         self._write(PROGRESS if progress else ALIVE)
 
     def ask_replacement(self) -> None:
+        """Ask the supervisor to replace this child at once when it ends."""
         self._write(REPLACE)
 
     def is_cut(self) -> bool:
-        """The supervisor is gone, by whatever way."""
+        """Return whether the supervisor is gone."""
         return self._broken or os.getppid() != self.parent
 
     def _write(self, sign: bytes) -> None:
-        # A full pipe belongs to a supervisor that was stopped (Ctrl-Z) hours ago: it will find signs enough.
+        # The pipe is full if the supervisor was stopped (Ctrl-Z) hours ago: it will find enough signals in it.
         with contextlib.suppress(BlockingIOError):
             try:
                 os.write(self.pipe, sign)

@@ -11,18 +11,17 @@ from django_mysqlqueue.runtime.log import event
 
 
 class HeartbeatFile:
-    """Renewed about every second while there is progress, whether the database is up or not.
+    """A file that is renewed about every second while there is progress, whether or not the database is up.
 
-    Progress means that the poller goes round its loop: an error that it survives
-    and tries again is progress, a hang longer than ``LEASE_DURATION`` is not. So
-    a probe restarts what is stuck and leaves alone what waits for its database.
+    Progress means that the poller's loop runs: an error that it survives and retries is progress, a hang longer than
+    ``LEASE_DURATION`` is not. So a probe restarts a process that hangs, but not one that waits for its database.
     """
 
     def __init__(self, path: str) -> None:
-        """Creates the file.
+        """Create the file.
 
         Raises:
-            SubscriberError: it cannot be written.
+            SubscriberError: the file cannot be written.
         """
         self._path = Path(path).absolute()
         try:
@@ -32,7 +31,7 @@ class HeartbeatFile:
         self._failed = False
 
     def touch(self) -> None:
-        """Renews it; a failure is logged once, and the probe will notice."""
+        """Renew the file. A failure is logged once; the probe notices it too."""
         try:
             self._path.touch()
         except OSError as error:
@@ -43,5 +42,6 @@ class HeartbeatFile:
             self._failed = False
 
     def remove(self) -> None:
+        """Delete the file, if it is there."""
         with contextlib.suppress(OSError):
             self._path.unlink()

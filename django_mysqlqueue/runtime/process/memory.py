@@ -1,4 +1,4 @@
-"""How much memory this process takes."""
+"""The memory of this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STATM = Path("/proc/self/statm")
 
 
 def resident_mb(statm: Path = STATM) -> float:
-    """Resident memory in MB (of 1,048,576 bytes). Where there is no /proc: the most that it has ever been."""
+    """Return the resident memory in MB (1,048,576 bytes); where there is no /proc, its maximum so far."""
     try:
         pages = int(statm.read_bytes().split()[1])
     except OSError:

@@ -1,6 +1,6 @@
 """Changes of the project's code, found by Django's own reloader.
 
-What Django wraps around it (``run_with_reloader``) kills running handlers; docs/design.md compares the two.
+Django's ``run_with_reloader`` is not used because it kills running handlers; docs/design.md compares the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def watch(on_change: Callable[[], None]) -> None:
-    """Calls ``on_change`` once, from a thread of its own, when a file of the running code changes."""
+    """Call ``on_change`` once, from a thread of its own, when a file of the running code changes."""
     threading.Thread(target=_watch, args=(on_change,), name="mysqlqueue-reloader", daemon=True).start()
 
 
@@ -29,17 +29,17 @@ def _watch(on_change: Callable[[], None]) -> None:
     try:
         autoreload.get_reloader().run(threading.main_thread())
     except SystemExit:
-        # Django's way to say that a file has changed; its logger has named the file.
+        # Django's reloader exits when a file has changed; its logger has named the file.
         on_change()
     except Exception:  # noqa: BLE001
         event(logging.ERROR, "reloader.failed", exc_info=True)
 
 
 def snapshot() -> Snapshot:
-    """The project's code as it is now, read without importing it: for a supervisor whose child could not.
+    """Return the current state of the project's code without importing it.
 
-    That is what this process has imported itself, and every Python file in the
-    folders of the installed apps that are not libraries.
+    The supervisor needs it when a child could not import the code. It covers the modules that this process has
+    imported, and every Python file in the folders of installed apps that are not libraries.
     """
     reloader = autoreload.StatReloader()
     for config in apps.get_app_configs():

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, and what the person who sent them is told."""
+"""SIGTERM and SIGINT, and the messages for the user who sent them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def on_stop_signals(act: Callable[[int, int], None]) -> Callable[[], None]:
-    """Calls ``act(number, count)`` for each SIGTERM and SIGINT, in the main thread; ``count`` begins at 1.
+    """Call ``act`` for each SIGTERM and SIGINT, in the main thread.
 
-    It runs inside the signal handler, where the main thread may hold any lock:
-    it may set flags, send signals, ``say`` something and leave, no more.
-    Returns what puts the former handlers back.
+    ``act`` runs inside the signal handler, where the main thread may hold any lock: it may only set flags, send
+    signals, call ``say`` and exit.
+
+    Args:
+        act: called with the number of the signal and the count of signals so far, from 1.
+
+    Returns:
+        A function that restores the previous signal handlers.
     """
     count = 0
     pid = os.getpid()
@@ -24,7 +29,7 @@ def on_stop_signals(act: Callable[[int, int], None]) -> Callable[[], None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal count
         if os.getpid() != pid:
-            # A process that a handler has forked: it ends as any other.
+            # A child that a handler has forked: the signal ends it like any program.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -41,21 +46,30 @@ def on_stop_signals(act: Callable[[int, int], None]) -> Callable[[], None]:
 
 
 def say_stopping(number: int, shutdown_timeout: float) -> None:
-    """The answer to the first signal."""
+    """Tell the user what the first signal does.
+
+    Args:
+        number: the signal.
+        shutdown_timeout: seconds that running handlers have.
+    """
     again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
-    say(f"Stopping: handlers that run have up to {shutdown_timeout:g} s; {again} leaves at once.")
+    say(f"Stopping: running handlers have up to {shutdown_timeout:g} s to finish; {again} exits at once.")
 
 
 def say_leaving(lease_duration: float) -> None:
-    """The answer to the second signal."""
+    """Tell the user what the second signal does.
+
+    Args:
+        lease_duration: seconds until other subscribers take the leases over.
+    """
     say(
-        f"Leaving at once: what was in hand comes again after {lease_duration:g} s (in shared mode after the "
-        "visibility time-out)."
+        f"Exiting at once: in-flight messages will be redelivered after {lease_duration:g} s (in shared mode after "
+        "the visibility timeout)."
     )
 
 
 def say(text: str) -> None:
-    """A line on the terminal, without the buffers and locks of ``sys.stderr``: safe inside a signal handler."""
+    """Write a line to the terminal without the buffers and locks of ``sys.stderr``: safe inside a signal handler."""
     with contextlib.suppress(OSError):
-        start = "\n" if os.isatty(2) else ""  # behind the terminal's ^C
+        start = "\n" if os.isatty(2) else ""  # The terminal has just shown ^C on this line.
         os.write(2, f"{start}{text}\n".encode())

@@ -1,4 +1,4 @@
-"""One subscriber process: its threads, its signals, its end."""
+"""One subscriber process: its threads, its signals and its shutdown."""
 
 from __future__ import annotations
 
@@ -39,53 +39,53 @@ from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.version import __version__
 
 EXIT_UNCLEAN = 1
-"""Handlers were still running when the process left."""
+"""Exit status if the process did not stop cleanly, for example with handlers still running."""
 SHUTDOWN_ATTEMPTS = 5
 SHUTDOWN_MARGIN = 5.0
-"""Seconds beyond SHUTDOWN_TIMEOUT for writing and releasing, before the process leaves all the same."""
+"""Seconds after SHUTDOWN_TIMEOUT for writing outcomes and releasing leases, before the process exits anyway."""
 DRAIN_CHECK = 0.5
-"""Seconds between two looks at whether everything is drained."""
+"""Seconds between two checks whether everything is drained."""
 HANDLER_MARGIN = 10.0
-"""Seconds beyond the longest ``max_processing_time`` after which the server ends a handler's silent connection."""
+"""Seconds after the longest ``max_processing_time`` until the server closes a handler's idle connection."""
 RELEASE_TIMEOUT = 2.0
-"""Seconds that a process that leaves uncleanly has to release what it holds."""
+"""Seconds that a process that exits uncleanly has to release its leases and deliveries."""
 TELL_TIMEOUT = 2.0
-"""Seconds that receivers of ``delivery_settled`` have at the end of the process."""
+"""Seconds that receivers of ``delivery_settled`` have when the process ends."""
 MEMORY_GRACE = 5.0
-"""Seconds that a process works whatever its memory."""
+"""Seconds after the start during which the memory limit does not apply."""
 TURN = 0.2
-"""Seconds between two looks of the main thread."""
+"""Seconds between two turns of the main thread."""
 STUCK_LIMIT = 300.0
-"""Seconds without a turn of the poller after which the process is of no more use. (Its statements end after 20.)"""
+"""Seconds without a turn of the poller after which the process exits. (The poller's statements time out after 20.)"""
 SIGN_INTERVAL = 1.0
-"""Seconds between two signs of life, and two looks at the memory."""
+"""Seconds between two signals to the supervisor, and between two checks of the memory."""
 
 
 def incarnation(name: str | None) -> str:
-    """A subscriber's full name: two processes given one name are still two."""
+    """Return the full name of a subscriber in this process, which differs between processes with the same name."""
     return full_name(name, Incarnation(os.getpid(), secrets.token_hex(4)))
 
 
 def full_name(name: str | None, one: Incarnation) -> str:
-    """The name in the database of one run of a subscriber on this host."""
+    """Return the full name, in the database, of one run of a subscriber on this host."""
     suffix = f":{one.pid}:{one.suffix}"
     base = name or socket.gethostname() or "subscriber"
     return re.sub(r"\s", "-", base)[: KEY_LENGTH - len(suffix)] + suffix
 
 
 def require_handlers(handlers: Mapping[GroupRef, Handler]) -> None:
-    """Raises SubscriberError if there is none."""
+    """Raise SubscriberError if there is no handler to run."""
     if not handlers:
         raise SubscriberError(
-            "There is no handler to run: no subscribers.py of an installed app declares one that the options admit."
+            "There is no handler to run: no subscribers.py of an installed app declares one that the options select."
         )
 
 
 def register(using: str, handlers: Mapping[GroupRef, Handler]) -> None:
-    """Registers the groups of these handlers.
+    """Register the groups of handlers.
 
     Raises:
-        SubscriberError: one is registered with another mode than its handler's.
+        SubscriberError: a group is registered with a mode other than its handler's.
     """
     for ref, handler in handlers.items():
         registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
@@ -94,19 +94,22 @@ def register(using: str, handlers: Mapping[GroupRef, Handler]) -> None:
 
 
 class Subscriber:
-    """Runs handlers until it is told to stop, is drained, reaches a limit, or a handler hangs.
+    """Run handlers until told to stop, drained, at a limit, or until a handler hangs.
 
     Args:
-        name: a name for people; a random incarnation is added.
-        threads: handler threads (default: THREADS).
-        batch_size: messages a claim takes at most (default: BATCH_SIZE).
-        drain: leave when nothing is left to do.
+        using: alias of the queue's database.
+        handlers: the handlers to run, by group and topic.
+        settings: the settings of the queue.
+        name: a name for people, to which the process id and a random part are added (default: the host's name).
+        threads: number of handler threads (default: THREADS).
+        batch_size: maximum number of messages per claim (default: BATCH_SIZE).
+        drain: if True, stop when the backlog is handled.
         subset: the partitions to work on.
-        max_messages: leave after as many deliveries have been started.
-        max_memory: leave when more MB than this are resident.
-        heartbeat_file: renewed about every second while the poller makes progress.
-        lifeline: to the supervisor that started this process. It is asked for a replacement when a limit ends
-            this one; when it is gone this one stops.
+        max_messages: number of deliveries to start before stopping.
+        max_memory: resident memory in MB above which to stop.
+        heartbeat_file: a file to renew about every second while the poller makes progress.
+        lifeline: the pipe to the supervisor that started this process. The supervisor is asked for a replacement
+            if a limit ends this process; if the supervisor is gone, this process stops.
     """
 
     def __init__(
@@ -192,7 +195,6 @@ class Subscriber:
         )
 
     def _info(self) -> dict[str, Any]:
-
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -202,10 +204,14 @@ class Subscriber:
 
     # -- from outside ---------------------------------------------------------
 
-    def stop(self, reason: str = "it was told to", *, replace: bool = False) -> None:
-        """Asks for a clean end; returns at once. With ``replace`` a supervisor starts another one at once.
+    def stop(self, reason: str = "stop() was called", *, replace: bool = False) -> None:
+        """Ask for a clean stop, and return at once.
 
-        Not for signal handlers: the main thread may hold the locks that this takes.
+        Do not call this from a signal handler: the main thread may hold the locks that this takes.
+
+        Args:
+            reason: the reason to log.
+            replace: whether to ask the supervisor, if there is one, to start another process at once.
         """
         if not self._stopping.is_set():
             self._stops_because = reason
@@ -215,11 +221,13 @@ class Subscriber:
         self.inbox.wake()
 
     def handle_signals(self) -> Callable[[], None]:
-        """SIGTERM and SIGINT stop cleanly, a second one leaves at once; returns what ends that.
+        """Stop cleanly on SIGTERM or SIGINT, and exit at once on a second one.
 
-        Under a supervisor SIGTERM counts once however often it comes, since a
-        service manager may send it to all processes of a service; the
-        supervisor's word for "at once" is SIGINT.
+        Under a supervisor, SIGTERM counts once however often it arrives, because a service manager may send it to all
+        processes of a service; the supervisor sends SIGINT to make a child exit at once.
+
+        Returns:
+            A function that restores the previous signal handlers.
         """
 
         def on_signal(number: int, count: int) -> None:
@@ -235,10 +243,16 @@ class Subscriber:
         return on_stop_signals(on_signal)
 
     def run(self, *, ready: Callable[[], None] | None = None) -> int:
-        """Runs to the end and returns the exit code: 0, or 1 if handlers were still running.
+        """Run until the process stops.
+
+        Args:
+            ready: called when the groups are registered and the messages of a predecessor are released.
+
+        Returns:
+            The exit status: 0 after a clean stop, else 1.
 
         Raises:
-            SubscriberError: a group is registered with another mode than its handler's.
+            SubscriberError: a group is registered with a mode other than its handler's.
         """
         register(self.using, self.handlers)
         if self._predecessor is not None:
@@ -252,7 +266,7 @@ class Subscriber:
             )
         if ready is not None:
             ready()
-        # Before it can hold anything, and even where it ends at once. To the supervisor the first sign also means
+        # Before it can hold any message, and even if it ends at once. To the supervisor, the first signal also means
         # that the predecessor's messages have been released.
         self._give_signs()
         thread = threading.Thread(target=self._poll, name="mysqlqueue-poller", daemon=True)
@@ -267,7 +281,7 @@ class Subscriber:
             if self._is_stuck():
                 event(
                     logging.CRITICAL,
-                    "poller.stuck",
+                    "poller.hung",
                     stacks=self.executor.stacks(thread.ident),
                     name=self.name,
                     seconds=STUCK_LIMIT,
@@ -279,24 +293,22 @@ class Subscriber:
             self.inbox.wake()
             give_up_at = min(give_up_at, time.monotonic() + self.settings.shutdown_timeout + SHUTDOWN_MARGIN)
             if time.monotonic() >= give_up_at:
-                # The database does not answer: what is unwritten will come again to another subscriber.
-                event(logging.ERROR, "subscriber.gave_up", name=self.name)
+                # The database does not answer. Messages with unwritten outcomes will be redelivered.
+                event(logging.ERROR, "shutdown.timed_out", name=self.name)
                 self.exit_code = EXIT_UNCLEAN
                 return self.exit_code
         thread.join(5)
         return self.exit_code
 
     def _is_stuck(self) -> bool:
-        """Whether the poller hangs; counted in turns of this loop, which stand still while the process does."""
+        """Return whether the poller hangs. Turns are counted, because a frozen process makes no turns."""
         if self.progress.at != self._progressed_at:
             self._progressed_at, self._turns = self.progress.at, 0
         self._turns += 1
         return self._turns * TURN > STUCK_LIMIT
 
     def _give_signs(self) -> None:
-        """About once a second. In the main thread, and only there: a handler that keeps the interpreter's lock
-        must silence them.
-        """
+        """Signal about once a second, in the main thread, so that a handler that keeps the GIL stops the signals."""
         if time.monotonic() < self._signs_at:
             return
         self._signs_at = time.monotonic() + SIGN_INTERVAL
@@ -307,19 +319,19 @@ class Subscriber:
             self.lifeline.sign(progress=progress)
             if self.lifeline.is_cut():
                 self.stop("the supervisor is gone")
-        # Not at once: with a limit that is just above what it takes to start it would come and go without working.
+        # Not at once: with a limit just above the memory after the start, processes would end without any work done.
         old_enough = time.monotonic() - self._began_at > MEMORY_GRACE
         if self.max_memory is not None and old_enough and not self._stopping.is_set():
             resident = memory.resident_mb()
             if resident > self.max_memory:
-                event(logging.WARNING, "memory.exceeded", resident_mb=round(resident), limit_mb=self.max_memory)
+                event(logging.WARNING, "memory_limit.exceeded", resident_mb=round(resident), limit_mb=self.max_memory)
                 self.stop("max-memory", replace=True)
 
     def leave(self) -> None:
-        """Ends the process now if handlers may still be running: a thread cannot be killed.
+        """End the process now if handlers may still be running, since a thread cannot be killed.
 
-        The last thing that it does is to release what it holds. From then on
-        another subscriber may start the messages whose handlers run here.
+        The last thing that the process does is to release its leases and deliveries. From then on another subscriber
+        may start the messages whose handlers are still running here.
         """
         if not self.exit_code:
             return
@@ -329,13 +341,13 @@ class Subscriber:
         thread = threading.Thread(target=self._release_and_exit, name="mysqlqueue-release", daemon=True)
         thread.start()
         thread.join(RELEASE_TIMEOUT)
-        event(logging.ERROR, "subscriber.not_released", name=self.name, error=self._release_error)
+        event(logging.ERROR, "release.failed", name=self.name, error=self._release_error)
         os._exit(self.exit_code)
 
     def _release_and_exit(self) -> None:
-        """In a thread of its own, since the database may not answer. It returns only after an error."""
+        """Release everything and end the process, in a thread of its own: the database may not answer."""
         try:
-            # A heartbeat that came later would register the subscriber again.
+            # A heartbeat after the release would register the subscriber again.
             self.heart.stop()
             sessions.adopt(self.using, sessions.Timeouts(idle=2, lock_wait=1, network=2, read=RELEASE_TIMEOUT))
             self._release(self.name)
@@ -358,7 +370,7 @@ class Subscriber:
         stop_listening = wakeups.listen(self.using, self.inbox.wake)
         try:
             self.heart.start()
-            # Others must see this subscriber before it takes a lease.
+            # Other subscribers must see this one before it takes a lease.
             while not self.heart.beaten.wait(0.2) and not self._stopping.is_set():
                 self.progress.made()
             self.executor.start()
@@ -366,7 +378,7 @@ class Subscriber:
             self.poller.run(self._must_stop)
             self._shut_down()
         except BaseException:  # noqa: BLE001
-            # A bug in the poller: without it the process is of no use, so its supervisor shall replace it.
+            # A bug in the poller. The process can do nothing without it, so the supervisor shall replace the process.
             event(logging.CRITICAL, "poller.died", exc_info=True)
             self.exit_code = EXIT_UNCLEAN
         finally:
@@ -388,7 +400,7 @@ class Subscriber:
                 seconds=round(time.monotonic() - hung.started_at, 1),
             )
             self._stops_because = "a handler hangs"
-            # Also if it returns in the end: with 0 a supervisor would take it for a wish, or for drained.
+            # Even if the handler returns in the end: after a 0 with --drain, the supervisor would not replace it.
             self.exit_code = EXIT_UNCLEAN
             return True
         if self.executor.is_broken():
@@ -399,7 +411,7 @@ class Subscriber:
         if group is not None:
             event(
                 logging.CRITICAL,
-                "group.other_mode",
+                "group.mode_changed",
                 group=group.ref.group,
                 topic=group.ref.topic,
                 error=mode_text(group.handler, group.other_mode),
@@ -413,9 +425,9 @@ class Subscriber:
         return self._stopping.is_set()
 
     def _is_drained(self) -> bool:
-        """Nothing is due in the outbox, here or elsewhere, and no group has anything unsettled."""
+        """Return whether nothing is due in the outbox and no group has unsettled messages, here or elsewhere."""
         now = time.monotonic()
-        # While it knows of something to do, the look through all partitions is spared.
+        # While the poller knows of work, there is no need to look through all partitions.
         if now - self._drain_checked_at < DRAIN_CHECK or not self.poller.is_idle():
             return False
         self._drain_checked_at = now
@@ -423,7 +435,7 @@ class Subscriber:
 
     def _look_for_rest(self) -> None:
         session = Session(self.using)
-        # A dead letter that this process has just put there may have a handler here.
+        # A dead letter that this process has just put into the outbox may have a handler here.
         self._rest = polling.poll(session).due
         for ref in self.handlers:
             registered = groups.find(self.using, ref)
@@ -433,14 +445,14 @@ class Subscriber:
             while not self._rest:
                 keys, after = leasing.find_work(session, ref, after=after, limit=500)
                 self._rest = any(key in self.subset for key in keys)
-                self.progress.made()  # a million partitions take most of a minute
+                self.progress.made()  # A million partitions take most of a minute.
                 if after is None:
                     break
 
     # -- the end --------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        """Stops starting, waits for what runs, writes, gives back, deregisters."""
+        """Start nothing more, wait for running handlers, write outcomes, release leases, and deregister."""
         event(
             logging.INFO,
             "subscriber.stopping",
@@ -454,7 +466,7 @@ class Subscriber:
             self.progress.made()
             self._insist(self._flush_all)
             running = self.inbox.running()
-            # A hung handler is not waited for; the others have their time.
+            # Do not wait for a handler that hangs; the others have SHUTDOWN_TIMEOUT.
             if not self.inbox.running(overrun=False) or time.monotonic() >= deadline:
                 break
             self.inbox.wait(0.1, enough=1)
@@ -463,16 +475,16 @@ class Subscriber:
         self._insist(self.poller.release_leases)
         self.heart.stop()
         if not running:
-            # Else others would steal the leases of what still runs: ``leave`` does it, as the last thing.
+            # Else ``leave`` does it at the very end: others would steal the leases of handlers that still run.
             self._insist(lambda: heartbeats.deregister(self.using, self.name, list(self.handlers)))
         self.teller.close(TELL_TIMEOUT)
         if running:
             self.exit_code = EXIT_UNCLEAN
-            event(logging.ERROR, "subscriber.left_running", name=self.name, handlers=running)
+            event(logging.ERROR, "handlers.abandoned", name=self.name, handlers=running)
         event(logging.INFO, "subscriber.stopped", name=self.name)
 
     def _insist(self, action: Callable[[], object]) -> None:
-        """Tries an action of the shutdown again after a database error, a bounded number of times."""
+        """Run an action of the shutdown, and retry it after a database error up to ``SHUTDOWN_ATTEMPTS`` times."""
         for _ in range(SHUTDOWN_ATTEMPTS):
             self.progress.made()
             if self.poller.guarded(action):

@@ -1,8 +1,8 @@
-"""The parent of ``runsubscriber --processes`` and ``--reload``: starts child processes, replaces them, ends them.
+"""The parent of ``runsubscriber --processes`` and ``--reload``: starts child processes, replaces them, stops them.
 
-It does no queue work and holds no connection. Every child is a fresh interpreter
-that runs the same command line, leads a process group of its own (a Ctrl-C
-reaches the parent alone), and writes signs of life into a pipe (see ``lifeline``).
+It does no queue work and has no database connection. Every child is a new interpreter that runs the same command
+line, leads a process group of its own (so that a Ctrl-C reaches only the parent), and writes signals into a pipe
+while it is alive (see ``lifeline``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from django_mysqlqueue.runtime.process.stop_signals import on_stop_signals, say_
 from django_mysqlqueue.runtime.process.subscriber import RELEASE_TIMEOUT, SHUTDOWN_MARGIN
 
 LONG_RUN = 60.0
-"""Seconds after which a child's end is no crash loop."""
+"""Seconds after which the end of a child does not count as part of a crash loop."""
 RESTARTS = Backoff(initial=1.0, maximum=30.0, jitter=0.0)
 TURN = 0.2
-"""Seconds between two looks at the children."""
+"""Seconds between two checks of the children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Margins:
     """Seconds that children get on a busy machine before they are killed."""
 
     silence: float = 5.0
-    """That a heartbeat of a child, due every second, may be late."""
+    """Seconds by which a child's signal, due every second, may be late."""
     stop: float = SHUTDOWN_MARGIN + RELEASE_TIMEOUT + 1.0
-    """Beyond SHUTDOWN_TIMEOUT until what is left is killed; children leave by themselves before."""
+    """Seconds after SHUTDOWN_TIMEOUT until children are killed. They normally exit by themselves before."""
     leave: float = 2.0
-    """That a child has to leave at once."""
+    """Seconds that a child has to exit when it is told to exit at once."""
 
 
 MARGINS = Margins()
@@ -51,14 +51,14 @@ MARGINS = Margins()
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A running process. Times are monotonic."""
+    """A running child process. Times are monotonic."""
 
     process: subprocess.Popen[bytes]
     pipe: int
     suffix: str
     started_at: float
     signed_at: float
-    """Of its last sign of life, or its start."""
+    """Time of its last signal, or of its start."""
     has_signed: bool = False
     wants_replacement: bool = False
     is_killed: bool = False
@@ -66,24 +66,28 @@ class Child:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One of the N processes that shall run: its child, or when the next one starts."""
+    """One of the N processes to keep running: its child, or the time of the next start."""
 
     number: int
     progressed_at: float
-    """When a child's poller last made progress. A start is none, so that a crash loop has no heartbeat."""
+    """When a child's poller last made progress. A start does not count, so a crash loop does not look alive."""
     child: Child | None = None
     start_at: float = 0.0
     failures: Failures = field(default_factory=lambda: Failures(RESTARTS))
-    """Short runs in a row."""
+    """Number of short runs in a row."""
     lost: Incarnation | None = None
-    """A child that has died and may hold messages. The next one releases them before its first sign."""
+    """A child that died and may hold messages. Its replacement releases them before it sends its first signal."""
     code: Snapshot | None = None
-    """With ``--reload``: the files as they were before the last start."""
+    """With ``--reload``: the state of the files before the last start."""
     waits_for_change: bool = False
     is_done: bool = False
 
     def back_off(self, ran: float) -> float:
-        """Seconds until the next start after one of ``ran`` seconds that nobody asked to end."""
+        """Return the seconds until the next start after a child ended by itself.
+
+        Args:
+            ran: seconds for which the child ran.
+        """
         if ran >= LONG_RUN:
             self.failures.clear()
             return 0.0
@@ -91,18 +95,22 @@ class Slot:
 
 
 class Supervisor:
-    """Keeps ``processes`` children of one command line running until it is told to stop.
+    """Keep ``processes`` children of one command line running until told to stop.
 
     Args:
-        command: the children's command line.
+        command: command line of the children.
+        processes: number of children.
         shutdown_timeout: seconds that running handlers have after a stop.
-        longest_handler: seconds; the longest ``max_processing_time`` of the handlers. A child whose main thread
-            is silent for longer than both together (and a margin) is stopped or has a handler that keeps the
-            interpreter's lock: it is killed. Every other hang ends the child by itself.
-        lease_duration: seconds; with the last progress of any child older than this the heartbeat file is not renewed.
-        drain: a child that exits with 0 without asking for a replacement is not replaced; ``run`` ends with the last.
-        snapshot: for ``--reload``: the state of the code. A child that fails before its first sign of life is
-            not started again before the code has changed.
+        longest_handler: the longest ``max_processing_time`` of the handlers, in seconds. A child whose main thread
+            has sent no signal for longer than this plus ``shutdown_timeout`` (and a margin) is frozen, or has a
+            handler that keeps the interpreter's lock: it is killed. A child ends by itself if it hangs in another way.
+        lease_duration: seconds. The heartbeat file is not renewed while the last progress of any child is older.
+        drain: if True, a child that exits with 0 without asking for a replacement is not replaced. ``run`` returns
+            after the last one.
+        heartbeat_file: the file to renew while all children make progress.
+        snapshot: with ``--reload``, a function that returns the state of the code. A child that fails before its
+            first signal is started again only after the code has changed.
+        margins: seconds to add to the limits after which children are killed.
     """
 
     def __init__(
@@ -136,16 +144,21 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
+        """Whether ``stop`` has been called."""
         return self._signals > 0
 
     # -- from outside ---------------------------------------------------------
 
     def stop(self) -> None:
-        """As a signal does: the first time children finish what they run, the second time they leave at once."""
+        """Stop, as a signal does: after the first call children finish running handlers, after the second they exit."""
         self._signals += 1
 
     def handle_signals(self) -> Callable[[], None]:
-        """SIGTERM and SIGINT count as ``stop``, and the sender is told; returns what ends that."""
+        """Call ``stop`` on SIGTERM and SIGINT, and tell the user what happens.
+
+        Returns:
+            A function that restores the previous signal handlers.
+        """
 
         def on_signal(number: int, count: int) -> None:
             self.stop()
@@ -157,9 +170,12 @@ class Supervisor:
         return on_stop_signals(on_signal)
 
     def run(self) -> int:
-        """Returns when no child is left: 0 if all that were told to stop left cleanly, else 1.
+        """Run until no child is left.
 
-        If it raises, or is killed, the children notice and stop by themselves.
+        If this raises, or the supervisor is killed, the children notice it and stop by themselves.
+
+        Returns:
+            The exit status: 0 if all children that were told to stop exited cleanly, else 1.
         """
         event(logging.INFO, "supervisor.started", pid=os.getpid(), processes=len(self.places))
         try:
@@ -167,7 +183,7 @@ class Supervisor:
                 self._obey()
                 for place in self.places:
                     self._start_if_due(place)
-                # Signs are read before anybody is judged: the supervisor may have been stopped itself.
+                # Read all signals before judging any child: the supervisor may have been frozen itself.
                 self._read_signs(TURN)
                 for place in self.places:
                     self._look_at(place)
@@ -184,7 +200,7 @@ class Supervisor:
 
     def _start_if_due(self, place: Slot) -> None:
         is_free = place.child is None and not place.is_done and not place.waits_for_change
-        # One started now would not hear of the stop.
+        # A child that is started during a stop would not receive the stop signal.
         if not is_free or self.is_stopping or time.monotonic() < place.start_at:
             return
         if self._snapshot is not None:
@@ -204,7 +220,7 @@ class Supervisor:
                 self._command,
                 env={**os.environ, **line.described()},
                 pass_fds=(writing,),
-                # A process of a background group that reads the terminal would be stopped.
+                # The kernel stops a process of a background process group that reads from the terminal.
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
@@ -235,7 +251,7 @@ class Supervisor:
                 self._selector.unregister(key.fileobj)
 
     def _read(self, place: Slot, child: Child) -> bool:
-        """Takes in what a child has written; False when it will write no more."""
+        """Read what a child has written; return False if it will not write any more."""
         try:
             signs = os.read(child.pipe, 4096)
         except BlockingIOError:
@@ -243,7 +259,7 @@ class Supervisor:
         if not signs:
             return False
         child.signed_at = time.monotonic()
-        # A wish to be replaced, of code that has changed, may come before the child works.
+        # A child may ask for a replacement before it works: with --reload, if the code changes while it starts.
         child.has_signed = child.has_signed or bool(signs.replace(lifeline.REPLACE, b""))
         child.wants_replacement = child.wants_replacement or lifeline.REPLACE in signs
         if lifeline.PROGRESS in signs:
@@ -257,7 +273,7 @@ class Supervisor:
             return
         code = child.process.poll()
         if code is not None:
-            self._read(place, child)  # its last word
+            self._read(place, child)  # It may have asked for a replacement.
             self._close_pipe(child)
             place.child = None
             self._after(place, child, code)
@@ -270,20 +286,20 @@ class Supervisor:
                 "child.killed",
                 number=place.number,
                 pid=child.process.pid,
-                reason="it did not stop" if now >= self._kill_at else "no sign of life",
-                silent=round(silent, 1),
+                reason="it did not stop" if now >= self._kill_at else "no heartbeat",
+                seconds=round(silent, 1),
             )
             child.is_killed = True
             child.process.kill()
 
     def _after(self, place: Slot, child: Child, code: int) -> None:
-        """What follows from a child's end."""
+        """Decide what follows from the end of a child."""
         ran = time.monotonic() - child.started_at
-        # Before its first sign it has started nothing, and SIGTERM ends it as it ends any program.
+        # Before its first signal a child has started nothing, and SIGTERM ends it like any program.
         clean = code == 0 or (self.is_stopping and code == -signal.SIGTERM and not child.has_signed)
         event(
             logging.INFO if clean else logging.ERROR,
-            "child.left" if clean else "child.died",
+            "child.exited" if clean else "child.died",
             number=place.number,
             pid=child.process.pid,
             **({"code": code} if code >= 0 else {"signal": _signal_name(-code)}),
@@ -321,7 +337,7 @@ class Supervisor:
     # -- stopping -------------------------------------------------------------
 
     def _obey(self) -> None:
-        """Passes on signals that have come since the last turn."""
+        """Pass on the signals that have arrived since the last turn."""
         while self._obeyed < self._signals:
             self._obeyed += 1
             now = time.monotonic()
@@ -330,8 +346,8 @@ class Supervisor:
                 self._kill_at = now + self._shutdown_timeout + self._margins.stop
                 self._send(signal.SIGTERM)
             else:
-                # Not SIGTERM again: a service manager that signals the whole control group has
-                # already sent the children one of their own, which must not count as a second.
+                # SIGINT, not a second SIGTERM: a service manager that signals the whole control group has
+                # already sent SIGTERM to the children, and that must not count as the second signal.
                 self._kill_at = min(self._kill_at, now + self._margins.leave if self._obeyed == 2 else now)
                 self._send(signal.SIGINT)
 
@@ -341,7 +357,7 @@ class Supervisor:
                 place.child.process.send_signal(number)
 
     def _close_pipe(self, child: Child) -> None:
-        with contextlib.suppress(KeyError):  # its end was read before
+        with contextlib.suppress(KeyError):  # It was unregistered when its end was read.
             self._selector.unregister(child.pipe)
         os.close(child.pipe)
 

@@ -1,1 +1,1 @@
-"""What ``manage.py demo`` is made of; an application of your own needs none of it."""
+"""Implementation of ``manage.py demo``. Your own application needs none of it."""

@@ -1,4 +1,4 @@
-"""Emptying what an earlier run left behind, and only that."""
+"""Delete the rows of an earlier run, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUEUE_TABLES = (DeliveryState, PartitionLease, ConsumerOffset, SubscriberHeartbe
 
 
 def queue_status() -> dict[str, Any]:
-    """What ``manage.py queuestatus`` says."""
+    """Return the output of ``manage.py queuestatus --format json``."""
     output = io.StringIO()
     call_command("queuestatus", format="json", stdout=output)
     status: dict[str, Any] = json.loads(output.getvalue())
@@ -43,26 +43,30 @@ def queue_status() -> dict[str, Any]:
 
 
 def refuse_a_queue_in_use() -> None:
-    """Raises CommandError if the queue serves anything but the demo, or somebody works on it."""
+    """Check that the demo is the only user of the queue.
+
+    Raises:
+        CommandError: The queue has other topics, or live subscribers.
+    """
     status = queue_status()
     others = {entry["topic"] for entry in [*status["topics"], *status["groups"]]} - set(TOPICS)
     if others:
         raise CommandError(
-            f"The queue in this database has other topics than the demo's: {', '.join(sorted(others))}. "
-            "Please give the demo a database of its own: DATABASE_URL=… names it."
+            f"The queue in this database has topics that do not belong to the demo: {', '.join(sorted(others))}. "
+            "Use a separate database for the demo: set DATABASE_URL."
         )
     busy = {name for group in status["groups"] for name in group["subscribers"]}
     if busy:
         raise CommandError(
-            f"A subscriber is at work on this queue: {', '.join(sorted(busy))}. Please stop it first. "
-            "(One that was killed counts as alive until its lease has run out, half a minute.)"
+            f"The queue has live subscribers: {', '.join(sorted(busy))}. Stop them first. "
+            "(A killed subscriber counts as live until its heartbeat expires, after about 30 seconds.)"
         )
 
 
 def empty() -> int:
-    """Empties the application's tables and the topic's part of the queue; returns how many rows went.
+    """Delete all rows of the application and of the demo's topics. Return the number of deleted rows.
 
-    Not what a running queue is cleaned with: the retention does that.
+    Never do this to a queue in use: garbage collection deletes its messages.
     """
     with transaction.atomic():
         rows = sum(model._default_manager.all().delete()[0] for model in OWN_TABLES)
@@ -70,5 +74,5 @@ def empty() -> int:
 
 
 def sequence_the_rest() -> None:
-    """Moves what the subscribers' last transactions put into the outbox: dead letters, which no group waits for."""
+    """Move the last dead letters from the outbox into the log. The subscribers have exited and do not do it."""
     call_command("queuesequence", stdout=io.StringIO())

@@ -1,4 +1,4 @@
-"""Real subscriber processes, started and ended by the demo."""
+"""Subscriber processes that the demo starts and stops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 from example_project.paths import ROOT
 
 STOP_TIMEOUT = 40
-"""Seconds; longer than SHUTDOWN_TIMEOUT, which running handlers get."""
+"""Seconds to wait for a subscriber to exit. Longer than SHUTDOWN_TIMEOUT, so that running handlers can finish."""
 LOG_LINES = 15
 
 
@@ -35,15 +35,19 @@ class Process:
         return self.popen.poll() is None
 
     def check(self) -> None:
-        """Raises CommandError, with the end of its log, if it has failed."""
+        """Check that the process has not failed.
+
+        Raises:
+            CommandError: It exited with a status other than 0. The message contains the end of its log.
+        """
         code = self.popen.poll()
         if code:
             lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-            raise CommandError("\n".join([f"A subscriber has left with {code}. The end of {self.log}:", *lines]))
+            raise CommandError("\n".join([f"A subscriber exited with status {code}. The end of {self.log}:", *lines]))
 
 
 class Subscribers:
-    """Starts subscribers and, on leaving the block, ends those that it started and no others."""
+    """Start subscribers. At the end of the block, stop those that it started and no others."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
@@ -68,7 +72,7 @@ class Subscribers:
                 popen.wait()
 
     def start(self, *arguments: str) -> Process:
-        """Starts ``runsubscriber`` with these arguments."""
+        """Start ``runsubscriber`` with these arguments."""
         log = self._folder / f"subscriber-{len(self._processes) + 1}.log"
         with log.open("wb") as output:
             popen = subprocess.Popen(  # noqa: S603
@@ -78,8 +82,8 @@ class Subscribers:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A Ctrl-C in the terminal is for the demo, which then ends its subscribers itself:
-                # a second signal would make them leave at once.
+                # Ctrl-C must reach only the demo, which then stops its subscribers: a second signal
+                # would end them at once.
                 process_group=0,
             )
         process = Process(popen, log)
@@ -87,15 +91,25 @@ class Subscribers:
         return process
 
     def stop(self, process: Process) -> None:
-        """Ends a subscriber as a supervisor does, with SIGTERM: what runs finishes, the rest is given back."""
+        """Stop a subscriber with SIGTERM: running handlers finish, other deliveries are released.
+
+        Raises:
+            CommandError: It did not exit in time, or it failed.
+        """
         process.popen.terminate()
         try:
             process.popen.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"A subscriber did not stop; its log: {process.log}") from error
+            raise CommandError(
+                f"A subscriber did not exit within {STOP_TIMEOUT} s of SIGTERM. Its log: {process.log}"
+            ) from error
         process.check()
 
     def check(self) -> None:
-        """Raises CommandError if one has failed."""
+        """Check that no subscriber has failed.
+
+        Raises:
+            CommandError: A subscriber exited with a status other than 0.
+        """
         for process in self._processes:
             process.check()

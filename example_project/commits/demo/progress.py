@@ -12,13 +12,13 @@ from django.core.management.base import CommandError
 from tqdm import tqdm
 
 STALLED = 180
-"""Seconds without a single event handled after which the demo gives up; leases and time-outs are well below."""
+"""Seconds without progress after which the demo fails. Much longer than any lease or timeout."""
 QUIET = 10
-"""Seconds between two lines where there are no bars."""
+"""Seconds between progress lines if stderr is not a terminal."""
 
 
 class Progress:
-    """Bars for what is published and for what is handled; where stderr is no terminal, a line now and then."""
+    """Show progress bars for published and handled messages, or regular lines if stderr is not a terminal."""
 
     def __init__(self, events: int, deliveries: int, say: Callable[[str], None]) -> None:
         self._say = say
@@ -50,17 +50,20 @@ class Progress:
         self.published.close()
 
     def handled(self, count: int) -> None:
-        """Shows how many messages have been handled so far.
+        """Show how many messages have been handled so far.
 
         Raises:
-            CommandError: the number has not changed for long.
+            CommandError: The number has not changed for ``STALLED`` seconds.
         """
         now = time.monotonic()
         if count > self._seen:
             self._handled.update(count - self._seen)
             self._seen, self._moved_at = count, now
         elif now > self._moved_at + STALLED:
-            raise CommandError(f"Nothing has been handled for {STALLED} s; {count:,} of {self._deliveries:,} are.")
+            raise CommandError(
+                f"The queue is stalled: no message was handled for {STALLED} s, after {count:,} of "
+                f"{self._deliveries:,} deliveries."
+            )
         if self._handled.disable and now > self._said_at + QUIET:
-            self._say(f"… {count:,} of {self._deliveries:,} handled")
+            self._say(f"… handled {count:,} of {self._deliveries:,} deliveries")
             self._said_at = now

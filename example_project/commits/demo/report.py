@@ -1,4 +1,4 @@
-"""The demo's table."""
+"""The table of results that the demo prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table, a cell for each group."""
+    """A row of the table, with one cell per group."""
 
     name: str
     cells: Sequence[str]
@@ -29,14 +29,14 @@ class Row:
 
 
 def rows(run: Run, total: int) -> list[Row]:
-    """The table, from the samples and the application's tables."""
+    """Return the rows of the table, from the samples and the application's tables."""
     found = [run.samples.groups[group] for group in GROUPS]
     dead = {group["group"]: group["dead_letters"] for group in queue_status()["groups"]}
     violations = OrderViolation.objects.count()
-    # order-check counts duplicates itself, in its tables; for the others the record of starts tells.
+    # order-check counts duplicates in its own table. For the other groups, the samples show them.
     repeats = [duplicates() if group == "order-check" else run.samples.groups[group].repeats for group in GROUPS]
     live = [_latencies(group, 0, run.times.live_events) for group in found]
-    backlog = [_latencies(group, run.times.live_events, None) for group in found]
+    burst = [_latencies(group, run.times.live_events, None) for group in found]
     return [
         Row("", GROUPS),
         Row("events handled", [f"{len(group.first):,}" for group in found], any(len(g.first) != total for g in found)),
@@ -45,36 +45,38 @@ def rows(run: Run, total: int) -> list[Row]:
         Row("order violations", ["-", f"{violations:,}", "-"], violations > 0),
         Row("dead letters", [f"{dead.get(group, 0):,}" for group in GROUPS]),
         *(Row(f"latency p{p}, live", [_duration(_percentile(values, p)) for values in live]) for p in PERCENTILES),
-        *(Row(f"latency p{p}, backlog", [_duration(_percentile(v, p)) for v in backlog]) for p in PERCENTILES),
+        *(Row(f"latency p{p}, burst", [_duration(_percentile(v, p)) for v in burst]) for p in PERCENTILES),
     ]
 
 
 def rates(run: Run, total: int) -> list[str]:
-    """Throughput in the backlog step, and how latency was measured."""
+    """Return lines about the throughput of the burst and about how latency was measured."""
     times = run.times
     events = total - times.live_events
-    publishing = max(0.001, times.published_at - times.backlog_from)
+    publishing = max(0.001, times.published_at - times.burst_from)
     handled_at = max(group.last_start for group in run.samples.groups.values()) / 1000
-    handling = max(0.001, handled_at - times.backlog_from)
+    handling = max(0.001, handled_at - times.burst_from)
     deliveries = events * len(GROUPS)
     return [
-        f"published  {events:9,} events in {publishing:6.1f} s  {events / publishing:8,.0f} messages/s",
-        f"handled    {deliveries:9,} deliveries in {handling:.1f} s  {deliveries / handling:8,.0f} messages/s",
+        f"burst published  {events:9,} events     in {publishing:6.1f} s  {events / publishing:8,.0f} events/s",
+        f"burst handled    {deliveries:9,} deliveries in {handling:6.1f} s  {deliveries / handling:8,.0f} deliveries/s",
         "",
-        f"live: the first {times.live_events:,} events, {LIVE_RATE} a second; backlog: the rest, as fast as they could",
-        "be published, so that its latency is the time in the queue. Latency is from the insert into the",
-        "outbox (the database's clock, just before the commit) to the handler's first start (this machine's).",
+        f"live:    the first {times.live_events:,} events, published at {LIVE_RATE} per second",
+        "burst:   the other events, published as fast as possible, so that latency is mostly time in the queue",
+        "-:       not recorded by this group's handler; order-check checks the order of each key's events",
+        "latency: from the insert into the outbox, just before the commit (the database's clock), to the start",
+        "         of the first attempt (this machine's clock)",
     ]
 
 
 def _latencies(group: GroupSamples, start: int, stop: int | None) -> list[int]:
-    """Milliseconds, sorted. One publisher: the order of offsets is that of publishing."""
+    """Return sorted latencies in milliseconds. There is one publisher, so events were published in offset order."""
     chosen = sorted(group.first)[start:stop]
     return sorted(max(0, started - created) for created, started in map(group.first.__getitem__, chosen))
 
 
 def _percentile(ordered: Sequence[int], percent: int) -> int | None:
-    """The nearest rank: the smallest value that ``percent`` of all do not exceed."""
+    """Return the nearest-rank percentile: the smallest value that at least ``percent`` % of all do not exceed."""
     return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
 
 

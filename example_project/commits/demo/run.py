@@ -1,11 +1,11 @@
-"""One run: publishing while real subscriber processes handle.
+"""One run of the demo: publish events while subscriber processes handle them.
 
-In three steps. *Live*: events one by one at a steady rate, each in a
-transaction of its own; this is where latency means something. *Backlog*: the
-rest as fast as it goes, in transactions of some hundred, which is where
-throughput does. *Rolling restart*: when all is published the subscribers are
-replaced one after another by draining ones, which end by themselves when
-nothing is left.
+A run has three phases:
+
+- *Live*: events are published at a steady rate, one per transaction. This phase measures latency.
+- *Backlog*: the other events are published as fast as possible, several hundred per transaction. This phase measures
+  throughput.
+- *Rolling restart*: after all events are published, each subscriber is replaced by one that drains the queue and exits.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ GROUPS = ("statistics", "order-check", "review")
 BATCH = 500
 LIVE_EVENTS = 1000
 LIVE_RATE = 200
-"""Events a second."""
+"""Events per second."""
 LOOK = 0.1
-"""Seconds between two looks at what the subscribers have recorded."""
+"""Seconds between reads of the subscribers' samples."""
 LOOK_EVERY = round(LIVE_RATE * LOOK)
+"""Events between reads of the samples in the live phase."""
 
 
 @dataclass(slots=True)
 class Times:
-    """When what happened: seconds of this machine's clock."""
+    """The times at which the phases began and ended, in seconds of this machine's clock."""
 
     live_events: int
-    backlog_from: float = 0.0
+    burst_from: float = 0.0
     published_at: float = 0.0
 
 
 class Run:
-    """Publishes ``events`` (``total`` of them) and waits until every group has handled them."""
+    """Publish ``total`` events and wait until every group has handled them."""
 
     def __init__(
         self, events: Iterator[CommitEvent], total: int, *, processes: int, seed: int, logs: Path, samples_folder: Path
@@ -61,15 +62,15 @@ class Run:
             **os.environ,
             samples.FOLDER: str(samples_folder),
             "DEMO_SEED": str(seed),
-            # With DEBUG on Django keeps the text of every statement.
+            # With DEBUG on, Django keeps the text of every statement in memory.
             "DEBUG": "0",
         }
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Runs to the end.
+        """Run all phases.
 
         Raises:
-            CommandError: a subscriber has failed, or nothing moves any more.
+            CommandError: A subscriber failed, or the queue is stalled.
         """
         with (
             Subscribers(self._logs, self._environment) as subscribers,
@@ -77,16 +78,17 @@ class Run:
         ):
             first = [subscribers.start() for _ in range(self._processes)]
             self._wait(progress, subscribers, lambda: all(process.is_ready for process in first))
-            say(f"{self._processes} subscribers are at work. Publishing {self.times.live_events} events one by one …")
+            say(f"Started {_subscribers(self._processes)}.")
+            say(f"Publishing the first {self.times.live_events} events, {LIVE_RATE} per second …")
             self._publish_live(progress, subscribers)
             live = self.times.live_events * len(GROUPS)
             self._wait(progress, subscribers, lambda: self.samples.handled >= live)
-            say(f"Publishing the rest in transactions of {BATCH} …")
-            self._publish_backlog(progress, subscribers)
-            say("All is published. Replacing the subscribers by draining ones …")
+            say(f"Publishing the other events, up to {BATCH} per transaction …")
+            self._publish_burst(progress, subscribers)
+            say("Published all events. Replacing the subscribers one after another …")
             draining = [self._replace(subscribers, process) for process in first]
             self._wait(progress, subscribers, lambda: not any(process.is_running for process in draining))
-            say("The subscribers have drained the queue and ended.")
+            say("The subscribers have drained the queue and exited.")
 
     def _publish_live(self, progress: Progress, subscribers: Subscribers) -> None:
         began = time.monotonic()
@@ -97,16 +99,17 @@ class Run:
             if number % LOOK_EVERY == 0:
                 self._look(progress, subscribers)
 
-    def _publish_backlog(self, progress: Progress, subscribers: Subscribers) -> None:
-        self.times.backlog_from = time.time()
+    def _publish_burst(self, progress: Progress, subscribers: Subscribers) -> None:
+        self.times.burst_from = time.time()
         while batch := list(islice(self._events, BATCH)):
             store(batch)
-            reset_queries()  # which Django keeps while DEBUG is on
+            reset_queries()  # with DEBUG on, Django keeps all queries in memory
             progress.published.update(len(batch))
             self._look(progress, subscribers)
         self.times.published_at = time.time()
 
-    def _replace(self, subscribers: Subscribers, process: Process) -> Process:
+    @staticmethod
+    def _replace(subscribers: Subscribers, process: Process) -> Process:
         subscribers.stop(process)
         return subscribers.start("--drain")
 
@@ -120,3 +123,7 @@ class Run:
         subscribers.check()
         self.samples.read()
         progress.handled(self.samples.handled)
+
+
+def _subscribers(count: int) -> str:
+    return "1 subscriber" if count == 1 else f"{count} subscribers"

@@ -1,7 +1,7 @@
-"""A light record of every start of a handler, for the demo's progress and latencies.
+"""Samples: one line for each start of a handler, from which the demo computes progress and latency.
 
-Each subscriber process appends lines to a file of its own: some microseconds a
-start, no statement. Without DEMO_SAMPLES in the environment nothing is written.
+Each subscriber process appends its lines to a file of its own, which takes microseconds and no SQL statement. Nothing
+is written unless the environment variable DEMO_SAMPLES names a folder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _lock = threading.Lock()
 
 @cache
 def _file(folder: str) -> TextIO:
-    # A buffer of one line: what was recorded is there even if the process is killed.
+    # Line-buffered: no sample is lost if the process is killed.
     return Path(folder, f"{os.getpid()}.txt").open("a", buffering=1, encoding="ascii")
 
 
 def record(delivery: Delivery) -> None:
-    """Notes that the handler of a delivery starts now."""
+    """Record that the handler of a delivery starts now."""
     folder = os.environ.get(FOLDER)
     if folder:
         now = round(time.time() * 1000)
@@ -39,13 +39,13 @@ def record(delivery: Delivery) -> None:
 
 @dataclass(slots=True)
 class GroupSamples:
-    """The starts of one group's handler."""
+    """The samples of one group."""
 
     first: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By offset: when the message was put into the outbox and when its handler first started (epoch milliseconds)."""
+    """Offset → the times of the insert into the outbox and of the first attempt's start (epoch milliseconds)."""
     starts: int = 0
     attempts: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How often an attempt at an offset was started."""
+    """(offset, attempt) → number of times that the handler was started for it."""
     last_start: int = 0
 
     def add(self, offset: int, attempt: int, created: int, started: int) -> None:
@@ -57,17 +57,17 @@ class GroupSamples:
 
     @property
     def retries(self) -> int:
-        """Attempts after the first."""
+        """The number of attempts after the first attempts."""
         return sum(1 for _, attempt in self.attempts if attempt > 1)
 
     @property
     def repeats(self) -> int:
-        """Starts of an attempt that had been started before."""
+        """The number of times that an attempt was started again."""
         return self.starts - len(self.attempts)
 
 
 class SampleReader:
-    """Reads what subscribers append, as they append it."""
+    """Read the subscribers' samples while they are written."""
 
     def __init__(self, folder: Path, groups: tuple[str, ...]) -> None:
         self.groups = {group: GroupSamples() for group in groups}
@@ -76,11 +76,11 @@ class SampleReader:
 
     @property
     def handled(self) -> int:
-        """Messages whose handler has started, summed over the groups."""
+        """The number of messages whose handler has started, summed over the groups."""
         return sum(len(group.first) for group in self.groups.values())
 
     def read(self) -> None:
-        """Takes in the whole lines that are new since the last time."""
+        """Read the complete lines that were appended since the last call."""
         for path in self._folder.glob("*.txt"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))

@@ -18,20 +18,20 @@ from example_project.commits.models import Commit, DailyStatistics, OrderViolati
 from example_project.commits.subscribers import REVIEW_ATTEMPTS, TOO_LARGE, WORTH_A_REVIEW
 
 SHOWN = 5
-"""Differences of one kind that are named; the rest is counted."""
+"""Maximum number of differences of one kind that are listed. The others are only counted."""
 
 Day = tuple[str, datetime.date]
 Sums = tuple[int, int, int, int, int]
 """Commits, merges, files, insertions, deletions."""
 Sha = tuple[str, str]
-"""Repository and sha."""
+"""Repository and SHA."""
 
 K = TypeVar("K")
 
 
 @dataclass(slots=True)
 class Expected:
-    """What the file says should be there."""
+    """The expected contents of the tables, computed from the input file."""
 
     commits: Counter[str] = field(default_factory=Counter)
     statistics: dict[Day, Sums] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Expected:
 
 
 def problems(expected: Expected, samples: SampleReader) -> Iterator[str]:
-    """Everything that is lost, doubled or out of order; nothing if all is well."""
+    """Yield a line for each event that was lost, counted twice or out of order, and for each unexpected row."""
     yield from _commits(expected)
     yield from _statistics(expected)
     yield from _order(expected)
@@ -73,12 +73,12 @@ def problems(expected: Expected, samples: SampleReader) -> Iterator[str]:
     yield from _queue(expected)
     for group, found in samples.groups.items():
         if len(found.first) != expected.total:
-            yield f"{group}: {len(found.first)} of {expected.total} events were handled"
+            yield f"{group}: handled {len(found.first)} of {expected.total} events"
 
 
 def _commits(expected: Expected) -> Iterator[str]:
     stored = Counter(Commit.objects.values_list("repository", flat=True).iterator())
-    yield from _differences("commits of", expected.commits, stored)
+    yield from _differences("number of commits in", expected.commits, stored)
 
 
 def _statistics(expected: Expected) -> Iterator[str]:
@@ -87,39 +87,39 @@ def _statistics(expected: Expected) -> Iterator[str]:
         (repository, day): tuple(sums)
         for repository, day, *sums in DailyStatistics.objects.values_list(*columns).iterator()
     }
-    yield from _differences("commits, merges, files, insertions, deletions of", expected.statistics, stored)
+    yield from _differences("(commits, merges, files, insertions, deletions) of", expected.statistics, stored)
 
 
 def _order(expected: Expected) -> Iterator[str]:
     stored = dict(RepositoryOrder.objects.values_list("repository", "last_sequence"))
-    yield from _differences("order-check: last event of", expected.commits, stored)
+    yield from _differences("order-check: last event in", expected.commits, stored)
     violations = OrderViolation.objects.order_by("id")
-    yield from _shortened([f"order-check: out of order: {violation}" for violation in violations])
+    yield from _shortened([f"order-check: events out of order in {violation}" for violation in violations])
 
 
 def _reviews(expected: Expected) -> Iterator[str]:
     stored = Counter(ReviewTask.objects.values_list("repository", "sha"))
-    yield from _differences("review: tasks for", dict.fromkeys(expected.review_tasks, 1), stored)
+    yield from _differences("review: number of tasks for", dict.fromkeys(expected.review_tasks, 1), stored)
 
 
 def _dead_letters(expected: Expected) -> Iterator[str]:
     columns = ("failed_group", "partition_key", "original_id", "failure_count")
     stored = Counter(QueueMessage.objects.filter(topic=DLQ).values_list(*columns))
     wanted = {("review", *outlier, REVIEW_ATTEMPTS): 1 for outlier in expected.outliers}
-    yield from _differences("dead letters of (group, key, id, failures)", wanted, stored)
+    yield from _differences("number of dead letters with group, key, message id, failures =", wanted, stored)
 
 
 def _queue(expected: Expected) -> Iterator[str]:
     status = queue_status()
     for topic in status["topics"]:
         if topic["waiting"] or topic["scheduled"]:
-            yield f"the outbox still holds {topic['waiting'] + topic['scheduled']} messages of {topic['topic']}"
+            yield f"the outbox still contains {topic['waiting'] + topic['scheduled']} messages of {topic['topic']}"
         if topic["topic"] == TOPIC and topic["in_log"] != expected.total:
-            yield f"the log holds {topic['in_log']} of {expected.total} events"
+            yield f"the log contains {topic['in_log']} of {expected.total} events"
     for group in status["groups"]:
         for what in ("lag", "in_flight", "retrying"):
             if group[what]:
-                yield f"{group['group']}: {what} is {group[what]} at the end"
+                yield f"{group['group']}: {what} is {group[what]} at the end, expected 0"
 
 
 def _differences(what: str, wanted: Mapping[K, object], stored: Mapping[K, object]) -> Iterator[str]:
@@ -127,16 +127,16 @@ def _differences(what: str, wanted: Mapping[K, object], stored: Mapping[K, objec
     for key in sorted({*wanted, *stored}, key=str):
         if wanted.get(key) != stored.get(key):
             name = ", ".join(map(str, key)) if isinstance(key, tuple) else key
-            found.append(f"{what} {name}: {stored.get(key, 'none')} instead of {wanted.get(key, 'none')}")
+            found.append(f"{what} {name}: {stored.get(key, 'none')}, expected {wanted.get(key, 'none')}")
     yield from _shortened(found)
 
 
 def _shortened(lines: list[str]) -> Iterator[str]:
     yield from lines[:SHOWN]
     if len(lines) > SHOWN:
-        yield f"… and {len(lines) - SHOWN} more of these"
+        yield f"… and {len(lines) - SHOWN} more"
 
 
 def duplicates() -> int:
-    """Repeats that the group ``order-check`` has seen."""
+    """Return the number of duplicates that the group ``order-check`` has received."""
     return int(RepositoryOrder.objects.aggregate(total=Sum("duplicates"))["total"] or 0)

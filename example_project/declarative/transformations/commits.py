@@ -1,7 +1,7 @@
 """Commits from the queue in three layers of tables.
 
-``commits_bronze`` is the log as it is. ``commits_silver`` has the payload's fields with
-their types. ``commits_by_repository`` and ``commits_by_day`` are what people ask for.
+``commits_bronze`` holds the messages of the log, unchanged. ``commits_silver`` holds the payloads' fields as typed
+columns. ``commits_by_repository`` and ``commits_by_day`` hold totals.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ EVENT = (
 def session() -> SparkSession:
     found = SparkSession.getActiveSession()
     if found is None:
-        raise RuntimeError("there is no session: spark-pipelines runs this file")
+        raise RuntimeError("No Spark session is active. Run this file with spark-pipelines.")
     return found
 
 
-@dp.materialized_view(comment="The log's messages as they are")
+@dp.materialized_view(comment="The messages of the log, unchanged")
 def commits_bronze() -> DataFrame:
     return session().read.format("mysqlqueue").option("topics", "commits").load()
 
 
-@dp.materialized_view(comment="Commits with typed fields; a payload that is none has no row")
+@dp.materialized_view(comment="Commits with typed columns; payloads that are not commits are left out")
 def commits_silver() -> DataFrame:
     bronze = session().read.table("commits_bronze")
     return (
@@ -56,11 +56,11 @@ def _sums(*by: Column) -> DataFrame:
     )
 
 
-@dp.materialized_view(comment="The example's statistics, as its subscribers compute them")
+@dp.materialized_view(comment="Totals per repository and day, as the example's handlers compute them")
 def commits_by_day() -> DataFrame:
     return _sums(f.col("repository"), f.to_date("committed_at").alias("day"))
 
 
-@dp.materialized_view(comment="One row for each repository")
+@dp.materialized_view(comment="Totals per repository")
 def commits_by_repository() -> DataFrame:
     return _sums(f.col("repository"))

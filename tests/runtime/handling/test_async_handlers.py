@@ -171,7 +171,7 @@ def test_a_loop_that_cannot_be_made_is_an_error(monkeypatch):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(asyncio, "run", fails)
-    with pytest.raises(RuntimeError, match="cannot be made"):
+    with pytest.raises(RuntimeError, match="cannot be created"):
         Loop().start()
 
 

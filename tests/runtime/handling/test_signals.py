@@ -330,7 +330,7 @@ def test_a_receiver_that_raises(db, bare, caplog, signal, error, atomic):
     assert Effect.objects.count() == 1
     failed = [record.mysqlqueue for record in caplog.records if hasattr(record, "mysqlqueue")]
     assert [(one["event"], one["signal"]) for one in failed] == [
-        ("signal.receiver_failed", next(name for name in NAMES if NAMES[name] is signal))
+        ("signal_receiver.failed", next(name for name in NAMES if NAMES[name] is signal))
     ]
     assert type(error).__name__ in failed[0]["error"]
     if isinstance(error, ValueError):

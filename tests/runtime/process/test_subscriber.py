@@ -51,8 +51,8 @@ def test_an_outage_makes_few_lines_and_one_at_its_end(db, monkeypatch, caplog):
         assert not beating._beat()
     monkeypatch.setattr(heartbeats, "beat", beat)
     assert beating._beat()
-    assert caplog.text.count("heart.failed") == 5  # the 1st, 2nd, 4th, 8th and 16th
-    assert "heart.recovered failures=20" in caplog.text
+    assert caplog.text.count("heartbeat.failed") == 5  # the 1st, 2nd, 4th, 8th and 16th
+    assert "heartbeat.recovered failures=20" in caplog.text
     sub = Sub(handler())
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     for _ in range(20):
@@ -83,14 +83,14 @@ def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
     hangs.set()
     process.stop()
     assert process._finished.wait(30)
-    (record,) = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "poller.stuck"]
+    (record,) = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "poller.hung"]
     first, *others = record.stack_info.split("\nThread ")
     assert first.startswith("Thread mysqlqueue-poller:\n")
     assert "in step_that_hangs\n    hangs.wait(30)" in first
     assert any(text.startswith("MainThread:") for text in others)
     # Beside the line, not in it: what reads lines reads on.
     assert "\n" not in record.getMessage()
-    assert record.mysqlqueue == {"event": "poller.stuck", "name": process.name, "seconds": 1.0}
+    assert record.mysqlqueue == {"event": "poller.hung", "name": process.name, "seconds": 1.0}
     assert logging.Formatter("%(message)s").format(record).endswith(record.stack_info)
 
 
@@ -126,7 +126,7 @@ def test_a_group_whose_mode_is_changed_ends_the_process(db, caplog, mode):
 
     with caplog.at_level(logging.INFO, logger="django_mysqlqueue"):
         assert in_thread(lambda: process.run(ready=change)) == 1
-    (record,) = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "group.other_mode"]
+    (record,) = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "group.mode_changed"]
     assert record.levelno == logging.CRITICAL
     assert f"queuegroupmode g t {mode}" in record.getMessage()
     assert lag() == 1

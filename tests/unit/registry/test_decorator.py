@@ -114,17 +114,17 @@ def test_group_setting_overrides_what_the_decorator_defaults(settings):
 
 
 def test_strict_order_needs_an_order(settings):
-    with pytest.raises(SubscriberError, match="on_failure='block' keeps the order of a partition, and mode='shared'"):
+    with pytest.raises(SubscriberError, match="on_failure='block' keeps the order of a partition, but mode='shared'"):
         subscriber("t", group="g", mode="shared", on_failure="block")(handle)
     assert handlers() == {}
     settings.MYSQLQUEUE = {"GROUPS": {"g": {"MODE": "shared"}}}
     subscriber("t", group="g", on_failure="block")(handle)
-    with pytest.raises(SubscriberError, match="use mode='ordered'"):
+    with pytest.raises(SubscriberError, match="Use mode='ordered'"):
         handlers()
 
 
 def test_the_decorator_without_arguments_is_explained():
-    with pytest.raises(SubscriberError, match=r"on .*\.handle lacks its arguments: @subscriber\(topic, group"):
+    with pytest.raises(SubscriberError, match=r"on .*\.handle needs arguments: @subscriber\(topic, group"):
         subscriber(handle, group="g")
 
 

@@ -163,7 +163,7 @@ class Delivered(TestCase):
     def test_without_end(self):
         publish("actions", "again")
         subscriber = InlineSubscriber("default", registry.handlers(), get_settings())
-        with self.assertRaisesMessage(QueueError, "deliveries and no end"):
+        with self.assertRaisesMessage(QueueError, "Stopped after"):
             subscriber.run(ignore_backoff=True, stop_at_error=True, most=50)
 
     def test_on_commit_hooks_of_handlers(self):
@@ -208,7 +208,7 @@ class HandlersAlone(TestCase):
         publish("actions", "catch")
         with self.assertRaises(TransactionManagementError) as raised:
             deliver_all()
-        self.assertIn("tests.user_project.shop.subscribers.act: it goes on after", str(raised.exception))
+        self.assertIn("tests.user_project.shop.subscribers.act: it continues after", str(raised.exception))
         self.assertIn("`with transaction.atomic():` block of its own", str(raised.exception))
         self.assertIsInstance(raised.exception.__cause__, TransactionManagementError)
         self.assertEqual(texts(), [], "the test's transaction can be used")
@@ -295,7 +295,7 @@ class EagerOften(TestCase):
         eager = functools.partial(deliver_eagerly, most=20)
         with (
             mock.patch.object(wakeups, "eager", eager),
-            self.assertRaisesMessage(QueueError, "deliveries and no end"),
+            self.assertRaisesMessage(QueueError, "Stopped after"),
         ):
             publish("actions", "again")
 

@@ -1,1 +1,1 @@
-"""The application whose handlers the soak runs."""
+"""The application with the handlers of the soak test."""

@@ -1,4 +1,4 @@
-"""Sets the traps in every process of the soak."""
+"""Install the traps in every process of the soak test."""
 
 from django.apps import AppConfig
 

@@ -1,4 +1,4 @@
-"""The handlers, one for each way of consuming. What they do with a message, its name decides."""
+"""The handlers, one for each way of consuming. The message id decides what a handler does with a message."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FOLDER = Path(os.environ["SOAK_FOLDER"])
 
 
 class Planned(Exception):
-    """A failure that the plan asked for."""
+    """A planned failure."""
 
 
 def note(verb: str, deliveries: Sequence[Delivery]) -> None:
-    """One write for all of them."""
+    """Record the same step for all deliveries, with one write."""
     if deliveries:
         at, me = records.now(), records.me()
         records.write(
@@ -33,7 +33,7 @@ def note(verb: str, deliveries: Sequence[Delivery]) -> None:
 
 @contextlib.contextmanager
 def called(*deliveries: Delivery) -> Iterator[None]:
-    """Around a handler: says that it began, and when something was raised out of it."""
+    """Record that the handler starts, and whether it raises an exception."""
     note(records.STARTED, deliveries)
     try:
         yield
@@ -43,7 +43,7 @@ def called(*deliveries: Delivery) -> Iterator[None]:
 
 
 def act(delivery: Delivery) -> None:
-    """Does with a message what is meant for it, and says how it ended."""
+    """Do what the plan says for a message, and record the outcome."""
     inside = delivery.payload if isinstance(delivery.payload, dict) else {}
     if inside.get(plan.NAME_INSIDE) != delivery.id:
         note(records.WRONG, [delivery])
@@ -76,7 +76,7 @@ def simple(delivery: Delivery) -> None:
         act(delivery)
 
 
-# An effect is a row that nothing keeps from being there twice.
+# An effect is a row. No constraint prevents a second one.
 INSERT_EFFECT = "INSERT INTO soak_effects (consumer_group, message_id) VALUES "
 
 

@@ -1,8 +1,7 @@
-"""Places where the killer waits for a process.
+"""Traps: places in the code where the killer waits for a process.
 
-It arms a trap by creating a file. The first process that comes by takes it,
-by renaming it to one with its pid, and waits there until the killer, which by
-then has stopped or killed it, removes that one.
+The killer arms a trap by creating a file. The first process that reaches the place renames the file to one with its
+pid, and waits until the killer has frozen or killed it and has deleted the file.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from django.db.backends.signals import connection_created
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
 
 LONGEST = 5.0
-"""Seconds that a process waits, if the killer has been killed itself."""
+"""Maximum number of seconds that a process waits, in case the killer itself has ended."""
 
 Execute = Callable[[str, Any, bool, dict[str, Any]], Any]
 
@@ -29,7 +28,7 @@ def folder() -> Path:
 
 
 def come_by(name: str) -> None:
-    """Walks into the trap of that name, if it is armed."""
+    """Wait in the trap of this name, if it is armed."""
     caught = folder() / f"{name}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         (folder() / name).rename(caught)
@@ -39,7 +38,7 @@ def come_by(name: str) -> None:
 
 
 def watch_statements() -> None:
-    """The library's own transactions are caught by their statements, on whatever connection."""
+    """Watch the statements of every connection for those inside the package's transactions."""
     connection_created.connect(_wrap, dispatch_uid="soak.traps")
 
 
@@ -56,11 +55,11 @@ def _watch(execute: Execute, sql: str, params: Any, many: bool, context: dict[st
 
 
 def _place(sql: str) -> str | None:
-    """Which part of the protocol a statement is in the middle of, locks held and half of it written."""
+    """Return the trap of a statement in the middle of a transaction, when locks are held and some rows are written."""
     if sql.startswith("DELETE s") and OutboxMessage._meta.db_table in sql:
         return "sequencer"
     if sql.startswith(f"INSERT INTO {DeliveryState._meta.db_table} "):
         return "claim"
     if sql.startswith("DELETE s") and DeliveryState._meta.db_table in sql:
-        return "watermark"  # it has been stored when its rows go
+        return "watermark"  # it was stored before its rows are deleted
     return None

@@ -1,7 +1,8 @@
-"""``manage.py demo``: the whole queue at work on real events, and a check of what came out."""
+"""``manage.py demo``: run the queue end to end on real events and verify the results."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -22,24 +23,26 @@ from tqdm import tqdm
 
 from example_project.commits.demo import cleaning, report, verification
 from example_project.commits.demo.run import Run
-from example_project.commits.events import TOPIC, read_events
+from example_project.commits.events import read_events
 from example_project.paths import EVENTS_FILE, OUTPUT
 
 
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise ValueError(f"{value} is not above 0")
+        raise argparse.ArgumentTypeError(f"{value}: must be 1 or more")
     return value
 
 
 class Command(BaseCommand):
-    help = "Publishes commits of public repositories, handles them in three groups, and checks the results."
+    help = "Publish commits of public repositories, handle them in three consumer groups and verify the results."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--events", type=positive, metavar="N", help="only the first N events (default: all)")
-        parser.add_argument("--processes", type=positive, default=2, metavar="N", help="subscribers (default: 2)")
-        parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the failures by chance (default: 0)")
+        parser.add_argument("--events", type=positive, metavar="N", help="number of events to publish (default: all)")
+        parser.add_argument(
+            "--processes", type=positive, default=2, metavar="N", help="number of subscriber processes (default: 2)"
+        )
+        parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random failures (default: 0)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._check_migrations()
@@ -47,16 +50,15 @@ class Command(BaseCommand):
             with _signals_interrupt(), tempfile.TemporaryDirectory(prefix="mysqlqueue-demo-") as folder:
                 self._demo(options, Path(folder))
         except KeyboardInterrupt as error:
-            raise CommandError(
-                "Interrupted; the subscribers that it had started have ended.", returncode=130
-            ) from error
+            raise CommandError("Interrupted. The demo has stopped its subscribers.", returncode=130) from error
 
     def _demo(self, options: dict[str, Any], samples: Path) -> None:
         began = time.monotonic()
         expected = verification.Expected.of(read_events(EVENTS_FILE, options["events"]))
         self.stdout.write(
             self.style.MIGRATE_HEADING(
-                f"{expected.total:,} commits of {len(expected.commits)} repositories on {connection.display_name}"
+                f"Demo on {connection.display_name}: {expected.total:,} commits from {len(expected.commits)} "
+                "repositories"
             )
         )
         self._empty()
@@ -74,27 +76,29 @@ class Command(BaseCommand):
         cleaning.sequence_the_rest()
         problems = list(verification.problems(expected, run.samples))
         self._table(run, expected)
-        self._say(f"Subscribers' logs: {logs.relative_to(OUTPUT.parent)}/. All took {time.monotonic() - began:.0f} s.")
+        self._say(f"The subscribers' logs are in {logs.relative_to(OUTPUT.parent)}/.")
+        self._say(f"The demo took {time.monotonic() - began:.0f} s.")
         if problems:
-            raise CommandError("\n  ".join(["The result is wrong:", *problems]))
+            raise CommandError("\n  ".join(["The results are wrong:", *problems]))
+        outliers = len(expected.outliers)
         self.stdout.write(
             self.style.SUCCESS(
-                f"All is well: {expected.total:,} commits and {len(expected.statistics):,} rows of statistics "
-                "agree with the file; nothing is\nlost, doubled or out of order; the DLQ holds exactly the "
-                f"{len(expected.outliers)} outliers."
+                f"Success: {expected.total:,} commits and {len(expected.statistics):,} rows of statistics match the "
+                "input file. No event was lost,\ncounted twice or handled out of order. "
+                + (f"The DLQ contains the {outliers} commits that always fail." if outliers else "The DLQ is empty.")
             )
         )
 
     def _check_migrations(self) -> None:
         executor = MigrationExecutor(connection)
         if executor.migration_plan(executor.loader.graph.leaf_nodes()):
-            raise CommandError("The database lacks tables. Please run first: manage.py migrate")
+            raise CommandError("The database has unapplied migrations. Run first: manage.py migrate")
 
     def _empty(self) -> None:
         cleaning.refuse_a_queue_in_use()
         rows = cleaning.empty()
         if rows:
-            self._say(f"Emptied the example's tables and the topic {TOPIC!r} of an earlier run: {rows:,} rows.")
+            self._say(f"Deleted {rows:,} rows of an earlier run from the example's tables and the queue.")
 
     def _table(self, run: Run, expected: verification.Expected) -> None:
         self.stdout.write("")
@@ -114,13 +118,13 @@ class Command(BaseCommand):
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP work like a Ctrl-C here: the subscribers must not outlive the demo."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the subscribers do not outlive the demo."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread may set signal handlers
         return
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, interrupt) for number in numbers]

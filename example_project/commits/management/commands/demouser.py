@@ -1,4 +1,4 @@
-"""``manage.py demouser``: somebody to log in as, on one's own machine."""
+"""``manage.py demouser``: create a superuser for the demo site on your own machine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NAME = PASSWORD = "demo"  # noqa: S105
 
 
 class Command(BaseCommand):
-    help = f"Makes a superuser {NAME!r} with the password {PASSWORD!r}; only with DEBUG on."
+    help = f"Create the superuser {NAME!r} with the password {PASSWORD!r}. Requires DEBUG."
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not settings.DEBUG:
-            raise CommandError("DEBUG is off: a user whose password everybody knows is for one's own machine only.")
+            raise CommandError("DEBUG is off. A user with a known password is only for your own machine.")
         manager = get_user_model()._default_manager
         if manager.filter(username=NAME).exists():
-            self.stdout.write(f"There is a user {NAME!r} already; left as it is.")
+            self.stdout.write(f"The user {NAME!r} already exists and was not changed.")
             return
         manager.create_superuser(username=NAME, email="", password=PASSWORD)
-        self.stdout.write(self.style.SUCCESS(f"Made the superuser {NAME!r} with the password {PASSWORD!r}."))
+        self.stdout.write(self.style.SUCCESS(f"Created the superuser {NAME!r} with the password {PASSWORD!r}."))

@@ -1,4 +1,4 @@
-"""``manage.py pipelinedemo``: the demo's events through the whole pipeline and back."""
+"""``manage.py pipelinedemo``: send the demo's events through the whole pipeline and back."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ COUNTS = ("commits", "merges", "files", "insertions", "deletions")
 
 class Command(BaseCommand):
     help = (
-        "Publishes and handles commits, archives them, collects them, reports on them, replays and handles them again."
+        "Publish and handle commits, archive them, garbage-collect them, report on them, then replay and handle them "
+        "again."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--events", type=positive, metavar="N", help="only the first N events (default: all)")
+        parser.add_argument("--events", type=positive, metavar="N", help="number of events to publish (default: all)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
-        # What an earlier run has archived is of a log that the demo empties.
+        # The demo deletes the log, so the archive of an earlier run no longer matches it.
         ArchiveSegment.objects.all().delete()
         CollectedTopic.objects.all().delete()
         shutil.rmtree(ARCHIVE, ignore_errors=True)
@@ -43,26 +44,27 @@ class Command(BaseCommand):
         total = QueueMessage.objects.filter(topic=TOPIC).count()
         self._step("Archive the log", ["queuearchive"])
         self._step("Read the archive back and compare", ["queuearchive", "verify"])
-        self._step("Collect what every group has passed and the archive holds", ["queuegc"], RETENTION="0")
+        self._step("Delete the archived messages from the log", ["queuegc"], RETENTION="0")
         left = QueueMessage.objects.filter(topic=TOPIC).count()
         if left:
-            raise CommandError(f"{left} messages of {TOPIC} are still in the log.")
-        self._step("Report", ["queuereport", "--since", "1d", "--out", str(REPORT)])
+            raise CommandError(f"{left} messages of {TOPIC!r} are still in the log.")
+        self._step("Write a report", ["queuereport", "--since", "1d", "--out", str(REPORT)])
         replay = ["queuereplay", "--topic", TOPIC, "--to", REPLAYED, "--noinput"]
         self._step("Replay the archive into another topic", replay)
-        self._step("The same replay again adds nothing", replay)
-        self._step("Handle them again", ["runsubscriber", "--drain", "--group", "statistics"])
+        self._step("Replay again, which adds no message", replay)
+        self._step("Handle the replayed messages", ["runsubscriber", "--drain", "--group", "statistics"])
         self._compare(total)
         self.stdout.write(
             self.style.SUCCESS(
-                f"All is well: {total:,} commits went through the queue, the archive and the queue again, and the "
-                "statistics of every repository are the same."
+                f"Success: {total:,} commits passed through the queue, the archive and the queue again. The "
+                "statistics of every repository are the same as before."
             )
         )
-        self.stdout.write(f"The report: {(REPORT / 'report.html').relative_to(ROOT)}. All took {_seconds(began)}.")
+        self.stdout.write(f"The report is {(REPORT / 'report.html').relative_to(ROOT)}.")
+        self.stdout.write(f"The demo took {_seconds(began)}.")
 
     def _step(self, title: str, command: Sequence[str], **environment: str) -> None:
-        """Runs a command as a person would, with the pipeline's settings."""
+        """Run a command in a process of its own, with the pipeline's settings."""
         began = time.monotonic()
         self.stdout.write(self.style.MIGRATE_HEADING(f"{title}: manage.py {' '.join(command)}"))
         self.stdout.flush()
@@ -73,8 +75,8 @@ class Command(BaseCommand):
             check=False,
         )
         if done.returncode:
-            raise CommandError(f"manage.py {command[0]} has left with {done.returncode}.")
-        self.stdout.write(f"  {_seconds(began)}\n\n")
+            raise CommandError(f"manage.py {command[0]} exited with status {done.returncode}.")
+        self.stdout.write(f"  took {_seconds(began)}\n\n")
 
     def _compare(self, total: int) -> None:
         sums = {name: Sum(name) for name in COUNTS}
@@ -83,7 +85,10 @@ class Command(BaseCommand):
         wrong = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
         handled = sum(row["commits"] for row in after.values())
         if wrong or handled != total:
-            raise CommandError(f"{handled} of {total} commits were handled again; repositories that differ: {wrong}")
+            raise CommandError(
+                f"Handled {handled} of {total} replayed commits. Repositories with different statistics: "
+                f"{', '.join(wrong) or 'none'}"
+            )
 
 
 def _seconds(began: float) -> str:
