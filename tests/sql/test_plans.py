@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -100,8 +101,10 @@ class Plans:
         for index, sizes in indexes.items():
             if not index.endswith(WHOLE) or _function(shape) in WALKS:
                 continue
-            # An index with next to nothing in it is as well read from end to end, if that locks nothing.
-            is_meant = f"({index.removesuffix(WHOLE)})" in shape and sizes <= {"empty", "small"}
+            # An index with next to nothing in it is as well read from end to end, if that locks nothing. On MySQL rows
+            # that purge has not removed yet may make a range look as large as the index, for a while.
+            always = sizes - indexes.get(index.removesuffix(WHOLE), set())
+            is_meant = f"({index.removesuffix(WHOLE)})" in shape and always <= {"empty", "small"}
             if LOCKING.search(shape) or not (is_meant or self._table(shape, alias) in SMALL):
                 yield "the whole of it"
 
@@ -137,15 +140,27 @@ def _accesses(sql: str, params: Any, dives: int) -> Iterator[tuple[str, str]]:
             yield name, f"{row['key'] or 'no index'}{WHOLE if row['type'] in ('ALL', 'index') else ''}"
 
 
+def await_purge() -> None:
+    """Until the server removes no more deleted rows: those that are left are kept for another test's transaction."""
+    lengths = [0]
+    with connection.cursor() as cursor:
+        while len(lengths) < 200 and (len(lengths) < 5 or lengths[-1] < lengths[-4]):
+            cursor.execute("SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'")
+            lengths.append(cursor.fetchone()[0])
+            time.sleep(0.1)
+
+
 @pytest.mark.timeout(600)
 def test_every_statement_reads_by_the_index_that_it_is_written_for(db, alias):
     plans = Plans()
     for size in SIZES:
+        await_purge()
         with pinned(connection, size):
             plans.size = size
             with connection.execute_wrapper(plans):
                 scenario()
             empty()
+            await_purge()
             reread(connection)
             plans.explain_all()
     lines = plans.lines()
