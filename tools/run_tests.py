@@ -497,7 +497,7 @@ def summary(results: list[Result], coverage: str, seconds: float) -> int:
         state = "NOT RUN" if result.not_run else "ok" if result.ok else "FAILED"
         tests = f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped" if result.passed else ""
         times = f"{result.seconds:5.0f} s  CPU {result.cpu:4.0f} s"
-        print(f"  {state:8}{result.step.name:46}{result.step.leg.name:26}{times}  {tests}")
+        print(f"  {state:8}{result.step.name:48}{result.step.leg.name:26}{times}  {tests}")
     if longest := slowest_files():
         print("\nSlowest test files")
         print("\n".join(f"  {line}" for line in longest))
