@@ -78,6 +78,16 @@ class Leg:
     below: tuple[int, int]
     extras: str = "dev"
 
+    @property
+    def folder(self) -> Path:
+        """The virtual environment."""
+        version = ".".join(map(str, self.minimum))
+        return WORK / "-".join(["venv", version, *self.extras.split(",")[1:]])
+
+    @property
+    def interpreter(self) -> Path:
+        return self.folder / "bin" / "python"
+
 
 OLD = Leg("Python 3.11, Django 5.2", (3, 11), (3, 12))
 NEW = Leg("Python 3.12+, Django 6.1", (3, 12), (3, 15))
@@ -97,14 +107,14 @@ class Step:
     needs: str = ""
     """A further requirement: ``browser`` or ``java``."""
     alone: bool = False
-    """Whether it needs its own server, because it asks the server which connections wait."""
+    """Whether it needs its own server: it reads all transactions of the server, or waits for purge."""
 
 
 def steps() -> list[Step]:
     # The packaging tests build and install the distribution, and the browser tests open every page: each runs once.
     timed = ("-m", "pytest", "-q", "--durations=30", "-m")
     # A Spark session takes seconds to start and gigabytes to install, so its tests are separate steps.
-    everything = (*timed, "not packaging and not browser and not spark and not slow and not interleavings")
+    everything = (*timed, "not packaging and not browser and not spark and not slow and not own_server")
     without_repeated = tuple(f"--ignore={name}" for name in REPEATED)
     in_process = (*timed, everything[-1] + " and not processes")
     any_engine = (*timed, in_process[-1] + " and any_engine")
@@ -117,8 +127,8 @@ def steps() -> list[Step]:
     packaging = (*timed, "packaging", "tests/packaging")
     browser = (*timed, "browser", "tests/browser", "tests/pipeline")
     pages = (*timed, "browser", "tests/browser/test_pages.py")
-    interleavings = (*timed, "interleavings", "tests/interleavings")
-    interleavings_of_the_engine = (*timed, "interleavings and not any_engine", "tests/interleavings")
+    own_server = (*timed, "own_server", "tests/interleavings", "tests/sql")
+    own_server_of_the_engine = (*timed, "own_server and not any_engine", "tests/interleavings", "tests/sql")
     # Warnings are errors, including those about references that do not resolve.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
@@ -139,10 +149,10 @@ def steps() -> list[Step]:
         Step("browser, SQLite", NEW, browser, "sqlite", needs="browser"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
         Step("pipeline of the engine, MariaDB", NEW, pipeline_of_the_engine, "mariadb", needs="java"),
-        Step("interleavings, MariaDB", OLD, interleavings, "mariadb", alone=True),
+        Step("interleavings and plans, MariaDB", OLD, own_server, "mariadb", alone=True),
         # The admin's pages differ between Django versions. The operations on them do not.
         Step("browser, MariaDB", OLD, pages, "mariadb", needs="browser"),
-        Step("interleavings, MySQL", NEW, interleavings_of_the_engine, "mysql", alone=True),
+        Step("interleavings and plans, MySQL", NEW, own_server_of_the_engine, "mysql", alone=True),
         Step("packaging and tutorial", OLD, packaging),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
         Step("conformance, MariaDB with snapshot isolation", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
@@ -165,7 +175,7 @@ def check_steps() -> list[Step]:
     pytest = ("-m", "pytest", "-q", "-m")
     quick = (
         *pytest,
-        "not processes and not packaging and not browser and not spark and not slow and not interleavings",
+        "not processes and not packaging and not browser and not spark and not slow and not own_server",
     )
     protocol = tuple(f"tests/{name}" for name in ("service", "operations", "inspection"))
     rest = tuple(f"tests/{name}" for name in ("unit", "docs", "runtime", "management", "admin", "metrics", "databases"))
@@ -231,9 +241,7 @@ def prepare(leg: Leg) -> Path:
     python = find_python(leg)
     if python is None:
         raise servers.NotAvailable(f"no interpreter for {leg.name} was found on PATH or in pyenv")
-    version = ".".join(map(str, leg.minimum))
-    folder = WORK / "-".join(["venv", version, *leg.extras.split(",")[1:]])
-    interpreter = folder / "bin" / "python"
+    folder, interpreter = leg.folder, leg.interpreter
     constraints = ROOT / "constraints.txt"
     stamp = folder / "installed"
     wanted = constraints.read_text() + (ROOT / "pyproject.toml").read_text()
@@ -456,7 +464,7 @@ def main() -> int:
                 for process in RUNNING:
                     process.terminate()
                 raise
-    coverage = coverage_report(WORK / "venv-3.11" / "bin" / "python")
+    coverage = coverage_report(OLD.interpreter)
     return summary(results, coverage, time.monotonic() - began)
 
 

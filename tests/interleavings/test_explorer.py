@@ -19,7 +19,7 @@ from tests.interleavings.regressions import REGRESSIONS
 from tests.interleavings.schedules import Diverged
 from tests.support.writers import watched, writing_functions
 
-pytestmark = [pytest.mark.interleavings, pytest.mark.servers_only, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.own_server, pytest.mark.servers_only, pytest.mark.timeout(300)]
 
 SEED = int(os.environ.get("EXPLORE_SEED", "1"))
 SECONDS = 40.0

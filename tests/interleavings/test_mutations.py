@@ -17,7 +17,7 @@ from tests.interleavings.pairs import pairs
 from tests.interleavings.schedules import Space
 from tests.interleavings.trials import REFUSALS, Trial, Verdict
 
-pytestmark = [pytest.mark.interleavings, pytest.mark.any_engine, pytest.mark.servers_only, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.own_server, pytest.mark.any_engine, pytest.mark.servers_only, pytest.mark.timeout(300)]
 
 Finding = tuple[str, str]
 """Its kind and its text."""

@@ -15,7 +15,7 @@ from tests.interleavings.known import Known, Outcome
 from tests.interleavings.schedules import Prefix, Segment, Space
 from tests.interleavings.steps import APPENDED_FOR_ALL, COMMITTED, NOTHING, READ
 
-pytestmark = [pytest.mark.interleavings, pytest.mark.any_engine]
+pytestmark = [pytest.mark.own_server, pytest.mark.any_engine]
 
 
 class Toy(NamedTuple):

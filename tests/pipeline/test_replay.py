@@ -146,7 +146,6 @@ def test_a_rate_is_kept(job, monkeypatch):
     assert slept == [1.0, 2.0]
 
 
-@pytest.mark.any_engine
 def test_metadata_of_any_form(job):
     forms = [{}, {"a": "}"}, {CAME_FROM: "before"}, {"nested": {"a": [1, "{"]}}]
     for metadata in forms:

@@ -110,7 +110,7 @@ def analyze() -> None:
 
 @pytest.mark.promise("Cost")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rows", [0, 50_000])
+@pytest.mark.parametrize("rows", [0, 100_000])
 def test_nothing_that_a_subscriber_sends_scans_sorts_or_copies_a_table(db, rows):
     """On nearly empty tables, too: there a scan or a sort under lock locks the rows of others."""
     if rows:
@@ -191,7 +191,7 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, settings):
         return cost_of
 
     found = []
-    for rows in (1000, 50_000):
+    for rows in (1000, 100_000):
         empty()
         fill(rows)
         analyze()
