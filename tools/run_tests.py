@@ -127,8 +127,8 @@ def steps() -> list[Step]:
     packaging = (*timed, "packaging", "tests/packaging")
     browser = (*timed, "browser", "tests/browser", "tests/pipeline")
     pages = (*timed, "browser", "tests/browser/test_pages.py")
-    own_server = (*timed, "own_server", "tests/interleavings", "tests/sql")
-    own_server_of_the_engine = (*timed, "own_server and not any_engine", "tests/interleavings", "tests/sql")
+    own_server = (*timed, "own_server", "tests/interleavings", "tests/sql", "tests/crash")
+    own_server_of_the_engine = (*timed, "own_server and not any_engine", "tests/interleavings", "tests/sql", "tests/crash")
     # Warnings are errors, including those about references that do not resolve.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
@@ -149,10 +149,10 @@ def steps() -> list[Step]:
         Step("browser, SQLite", NEW, browser, "sqlite", needs="browser"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
         Step("pipeline of the engine, MariaDB", NEW, pipeline_of_the_engine, "mariadb", needs="java"),
-        Step("interleavings and plans, MariaDB", OLD, own_server, "mariadb", alone=True),
+        Step("interleavings, plans, lasting sessions, MariaDB", OLD, own_server, "mariadb", alone=True),
         # The admin's pages differ between Django versions. The operations on them do not.
         Step("browser, MariaDB", OLD, pages, "mariadb", needs="browser"),
-        Step("interleavings and plans, MySQL", NEW, own_server_of_the_engine, "mysql", alone=True),
+        Step("interleavings, plans, lasting sessions, MySQL", NEW, own_server_of_the_engine, "mysql", alone=True),
         Step("packaging and tutorial", OLD, packaging),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
         Step("conformance, MariaDB with snapshot isolation", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),

@@ -229,6 +229,7 @@ LINGERING = [(name, mode) for mode, names in ((STAYS, OUTLIVED), (LATE, ARRIVES)
 
 @pytest.mark.promise("Crashes", "Cancelling")
 @pytest.mark.servers_only
+@pytest.mark.own_server
 @pytest.mark.parametrize(("name", "mode"), LINGERING)
 def test_the_servers_session_lives_on(db, crasher, name, mode):
     """The server has not noticed that the client is gone: what the session has locked is locked still.

@@ -120,7 +120,6 @@ def test_statements_are_small(place):
     assert sum(map(len, made)) == 5004
 
 
-@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("row", "says"),
     [
