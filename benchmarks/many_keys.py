@@ -34,13 +34,13 @@ def main() -> None:
     from django_mysqlqueue import Message, publish_many, subscriber
     from django_mysqlqueue.conf import Settings
     from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-    from django_mysqlqueue.runtime.handling.registry import handlers
     from django_mysqlqueue.runtime.process.memory import resident_mb
     from django_mysqlqueue.runtime.process.subscriber import Subscriber
     from django_mysqlqueue.service import retention
     from django_mysqlqueue.service.refs import GroupRef
     from django_mysqlqueue.service.sequencing import sequence
     from django_mysqlqueue.sql import dialect_of
+    from django_mysqlqueue.subscriptions.registry import handlers
 
     environment = common.environment()
     seconds: dict[str, float] = {}

@@ -30,9 +30,9 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import is_server, server_version
+from django_mysqlqueue.subscriptions import registry
 
 MODELS = (
     QueueMessage,

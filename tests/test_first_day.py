@@ -16,8 +16,8 @@ from django.db import connection
 
 from django_mysqlqueue import InvalidMessage, Message, SubscriberError, publish, subscriber
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.runtime.handling import registry
-from django_mysqlqueue.runtime.handling.registry import handlers
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.subscriptions.registry import handlers
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, lag
 from tests.support.paths import ROOT

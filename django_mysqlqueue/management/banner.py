@@ -11,12 +11,12 @@ from django.db import connections
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.management.ports import MetricsPorts
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.handler import Handler
 
 
 def show_banner(

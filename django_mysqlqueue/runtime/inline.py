@@ -19,22 +19,23 @@ from django.db.transaction import TransactionManagementError
 from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.runtime.handling.call import handle
-from django_mysqlqueue.runtime.handling.delivery import Delivery
-from django_mysqlqueue.runtime.handling.handler import Handler, mode_text
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.runtime.handling.observers import expected
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.poller import Poller
-from django_mysqlqueue.runtime.process.subscriber import incarnation, register
+from django_mysqlqueue.runtime.process.subscriber import incarnation
+from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import heartbeats, polling, sequencing
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 
 MOST = 10_000
 """Deliveries after which a handler that keeps publishing to itself is stopped."""

@@ -29,17 +29,18 @@ from django_mysqlqueue.management.base import (
 )
 from django_mysqlqueue.management.ports import MetricsPorts, port
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.handler import Handler
-from django_mysqlqueue.runtime.handling.registry import handlers
 from django_mysqlqueue.runtime.process import memory, reload
 from django_mysqlqueue.runtime.process.lifeline import Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import STOP_SIGNALS
-from django_mysqlqueue.runtime.process.subscriber import Subscriber, register, require_handlers
+from django_mysqlqueue.runtime.process.subscriber import Subscriber, require_handlers
 from django_mysqlqueue.runtime.process.supervisor import Supervisor
+from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.registry import handlers
 
 
 def positive(text: str) -> int:

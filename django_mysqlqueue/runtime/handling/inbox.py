@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held, Lane
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler
 
 SLICE = 0.02
 """Seconds that a thread stays with one lane before other groups and partitions have their turn."""

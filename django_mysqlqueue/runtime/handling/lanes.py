@@ -7,13 +7,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.runtime.handling.delivery import Delivery
+    from django_mysqlqueue.subscriptions.delivery import Delivery
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,6 @@ from django.db import Error
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.runtime.handling.delivery import Delivery
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import Settled, flushed_ends, latency
 from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
@@ -23,6 +21,8 @@ from django_mysqlqueue.service import claiming, payloads, rollups, settling, wat
 from django_mysqlqueue.service.claiming import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.sql.session import Retry
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""

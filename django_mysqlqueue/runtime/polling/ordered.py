@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
@@ -18,6 +17,7 @@ from django_mysqlqueue.service.claiming import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Lease
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.handler import Handler
 
 LOOKED_AT = 1000
 """Maximum number of partitions in ``todo`` that one turn goes through."""

@@ -16,7 +16,6 @@ from django.db import Error, connections
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.group import PolledGroup
@@ -27,6 +26,7 @@ from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling,
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry, Session
+from django_mysqlqueue.subscriptions.handler import Handler
 
 SEQUENCER_PASSES = 4
 """Maximum number of passes of the sequencer per poll, so that flushes and extensions are not starved."""

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.claiming import Claim, Want
 from django_mysqlqueue.service.deliveries import Flushed, Settlement
+from django_mysqlqueue.subscriptions.handler import Handler
 
 MAX_WINDOW = 10_000
 """Maximum number of due rows that one claim looks at."""

@@ -19,7 +19,6 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.runtime.handling.handler import Handler, mode_text
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
 from django_mysqlqueue.runtime.log import event
@@ -30,12 +29,14 @@ from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import on_stop_signals, say_leaving, say_stopping
+from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 from django_mysqlqueue.version import __version__
 
 EXIT_UNCLEAN = 1
@@ -79,18 +80,6 @@ def require_handlers(handlers: Mapping[GroupRef, Handler]) -> None:
         raise SubscriberError(
             "There is no handler to run: no subscribers.py of an installed app declares one that the options select."
         )
-
-
-def register(using: str, handlers: Mapping[GroupRef, Handler]) -> None:
-    """Register the groups of handlers.
-
-    Raises:
-        SubscriberError: a group is registered with a mode other than its handler's.
-    """
-    for ref, handler in handlers.items():
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
-        if registered.mode != handler.mode:
-            raise SubscriberError(mode_text(handler, registered.mode))
 
 
 class Subscriber:

@@ -12,9 +12,8 @@ import types
 import pytest
 
 from django_mysqlqueue import SubscriberError, subscriber
-from django_mysqlqueue.runtime.handling import registry
-from django_mysqlqueue.runtime.handling.registry import handlers
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.registry import handlers
 from tests.support.registered import AsyncCallable, Methods, coroutine_function, handle, only
 
 pytestmark = pytest.mark.any_engine
@@ -180,40 +179,3 @@ def test_callables_are_called_as_they_are(function):
 
 
 # -- registering groups -------------------------------------------------------
-
-
-def test_groups_are_registered_on_the_queues_database_only(monkeypatch, settings):
-    calls = []
-
-    def register(using, ref, *, mode, start):
-        calls.append((using, ref, mode, start))
-        return registry.groups.Registered(ref, mode, 0, False)
-
-    monkeypatch.setattr(registry.groups, "register", register)
-    subscriber("t", group="g", mode="shared", start="latest")(handle)
-    subscriber("t", group="h")(handle)
-    registry.register_groups("other")
-    assert calls == []
-    registry.register_groups("default")
-    assert calls == [
-        ("default", GroupRef("g", "t"), "shared", "latest"),
-        ("default", GroupRef("h", "t"), "ordered", "earliest"),
-    ]
-    calls.clear()
-    settings.MYSQLQUEUE = {"DATABASE": "other"}
-    registry.register_groups("default")
-    assert calls == []
-    registry.register_groups("other", only=[GroupRef("h", "t")])
-    assert calls == [("other", GroupRef("h", "t"), "ordered", "earliest")]
-
-
-def test_a_mode_that_differs_from_the_registered_one_is_said(monkeypatch, caplog):
-    """Migrate goes on; the text says which command mends it."""
-    monkeypatch.setattr(
-        registry.groups, "register", lambda using, ref, **options: registry.groups.Registered(ref, "shared", 0, False)
-    )
-    subscriber("t", group="g")(handle)
-    registry.register_groups("default")
-    assert "registered as shared" in caplog.text
-    assert "registered.handle has mode='ordered'" in caplog.text
-    assert "manage.py queuegroupmode g t ordered" in caplog.text

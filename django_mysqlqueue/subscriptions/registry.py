@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from asgiref.sync import async_to_sync
-from django.db import router
 from django.utils.module_loading import autodiscover_modules
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.runtime.handling.handler import Handler, HandlerFunction, mode_text
-from django_mysqlqueue.runtime.handling.timeouts import limited
-from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.service import groups, known_topics
+from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler, HandlerFunction
+from django_mysqlqueue.subscriptions.timeouts import limited
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.runtime.handling.delivery import Delivery
+    from django_mysqlqueue.subscriptions.delivery import Delivery
 
 
 One = TypeVar("One", bound="Callable[[Delivery], Any]")
@@ -341,29 +337,3 @@ def _resolve(declared: Declared) -> Handler:
         is_async=is_async,
         **options,
     )
-
-
-def register_groups(using: str, only: Iterable[GroupRef] | None = None) -> None:
-    """Register the groups of handlers if ``using`` is the queue's database.
-
-    A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
-    refuses to start.
-
-    Args:
-        using: a database alias.
-        only: the groups to register (default: all).
-    """
-    if using != (get_settings().database or router.db_for_write(ConsumerGroup)):
-        return
-    known = handlers()
-    for ref in only if only is not None else known:
-        handler = known[ref]
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
-        if registered.mode != handler.mode:
-            event(
-                logging.WARNING,
-                "group.mode_kept",
-                group=ref.group,
-                topic=ref.topic,
-                error=mode_text(handler, registered.mode),
-            )
