@@ -127,8 +127,9 @@ def steps() -> list[Step]:
     packaging = (*timed, "packaging", "tests/packaging")
     browser = (*timed, "browser", "tests/browser", "tests/pipeline")
     pages = (*timed, "browser", "tests/browser/test_pages.py")
-    own_server = (*timed, "own_server", "tests/interleavings", "tests/sql", "tests/crash")
-    own_server_of_the_engine = (*timed, "own_server and not any_engine", "tests/interleavings", "tests/sql", "tests/crash")
+    alone = ("tests/interleavings", "tests/sql", "tests/crash")
+    own_server = (*timed, "own_server", *alone)
+    own_server_of_the_engine = (*timed, "own_server and not any_engine", *alone)
     # Warnings are errors, including those about references that do not resolve.
     docs = ("-m", "sphinx", "-q", "-E", "-n", "-W", "--keep-going", "-d", ".test/doctrees", "docs", ".test/docs")
     repeatable = {"TEST_ISOLATION": "repeatable read"}
