@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the whole test suite, for ``make test``. Standard library only.
 
-It installs missing packages, starts private database servers, runs the steps below, three at a time, and prints a
+It installs missing packages, starts private database servers, runs the steps below, four at a time, and prints a
 summary. A step that cannot run is reported as NOT RUN. If the environment variable CI is set, that is a failure.
 
 All tests run on SQLite. Tests marked ``any_engine`` run only there, because they are independent of the database (pages
@@ -64,6 +64,7 @@ REPEATED = (
     "tests/model",
     "tests/sql",
 )
+STEPS_AT_A_TIME = 4
 STEP_TIMEOUT = 1200
 RUNNING: list[subprocess.Popen[bytes]] = []
 """The processes of all steps that were started."""
@@ -139,13 +140,13 @@ def steps() -> list[Step]:
         Step("docs", NEW, docs),
         Step("the rest of the engine, MySQL", NEW, (*of_the_engine, *REPEATED), "mysql"),
         Step("the rest of the engine, MariaDB", OLD, (*of_the_engine, *REPEATED), "mariadb"),
+        Step("processes of the engine, MySQL", NEW, processes_of_the_engine, "mysql"),
         Step("processes, SQLite", OLD, (*coverage, *processes), "sqlite"),
+        Step("processes of the engine, MariaDB", OLD, processes_of_the_engine, "mariadb"),
+        Step("suite, SQLite", NEW, in_process, "sqlite"),
         Step("most of the engine, MariaDB", OLD, (*coverage, *of_the_engine, *without_repeated), "mariadb"),
         Step("pipeline, SQLite", OLD, (*coverage, *pipeline), "sqlite", needs="java"),
-        Step("processes of the engine, MySQL", NEW, processes_of_the_engine, "mysql"),
-        Step("suite, SQLite", NEW, in_process, "sqlite"),
         Step("most of the engine, MySQL", NEW, (*of_the_engine, *without_repeated), "mysql"),
-        Step("processes of the engine, MariaDB", OLD, processes_of_the_engine, "mariadb"),
         Step("any engine, SQLite", OLD, (*coverage, *any_engine), "sqlite"),
         Step("browser, SQLite", NEW, browser, "sqlite", needs="browser"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
@@ -455,8 +456,8 @@ def main() -> int:
         (WORK / folder).mkdir(parents=True)
     with contextlib.ExitStack() as stack:
         requirements = Requirements(chosen, stack)
-        # A step waits for its server half of the time: three keep two cores busy.
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        # A step waits for its server or its processes half of the time: four keep two cores busy.
+        with concurrent.futures.ThreadPoolExecutor(STEPS_AT_A_TIME) as pool:
             jobs = [pool.submit(run, step, number, requirements) for number, step in enumerate(chosen, 1)]
             try:
                 results = [job.result() for job in jobs]

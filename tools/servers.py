@@ -36,7 +36,9 @@ DRIVER_PACKAGES = ("gcc", "libc6-dev", "libmariadb-dev", "pkg-config")
 JAVA_PACKAGES = ("openjdk-17-jre-headless",)
 JAVA_VERSION = 17
 BROWSER_PACKAGES = ("chromium", "fonts-dejavu-core")
-MARIADB_PACKAGES = ("mariadb-server-core", "mariadb-client-core")
+CLIENT_PACKAGES = ("mariadb-client-core",)
+"""The command-line client, which sets up servers of both kinds."""
+MARIADB_PACKAGES = ("mariadb-server-core", *CLIENT_PACKAGES)
 CHROMIUM = "/usr/bin/chromium"
 # Architecture → name of glibc's loader, library folder.
 LOADERS = {
@@ -157,6 +159,7 @@ def install(engine: str) -> None:
     if engine == "mariadb":
         apt_install(MARIADB_PACKAGES)
     elif engine == "mysql":
+        apt_install(CLIENT_PACKAGES)
         mysql_folder()
     else:
         raise ValueError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
