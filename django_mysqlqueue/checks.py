@@ -184,10 +184,7 @@ def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
             text = (
                 f"MYSQLQUEUE['GROUPS'][{name!r}]['BATCH_SIZE'] has no effect: no handler of the group has batch=True."
             )
-            hint = (
-                "Remove it, or declare the handler with batch=True. For the number of messages per claim, use "
-                "MYSQLQUEUE['BATCH_SIZE']."
-            )
+            hint = "Remove it, or declare the handler with batch=True. CLAIM_SIZE is the number of messages per claim."
         else:
             continue
         found.append(checks.Warning(text, hint=hint, id="django_mysqlqueue.W009"))

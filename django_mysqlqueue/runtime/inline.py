@@ -96,7 +96,7 @@ class InlineSubscriber:
             self._inbox,
             _NoHeartbeat(),
             groups=len(self._handlers),
-            batch_size=settings.batch_size,
+            claim_size=settings.claim_size,
             takes_all=True,
         )
         # Real subscribers do the maintenance (GC and so on).
@@ -214,30 +214,31 @@ class InlineSubscriber:
         heartbeats.forget(self._using, self._name, list(self._handlers))
 
 
-def _explaining(handler: Handler) -> Handler:
-    """Return the handler with an error that says what to do if the transaction of a ``TestCase`` makes it fail.
+class _Explaining(Handler):
+    """A handler with an error that says what to do if the transaction of a ``TestCase`` makes it fail.
 
     A handler that is not atomic may catch a database error and continue, because it has no transaction. A ``TestCase``
     has one, in which Django allows no query after an error.
     """
-    if handler.atomic:
-        return handler
 
-    def call(given: Any) -> Any:
+    def call(self, given: Any) -> Any:
+        """Call the function, and return its result."""
         try:
-            return handler.function(given)
+            return super().call(given)
         except TransactionManagementError as error:
-            if not any_needs_rollback():
+            if self.atomic or not any_needs_rollback():
                 raise
             raise TransactionManagementError(
-                f"{handler.where}: it continues after a database error that it, or code that it called, has caught. "
+                f"{self.where}: it continues after a database error that it, or code that it called, has caught. "
                 "Outside tests that works, because each statement commits by itself. Here all statements are in the "
                 "test's transaction, in which Django allows no query after an error. Put the statement that may fail "
                 "into a `with transaction.atomic():` block of its own, inside the `try`, or test the handler in a "
                 "TransactionTestCase."
             ) from error
 
-    return dataclasses.replace(handler, function=call)
+
+def _explaining(handler: Handler) -> Handler:
+    return _Explaining(**{one.name: getattr(handler, one.name) for one in dataclasses.fields(Handler)})
 
 
 # -- EAGER --------------------------------------------------------------------

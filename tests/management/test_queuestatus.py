@@ -70,7 +70,7 @@ def test_lag_is_a_count_of_messages(db):
         publish("t", number, key=f"k{number % 3}")
         publish_many("noise", range(10))
     sequence()
-    sub = Sub(handler(), handler(topic="noise", group="n"), batch_size=5, prefetch=5)
+    sub = Sub(handler(), handler(topic="noise", group="n"), claim_size=5, prefetch=5)
     assert group_status()["lag"] == 20
     sub.step()
     sub.work(2)

@@ -156,8 +156,8 @@ def test_an_error_in_subscribers_is_not_swallowed(app, settings, source, error):
 def test_async_handlers_run_to_their_end(function):
     subscriber("t", group="g")(function)
     resolved = only()
-    assert resolved.function is not function
-    result = resolved.function("the delivery")
+    assert resolved.is_async
+    result = resolved.call("the delivery")
     assert not inspect.isawaitable(result)
     assert result in (None, ("awaited", "the delivery"))
 
@@ -168,13 +168,13 @@ def test_async_handlers_raise_through():
         raise ValueError(delivery)
 
     with pytest.raises(ValueError, match="the delivery"):
-        only().function("the delivery")
+        only().call("the delivery")
 
 
 @pytest.mark.parametrize("function", [Callable(), Methods().plain, functools.partial(Callable())])
 def test_callables_are_called_as_they_are(function):
     subscriber("t", group="g")(function)
-    assert only().function("the delivery") == ("called", "the delivery")
+    assert only().call("the delivery") == ("called", "the delivery")
     assert "tests." in only().where or "functools" in only().where
 
 

@@ -26,7 +26,7 @@ def run(function, messages, *, threads=2, **options):
             sub.flush()
             if not lag():
                 break
-            sub.inbox.wait(0.05, enough=1)
+            sub.inbox.wait(0.05)
         assert lag() == 0
     finally:
         sub.inbox.close()

@@ -83,7 +83,7 @@ def live() -> None:
         handler(group="ob", function=batch, atomic=True, batch=True, batch_size=10, max_attempts=1),
     ]
     others = [handler(group="os"), handler(group="ss", mode="shared")]
-    _life(Sub(*whole, batch_size=50), Sub(*others, name="part", subset=part, batch_size=50))
+    _life(Sub(*whole, claim_size=50), Sub(*others, name="part", subset=part, claim_size=50))
     for name in ("o", "s"):
         _lose_and_take_over(name)
     last = Sub(*whole)

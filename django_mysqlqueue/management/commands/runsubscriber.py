@@ -85,10 +85,10 @@ class Command(LimitedCommand):
         add("--processes", type=positive, metavar="N", help="run N subscriber processes and replace those that end")
         add("--name", help="first part of the subscriber's name (default: the host name)")
         add(
-            "--batch-size",
+            "--claim-size",
             type=positive,
             metavar="N",
-            help="maximum number of messages per claim (default: MYSQLQUEUE['BATCH_SIZE'], 100)",
+            help="maximum number of messages per claim (default: MYSQLQUEUE['CLAIM_SIZE'], 100)",
         )
         add(
             "--drain",
@@ -174,7 +174,7 @@ class Command(LimitedCommand):
             get_settings(),
             name=options["name"],
             threads=self._threads(using, options),
-            batch_size=options["batch_size"],
+            claim_size=options["claim_size"],
             drain=options["drain"],
             subset=Subset.parse(options["partition"] or (), options["shard"]),
             max_messages=options["max_messages"],
@@ -225,7 +225,7 @@ class Command(LimitedCommand):
             handlers=subscriber.handlers,
             settings=subscriber.settings,
             threads=subscriber.threads,
-            batch_size=subscriber.batch_size,
+            claim_size=subscriber.claim_size,
             subset=subscriber.subset,
             metrics=metrics,
         )
@@ -268,7 +268,7 @@ class Command(LimitedCommand):
                 handlers=chosen,
                 settings=settings,
                 threads=self._threads(using, options),
-                batch_size=options["batch_size"] or settings.batch_size,
+                claim_size=options["claim_size"] or settings.claim_size,
                 subset=subset,
                 processes=options["processes"],
                 reload=reloads,

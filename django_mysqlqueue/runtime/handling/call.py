@@ -167,7 +167,7 @@ def _call(handler: Handler, deliveries: list[Delivery]) -> None:
     pid = os.getpid()
     outer = sessions.begin_call()
     try:
-        result = handler.function(list(deliveries) if handler.batch else deliveries[0])
+        result = handler.call(list(deliveries) if handler.batch else deliveries[0])
     except BaseException as error:
         if os.getpid() != pid:
             forks.leave(error)

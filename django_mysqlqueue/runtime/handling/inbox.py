@@ -33,6 +33,8 @@ class _Group:
     running: int = 0
     waiting_bytes: int = 0
     settlements: list[Settlement] = field(default_factory=list)
+    enough: int = 1
+    """Number of settlements that are flushed at once, before their delay is over."""
     first_settlement_at: float = 0.0
     acked: list[float] = field(default_factory=list)
     """See ``take_acked``."""
@@ -140,10 +142,24 @@ class Inbox:
             for settlement in settlements:
                 self._release_suspect(settlement.delivery)
 
-    def flush_due(self, ref: GroupRef, *, enough: int) -> bool:
-        """Return whether a group's settlements have waited long enough, are ``enough``, or nothing else is to come."""
+    def configure(self, handler: Handler, *, enough: int) -> None:
+        """Use a handler's options from now on, also for the deliveries that wait.
+
+        Args:
+            handler: the handler of one of the groups.
+            enough: number of its settlements that are flushed at once, before their delay is over.
+        """
         with self._lock:
-            return self._flush_due(self._groups[ref], enough)
+            group = self._groups[handler.ref]
+            group.enough = enough
+            for lane in group.lanes.values():
+                for held in lane.waiting:
+                    held.handler = handler
+
+    def flush_due(self, ref: GroupRef) -> bool:
+        """Return whether a group's settlements have waited long enough, are enough, or nothing else is to come."""
+        with self._lock:
+            return self._flush_due(self._groups[ref])
 
     def waiting(self, ref: GroupRef) -> tuple[int, int]:
         """Return how many deliveries of a group wait to start, and their payload bytes."""
@@ -262,12 +278,11 @@ class Inbox:
             self._woken = True
             self._poller.notify_all()
 
-    def wait(self, timeout: float, *, enough: int) -> bool:
+    def wait(self, timeout: float) -> bool:
         """Sleep, in the poller's thread, until settlements are to be flushed or deliveries to be claimed.
 
         Args:
             timeout: maximum number of seconds.
-            enough: number of settlements that are flushed at once.
 
         Returns:
             Whether ``wake`` ended the sleep.
@@ -276,7 +291,7 @@ class Inbox:
         with self._lock:
             while True:
                 now = time.monotonic()
-                due = any(self._flush_due(group, enough) for group in self._groups.values())
+                due = any(self._flush_due(group) for group in self._groups.values())
                 if self._woken or self._hungry or due or now >= deadline:
                     woken, self._woken, self._hungry = self._woken, False, False
                     return woken
@@ -482,10 +497,10 @@ class Inbox:
             self._poller.notify_all()
         group.settlements.append(settlement)
 
-    def _flush_due(self, group: _Group, enough: int) -> bool:
+    def _flush_due(self, group: _Group) -> bool:
         if not group.settlements:
             return False
-        if len(group.settlements) >= enough or not (group.waiting or group.running):
+        if len(group.settlements) >= group.enough or not (group.waiting or group.running):
             return True
         if self._suspect is not None and any(settlement.delivery is self._suspect for settlement in group.settlements):
             return True

@@ -23,6 +23,7 @@ from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flus
 from django_mysqlqueue.sql.session import Retry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.options import as_text, changed, with_overrides
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
@@ -45,25 +46,12 @@ class PolledGroup(ABC):
         self.context = context
         self.inbox = context.inbox
         self.using = context.using
-        self.handler = handler
         self.ref = handler.ref
-        self.batch_size = max(context.batch_size, handler.batch_size)
-        """Maximum number of messages per claim."""
-        batches = (context.threads + 1) * handler.batch_size if handler.batch else 1
-        self.least = max(batches, context.settings.prefetch // context.groups)
-        """Deliveries of this group that may wait in the inbox, however full other groups have made it.
-
-        For a batch handler, one batch for each thread and one more: with less, the first thread would take all
-        partitions that are there, and the other threads would wait for them."""
         self.max_bytes = context.limits.waiting_bytes // context.groups
-        self.claimant = Claimant(
-            handler.ref,
-            context.subscriber,
-            handler.max_attempts,
-            int(handler.visibility_timeout * 1000) if handler.shared else None,
-            strict=handler.on_failure == "block" and not handler.shared,
-            subset=context.subset,
-        )
+        self._declared = handler
+        """The handler as the code declares it, without overrides."""
+        self._overrides = ""
+        """The column of the group row that was applied last."""
         self.todo: dict[str, None] = {}
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
         self._depth = 1
@@ -93,7 +81,59 @@ class PolledGroup(ABC):
         """The token of a claim whose COMMIT has an unknown outcome."""
         self.tally = rollups.Tally()
         """The counts of this process since it last wrote the rollups."""
-        context.prefetch.join(self.ref, lambda: bool(self.todo))
+        self.configure(handler)
+
+    def configure(self, handler: Handler) -> None:
+        """Use a handler's options from now on, also for the deliveries that wait.
+
+        Deliveries that are being handled keep the options with which they started.
+        """
+        context = self.context
+        self.handler = handler
+        self.claim_size = max(handler.claim_size or context.claim_size, handler.batch_size)
+        """Maximum number of messages per claim."""
+        # For a batch handler, one batch for each thread and one more: with less, the first thread would take all
+        # partitions that are there, and the other threads would wait for them.
+        batches = (context.threads + 1) * handler.batch_size if handler.batch else 1
+        self.least = max(batches, handler.prefetch or context.settings.prefetch // context.groups)
+        """Deliveries of this group that may wait in the inbox, however full other groups have made it."""
+        if handler.prefetch is None:
+            context.prefetch.join(self.ref, lambda: bool(self.todo))
+        else:
+            context.prefetch.leave(self.ref)
+        self.claimant = Claimant(
+            handler.ref,
+            context.subscriber,
+            handler.max_attempts,
+            int(handler.visibility_timeout * 1000) if handler.shared else None,
+            strict=handler.on_failure == "block" and not handler.shared,
+            subset=context.subset,
+        )
+        self.inbox.configure(handler, enough=max(1, self.claim_size // 2))
+
+    def override(self, column: str) -> bool:
+        """Apply the overrides of the group's options, if they are not the ones that were applied last.
+
+        An override that this code does not know, or that its handler cannot have, is logged and ignored.
+
+        Args:
+            column: the JSON text of the group row.
+
+        Returns:
+            Whether an option has changed.
+        """
+        if column == self._overrides:
+            return False
+        self._overrides = column
+        handler, refused = with_overrides(self._declared, column)
+        for text in refused:
+            event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
+        if handler == self.handler:
+            return False
+        values = ", ".join(f"{name}={as_text(name, getattr(handler, name))}" for name in changed(self.handler, handler))
+        self.configure(handler)
+        event(logging.INFO, "settings.changed", group=self.ref.group, topic=self.ref.topic, settings=values)
+        return True
 
     # -- what the poller calls ------------------------------------------------
 
@@ -141,7 +181,7 @@ class PolledGroup(ABC):
         if self.stopped:
             return 0
         return self.context.prefetch.room(
-            self.ref, least=self.least, batch_size=self.batch_size, max_bytes=self.max_bytes
+            self.ref, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
         )
 
     def wants_turn(self) -> bool:
@@ -161,10 +201,8 @@ class PolledGroup(ABC):
         self._undo_unknown()
         room = self.room()
         may_claim = self._may_claim(room)
-        if may_claim or self.inbox.flush_due(self.ref, enough=self.context.enough):
-            settlements = self.inbox.take_settlements(self.ref)
-        else:
-            settlements = []
+        flushes = may_claim or self.inbox.flush_due(self.ref)
+        settlements = self.inbox.take_settlements(self.ref) if flushes else []
         wants = self._wants(room) if may_claim else []
         max_due = self._max_due(room)
         if not (wants or max_due or settlements or self.unfinished):
@@ -281,11 +319,11 @@ class PolledGroup(ABC):
         deep = claim.looked_at - claim.drained
         for want in wants:
             if want.key in deep:
-                self._depths[want.key] = min(2 * want.look_at, self.batch_size)
+                self._depths[want.key] = min(2 * want.look_at, self.claim_size)
             else:
                 self._depths.pop(want.key, None)
         if 2 * len(deep) >= len(claim.looked_at):
-            self._depth = min(2 * self._depth, self.batch_size)
+            self._depth = min(2 * self._depth, self.claim_size)
         else:
             self._depth = max(1, len(claim.deliveries) // len(claim.looked_at))
 

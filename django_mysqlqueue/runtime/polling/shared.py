@@ -23,13 +23,19 @@ class SharedGroup(PolledGroup):
     """A group of competing consumers: any partition, any message, no leases."""
 
     def __init__(self, context: Context, handler: Handler) -> None:
-        super().__init__(context, handler)
         self._next_due: int | None = None
         self._expects_clock_step = True
         self._extend_at = 0.0
         self._window = 0
         """Number of due rows to look at. It grows while the rows in front are locked."""
+        super().__init__(context, handler)
         self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
+
+    def configure(self, handler: Handler) -> None:
+        """Use a handler's options from now on. With another visibility timeout, deliveries are extended first."""
+        super().configure(handler)
+        # A claim that is shorter than the last one would end before the next extension.
+        self._extend_at = 0.0
 
     def _notify(self, key: str) -> None:
         self.todo[key] = None
@@ -112,7 +118,7 @@ class SharedGroup(PolledGroup):
 
     def _claimed(self, claim: Claim) -> bool:
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
-        self._window = min(max(2 * self._window, 2 * self.batch_size), MAX_WINDOW) if claim.locked else 0
+        self._window = min(max(2 * self._window, 2 * self.claim_size), MAX_WINDOW) if claim.locked else 0
         poll_soon = False
         if self._is_due():
             # Taken, or locked by another transaction: the next poll tells when more is due.

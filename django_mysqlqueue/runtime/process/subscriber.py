@@ -91,7 +91,7 @@ class Subscriber:
         settings: the settings of the queue.
         name: a name for people, to which the process id and a random part are added (default: the host's name).
         threads: number of handler threads (default: THREADS).
-        batch_size: maximum number of messages per claim (default: BATCH_SIZE).
+        claim_size: maximum number of messages per claim (default: CLAIM_SIZE).
         drain: if True, stop when the backlog is handled.
         subset: the partitions to work on.
         max_messages: number of deliveries to start before stopping.
@@ -109,7 +109,7 @@ class Subscriber:
         *,
         name: str | None = None,
         threads: int | None = None,
-        batch_size: int | None = None,
+        claim_size: int | None = None,
         drain: bool = False,
         subset: Subset = EVERYTHING,
         max_messages: int | None = None,
@@ -127,7 +127,7 @@ class Subscriber:
             incarnation(name) if lifeline is None else full_name(name, Incarnation(os.getpid(), lifeline.suffix))
         )
         self.threads = threads or settings.threads
-        self.batch_size = batch_size or settings.batch_size
+        self.claim_size = claim_size or settings.claim_size
         self.drain = drain
         self.subset = subset
         self.max_memory = max_memory
@@ -164,7 +164,7 @@ class Subscriber:
             self.inbox,
             self.heart,
             groups=len(self.handlers),
-            batch_size=self.batch_size,
+            claim_size=self.claim_size,
             subset=subset,
             threads=self.threads,
             progress=self.progress,
@@ -458,7 +458,7 @@ class Subscriber:
             # Do not wait for a handler that hangs; the others have SHUTDOWN_TIMEOUT.
             if not self.inbox.running(overrun=False) or time.monotonic() >= deadline:
                 break
-            self.inbox.wait(0.1, enough=1)
+            self.inbox.wait(0.1)
         self._insist(self._flush_all)
         self.executor.join(1 if not running else 0)
         self._insist(self.poller.release_leases)
