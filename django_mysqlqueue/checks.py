@@ -9,11 +9,13 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.humanize import moment
+from django_mysqlqueue.inspection import list_options
 from django_mysqlqueue.models import (
     ArchiveSegment,
     CollectedTopic,
@@ -298,6 +300,30 @@ def _alias() -> str | None:
     except ImproperlyConfigured:
         return None  # reported by E001 to E006
     return alias if alias in connections else None
+
+
+@checks.register(checks.Tags.database)
+def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn about overridden options that subscribers ignore, because the code no longer knows them (W019)."""
+    alias = _alias()
+    if alias is None or alias not in (databases or ()) or conf.problems():
+        return []
+    try:
+        with sessions.sound(alias):  # a setting that E017 reports must not affect this query
+            found = list_options(using=alias)
+    except (SubscriberError, DatabaseError):
+        return []  # E008 reports it; or the tables are not there yet
+    return [
+        checks.Warning(
+            f"{one.by} overrode {one.name} of the group {ref.group!r} on topic {ref.topic!r} at {moment(one.at)}, but "
+            f"subscribers ignore it: {one.ignored}.",
+            hint=f"Remove it: manage.py queueset {ref.group} {ref.topic} --unset {one.name}",
+            id="django_mysqlqueue.W019",
+        )
+        for ref, options in found.items()
+        for one in options
+        if one.ignored
+    ]
 
 
 def server_problems(alias: str) -> Iterator[str]:

@@ -28,6 +28,8 @@ OVERRIDABLE = (
     "timeout",
 )
 """Options that an operator can override while subscribers run, in the order in which they are listed."""
+PROCESS = ("claim_size", "prefetch", "poll_interval", "max_poll_interval")
+"""Options that a handler may leave open: then the settings of its process apply."""
 DURATIONS = frozenset({"poll_interval", "max_poll_interval", "visibility_timeout", "timeout"})
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -43,6 +45,11 @@ class Override:
     """When it was set, in epoch milliseconds."""
     by: str
     """Who set it."""
+
+    @property
+    def text(self) -> str:
+        """The value as it is typed, for example ``30s``."""
+        return as_text(self.name, self.value)
 
 
 # -- rules --------------------------------------------------------------------
@@ -88,20 +95,21 @@ SYNC_TIMEOUT = (
 )
 
 
-def overridden(handler: Handler, values: Mapping[str, Any]) -> Handler:
-    """Return a handler with other values of some options.
+def usable(handler: Handler, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the parsed values that are possible for a handler, and the reasons why the others are not.
 
     Args:
         handler: the handler as it was declared.
-        values: the values by option; they need not be parsed.
-
-    Raises:
-        ValueError: an option cannot be overridden for this handler; the text names the option, the value and the rule.
+        values: stored values by option.
     """
-    found = replace(handler, **{name: check_override(handler, name, value) for name, value in values.items()})
-    for rule in broken_by(found):
-        raise ValueError(rule.text)
-    return found
+    found: dict[str, Any] = {}
+    refused: list[str] = []
+    for name, value in values.items():
+        try:
+            found[name] = check_override(handler, name, value)
+        except ValueError as error:
+            refused.append(str(error))
+    return found, refused
 
 
 def with_overrides(handler: Handler, column: str) -> tuple[Handler, list[str]]:
@@ -111,13 +119,7 @@ def with_overrides(handler: Handler, column: str) -> tuple[Handler, list[str]]:
         handler: the handler as it was declared.
         column: the JSON text of the group row's column.
     """
-    values: dict[str, Any] = {}
-    ignored: list[str] = []
-    for one in stored(json.loads(column)):
-        try:
-            values[one.name] = check_override(handler, one.name, one.value)
-        except ValueError as error:
-            ignored.append(str(error))
+    values, ignored = usable(handler, {one.name: one.value for one in stored(column)})
     # They may have been set for code with other options.
     for rule in list(broken_by(replace(handler, **values))):
         ignored.append(rule.text)
@@ -156,26 +158,38 @@ def check_override(handler: Handler | None, name: str, value: Any) -> Any:
         hint = did_you_mean(close_names(name, list(OVERRIDABLE), most=1)) or f"Options: {', '.join(OVERRIDABLE)}"
         raise ValueError(f"there is no option {name!r}. {hint}")
     parsed = check_handler_option(name, value)
-    if handler is not None and name == "batch_size" and not handler.batch:
-        raise ValueError(f"{name}={value!r} requires a handler with batch=True")
-    if handler is not None and name == "visibility_timeout" and not handler.shared:
-        raise ValueError(f"{name}={value!r} has no effect in ordered mode, in which LEASE_DURATION protects deliveries")
-    if handler is not None and name == "timeout" and value is not None and not handler.is_async:
-        raise ValueError(f"{name}={value!r} {SYNC_TIMEOUT}")
+    if handler is not None and (reason := without_effect(handler, name)):
+        raise ValueError(f"{name}={value!r} {reason}")
     return parsed
+
+
+def without_effect(handler: Handler, name: str) -> str:
+    """Return why an option has no effect for a handler, or an empty string.
+
+    Args:
+        handler: the handler.
+        name: name of the option.
+    """
+    if name == "batch_size" and not handler.batch:
+        return "requires a handler with batch=True"
+    if name == "visibility_timeout" and not handler.shared:
+        return "has no effect in ordered mode, in which LEASE_DURATION protects deliveries"
+    if name == "timeout" and not handler.is_async:
+        return SYNC_TIMEOUT
+    return ""
 
 
 # -- the stored form ----------------------------------------------------------
 
 
-def stored(overrides: Mapping[str, Any]) -> list[Override]:
-    """Return the overrides in a group row's column, in the order of ``OVERRIDABLE``; unknown ones come last."""
+def stored(column: str) -> list[Override]:
+    """Return the overrides in a group row's column, in the order of ``OVERRIDABLE``; unknown ones come last.
+
+    Args:
+        column: its JSON text.
+    """
     order = {name: place for place, name in enumerate(OVERRIDABLE)}
-    found = [
-        Override(name, one.get("value"), int(one.get("at") or 0), str(one.get("by") or ""))
-        for name, one in overrides.items()
-        if isinstance(one, Mapping)
-    ]
+    found = [Override(name, one["value"], one["at"], one["by"]) for name, one in json.loads(column).items()]
     return sorted(found, key=lambda one: (order.get(one.name, len(order)), one.name))
 
 
@@ -204,6 +218,8 @@ def parse_text(name: str, text: str) -> Any:
         ValueError: the text is not such a value; the error names the option, the text and the rule.
     """
     text = text.strip()
+    if name not in OVERRIDABLE:
+        return text  # check_override refuses it
     if text.lower() == "none":
         return None
     if name == "backoff":

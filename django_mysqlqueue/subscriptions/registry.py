@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from django.conf import settings as django_settings
 from django.utils.module_loading import autodiscover_modules
 
 from django_mysqlqueue import naming
@@ -316,6 +317,21 @@ def handlers() -> dict[GroupRef, Handler]:
             )
         found[declared.ref] = _resolve(declared)
     return found
+
+
+def option_source(ref: GroupRef, name: str) -> str:
+    """Return where an option of a handler comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``.
+
+    Args:
+        ref: the group and its topic, which must have a handler in this project.
+        name: name of the option.
+    """
+    declared = next(one for one in _declared if one.ref == ref)
+    if name in get_settings().groups.get(ref.group, {}):
+        return "GROUPS"
+    if name in declared.options:
+        return "@subscriber"
+    return "MYSQLQUEUE" if name.upper() in getattr(django_settings, "MYSQLQUEUE", {}) else "default"
 
 
 def _resolve(declared: Declared) -> Handler:

@@ -293,6 +293,6 @@ def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
     one = handler(topic="order")
     show_banner(
         out, no_style(), title="x", using="default", handlers={one.ref: one}, settings=get_settings(), threads=1,
-        batch_size=1, subset=EVERYTHING,
+        claim_size=1, subset=EVERYTHING,
     )  # fmt: skip
     assert "topic 'order' has no messages; topics with messages but no handler here: orders." in out._out.getvalue()

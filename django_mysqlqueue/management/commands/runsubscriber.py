@@ -88,7 +88,8 @@ class Command(LimitedCommand):
             "--claim-size",
             type=positive,
             metavar="N",
-            help="maximum number of messages per claim (default: MYSQLQUEUE['CLAIM_SIZE'], 100)",
+            help="maximum number of messages per claim, for groups without a claim_size of their own (default: "
+            "MYSQLQUEUE['CLAIM_SIZE'], 100)",
         )
         add(
             "--drain",
