@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
@@ -50,13 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.any_version)
         if item.get_closest_marker("servers_only") and not os.environ.get("DATABASE_URL"):
             item.add_marker(pytest.mark.skip(reason="cannot hold on SQLite: one writer at a time"))
-
-
-def pytest_collection_finish() -> None:
-    """The tests live until the end, so the garbage collector need not visit them."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(scope="session")
