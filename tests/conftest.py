@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
@@ -38,22 +37,18 @@ QUEUE_MODELS = (
 )
 
 
-UNIT = Path(__file__).parent / "unit"
+UNIT, DOCS = (Path(__file__).parent / name for name in ("unit", "docs"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(UNIT) and "_database" not in item.fixturenames:  # type: ignore[attr-defined]
+        is_alone = "_database" not in item.fixturenames  # type: ignore[attr-defined]
+        if item.path.is_relative_to(UNIT) and is_alone:
             item.add_marker(pytest.mark.any_engine)
+        if (item.path.is_relative_to(UNIT) or item.path.is_relative_to(DOCS)) and item.get_closest_marker("any_engine"):
+            item.add_marker(pytest.mark.any_version)
         if item.get_closest_marker("servers_only") and not os.environ.get("DATABASE_URL"):
             item.add_marker(pytest.mark.skip(reason="cannot hold on SQLite: one writer at a time"))
-
-
-def pytest_collection_finish() -> None:
-    """The tests live until the end, so the garbage collector need not visit them."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(scope="session")
