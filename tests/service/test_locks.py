@@ -60,7 +60,7 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
             handled = 0
             for _ in range(3):  # those in a row that ask for locked ones only
                 time.sleep(0.02)
-                sub.poller.groups[0]._depth = 100  # as it is learned with quick handlers: much of few partitions
+                sub.poller.groups[0].depths.common = 100  # as it is learned with quick handlers: much of few partitions
                 sub.step()
                 handled += sub.work()
                 sub.flush()

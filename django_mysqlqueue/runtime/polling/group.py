@@ -17,6 +17,7 @@ from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import Settled, flushed_ends, latency
 from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.depths import Depths
 from django_mysqlqueue.service import claiming, payloads, rollups, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
@@ -28,10 +29,6 @@ from django_mysqlqueue.subscriptions.options import as_text, changed, with_overr
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
 FAILED = (Action.NACK, Action.REJECT)
-MAX_DEPTHS = 10_000
-"""Maximum number of partitions whose depth is remembered."""
-MAX_PARTITIONS = 100
-"""Maximum number of partitions that one claim looks at."""
 REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
 """The pause of a group after a failed turn. Other groups continue."""
 
@@ -54,10 +51,7 @@ class PolledGroup(ABC):
         """The column of the group row that was applied last."""
         self.todo: dict[str, None] = {}
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
-        self._depth = 1
-        """Minimum number of messages to look for in a partition, if there are many partitions."""
-        self._depths: dict[str, int] = {}
-        """By partition that had more messages than were asked for, the number to look for: twice the last one."""
+        self.depths = Depths(context.threads)
         self.unfinished: set[str] = set()
         """Partitions whose watermark can advance further."""
         self._skipped: set[str] = set()
@@ -276,57 +270,6 @@ class PolledGroup(ABC):
     def _may_claim(self, room: int) -> bool:
         return room > 0 and (bool(self.todo) or self._max_due(room) > 0)
 
-    def _each(self, room: int, key: str) -> int:
-        """Return how many messages to look for in a partition.
-
-        A partition costs a claim as much as ten messages do. So if partitions hold many messages, a claim takes from
-        few of them, but from enough to keep the threads busy.
-        """
-        share = room // (min(room, MAX_PARTITIONS, len(self.todo)) or 1)
-        depth = max(self._depth, self._depths.get(key, 1))
-        return max(1, share, min(depth, room // (2 * self.context.threads)))
-
-    def _expected(self, want: Want) -> int:
-        """Return how many messages a claim will probably get from a partition: most give no more than before."""
-        if want.due or want.key in self._depths:
-            return len(want.due) or want.look_at
-        return min(want.look_at, self._depth)
-
-    def _fill_up(self, wants: list[Want], left: int) -> list[Want]:
-        """Give the rest of a batch to partitions that had more messages than were taken the last time."""
-        filled: list[Want] = []
-        for want in wants:
-            more = max(0, min(left, self._depths.get(want.key, 0) - want.look_at)) if want.look_at else 0
-            filled.append(Want(want.key, look_at=want.look_at + more) if more else want)
-            left -= more
-        return filled
-
-    def _learn_depth(self, wants: Sequence[Want], claim: Claim, *, hungry: bool) -> None:
-        """Adapt how many messages to look for in a partition.
-
-        It grows only while handlers are faster than claims (``hungry``): otherwise the other partitions would wait
-        longer for no gain. A partition that had fewer messages than asked for says nothing about the others:
-        partitions with a backlog must not wait for those that get a message now and then.
-        """
-        if not claim.looked_at:
-            return
-        if not hungry:
-            self._depth = max(1, self._depth // 2)
-            self._depths.clear()
-            return
-        if len(self._depths) > MAX_DEPTHS:
-            self._depths.clear()
-        deep = claim.looked_at - claim.drained
-        for want in wants:
-            if want.key in deep:
-                self._depths[want.key] = min(2 * want.look_at, self.claim_size)
-            else:
-                self._depths.pop(want.key, None)
-        if 2 * len(deep) >= len(claim.looked_at):
-            self._depth = min(2 * self._depth, self.claim_size)
-        else:
-            self._depth = max(1, len(claim.deliveries) // len(claim.looked_at))
-
     # -- writing --------------------------------------------------------------
 
     def _flush(self, settlements: Sequence[Settlement], also: Collection[str]) -> Flushed:
@@ -412,7 +355,7 @@ class PolledGroup(ABC):
             self._stop(dropped=claim.dropped)
             return False
         poll_soon = self._claimed(claim)
-        self._learn_depth(wants, claim, hungry=hungry)
+        self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
         # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
         self._hand_out(claim.deliveries)
         if claim.dead and self.context.watch.is_wanted():

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
+from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
+from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.claiming import Claim, Want
 from django_mysqlqueue.service.deliveries import Flushed, Settlement
@@ -89,10 +90,10 @@ class SharedGroup(PolledGroup):
         for key in list(islice(self.todo, MAX_PARTITIONS)):
             if left <= 0:
                 break
-            wants.append(Want(key, look_at=min(self._each(room, key), left)))
-            left -= self._expected(wants[-1])
+            wants.append(Want(key, look_at=min(self.depths.look_at(key, room=room, partitions=len(self.todo)), left)))
+            left -= self.depths.expected(wants[-1])
             self.todo[key] = self.todo.pop(key)  # To the end, even if it is locked: the others have their turn.
-        return self._fill_up(wants, left)
+        return self.depths.fill_up(wants, left)
 
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
