@@ -23,7 +23,7 @@ from benchmarks import common
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000, help="number of keys (default: 1000000)")
-    parser.add_argument("--batch-size", type=int, default=500, help="messages per claim (default: 500)")
+    parser.add_argument("--claim-size", type=int, default=500, help="messages per claim (default: 500)")
     parser.add_argument("--mode", choices=("ordered", "shared"), default="ordered", help="mode (default: ordered)")
     parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
@@ -34,13 +34,13 @@ def main() -> None:
     from django_mysqlqueue import Message, publish_many, subscriber
     from django_mysqlqueue.conf import Settings
     from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, PartitionLease, QueueMessage
-    from django_mysqlqueue.runtime.handling.registry import handlers
     from django_mysqlqueue.runtime.process.memory import resident_mb
     from django_mysqlqueue.runtime.process.subscriber import Subscriber
     from django_mysqlqueue.service import retention
     from django_mysqlqueue.service.refs import GroupRef
     from django_mysqlqueue.service.sequencing import sequence
     from django_mysqlqueue.sql import dialect_of
+    from django_mysqlqueue.subscriptions.registry import handlers
 
     environment = common.environment()
     seconds: dict[str, float] = {}
@@ -72,9 +72,9 @@ def main() -> None:
     timed("sequence", drain_outbox)
     ref = GroupRef("bench", "bench.keys")
     threads = 8 if dialect_of(connection).has_row_locks else 1
-    settings = Settings(prefetch=2 * options.batch_size)
+    settings = Settings(prefetch=2 * options.claim_size)
     process = Subscriber(
-        "default", {ref: handlers()[ref]}, settings, threads=threads, batch_size=options.batch_size, drain=True
+        "default", {ref: handlers()[ref]}, settings, threads=threads, claim_size=options.claim_size, drain=True
     )
     before = resident_mb()
     stop = threading.Event()

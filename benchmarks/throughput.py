@@ -121,7 +121,7 @@ class Cases:
         names = [f"g{number}" for number in range(1, groups + 1)]
         self.register(topic, names)
         self.fill_log(topic, partitions)
-        arguments = ["--topic", topic, "--batch-size", str(batch)]
+        arguments = ["--topic", topic, "--claim-size", str(batch)]
         for name in names:
             arguments += ["--group", name]
         with common.subscribers(processes, *arguments, PREFETCH=max(200, 2 * batch)) as running:
@@ -152,7 +152,7 @@ class Cases:
         """
         names = [f"g{number}" for number in range(1, groups + 1)]
         self.register(topic, names)
-        arguments = ["--topic", topic, "--batch-size", str(batch)]
+        arguments = ["--topic", topic, "--claim-size", str(batch)]
         for name in names:
             arguments += ["--group", name]
         with common.subscribers(processes, *arguments, PREFETCH=max(200, 2 * batch), RETENTION=0):

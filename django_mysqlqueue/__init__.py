@@ -21,11 +21,11 @@ if TYPE_CHECKING:
         TransactionMismatch,
         UnknownTopic,
     )
-    from django_mysqlqueue.runtime.handling.delivery import Delivery
-    from django_mysqlqueue.runtime.handling.registry import subscriber
     from django_mysqlqueue.service.messages import Message
     from django_mysqlqueue.service.publishing import apublish, apublish_many, publish, publish_many
     from django_mysqlqueue.service.scheduling import acancel, areschedule, cancel, reschedule
+    from django_mysqlqueue.subscriptions.delivery import Delivery
+    from django_mysqlqueue.subscriptions.registry import subscriber
 
 __all__ = [
     "Backoff",
@@ -50,7 +50,7 @@ __all__ = [
 
 _HOMES = {
     "Backoff": "django_mysqlqueue.backoff",
-    "Delivery": "django_mysqlqueue.runtime.handling.delivery",
+    "Delivery": "django_mysqlqueue.subscriptions.delivery",
     "InvalidMessage": "django_mysqlqueue.exceptions",
     "Message": "django_mysqlqueue.service.messages",
     "QueueError": "django_mysqlqueue.exceptions",
@@ -66,7 +66,7 @@ _HOMES = {
     "publish": "django_mysqlqueue.service.publishing",
     "publish_many": "django_mysqlqueue.service.publishing",
     "reschedule": "django_mysqlqueue.service.scheduling",
-    "subscriber": "django_mysqlqueue.runtime.handling.registry",
+    "subscriber": "django_mysqlqueue.subscriptions.registry",
 }
 
 

@@ -37,7 +37,7 @@ def _deliver_eagerly(using: str) -> None:
 
 
 def _discover_handlers() -> None:
-    from django_mysqlqueue.runtime.handling.registry import discover
+    from django_mysqlqueue.subscriptions.registry import discover
 
     discover()
 
@@ -51,7 +51,7 @@ def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> 
     if apps is not None and "consumergroup" not in apps.all_models["django_mysqlqueue"]:
         return
     from django_mysqlqueue.models import ConsumerGroup
-    from django_mysqlqueue.runtime.handling.registry import register_groups
+    from django_mysqlqueue.runtime.registering import register_groups
 
     # If a router does not allow the tables here, the migration counts as applied, but has created none.
     if not router.allow_migrate_model(using, ConsumerGroup):

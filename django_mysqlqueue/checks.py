@@ -9,11 +9,13 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.humanize import moment
+from django_mysqlqueue.inspection import list_options
 from django_mysqlqueue.models import (
     ArchiveSegment,
     CollectedTopic,
@@ -30,9 +32,9 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import is_server, server_version
+from django_mysqlqueue.subscriptions import registry
 
 MODELS = (
     QueueMessage,
@@ -184,10 +186,7 @@ def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
             text = (
                 f"MYSQLQUEUE['GROUPS'][{name!r}]['BATCH_SIZE'] has no effect: no handler of the group has batch=True."
             )
-            hint = (
-                "Remove it, or declare the handler with batch=True. For the number of messages per claim, use "
-                "MYSQLQUEUE['BATCH_SIZE']."
-            )
+            hint = "Remove it, or declare the handler with batch=True. CLAIM_SIZE is the number of messages per claim."
         else:
             continue
         found.append(checks.Warning(text, hint=hint, id="django_mysqlqueue.W009"))
@@ -301,6 +300,30 @@ def _alias() -> str | None:
     except ImproperlyConfigured:
         return None  # reported by E001 to E006
     return alias if alias in connections else None
+
+
+@checks.register(checks.Tags.database)
+def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn about overridden options that subscribers ignore, because the code no longer knows them (W019)."""
+    alias = _alias()
+    if alias is None or alias not in (databases or ()) or conf.problems():
+        return []
+    try:
+        with sessions.sound(alias):  # a setting that E017 reports must not affect this query
+            found = list_options(using=alias)
+    except (SubscriberError, DatabaseError):
+        return []  # E008 reports it; or the tables are not there yet
+    return [
+        checks.Warning(
+            f"{one.by} overrode {one.name} of the group {ref.group!r} on topic {ref.topic!r} at {moment(one.at)}, but "
+            f"subscribers ignore it: {one.ignored}.",
+            hint=f"Remove it: manage.py queueset {ref.group} {ref.topic} --unset {one.name}",
+            id="django_mysqlqueue.W019",
+        )
+        for ref, options in found.items()
+        for one in options
+        if one.ignored
+    ]
 
 
 def server_problems(alias: str) -> Iterator[str]:

@@ -70,7 +70,7 @@ class Settings:
     database: str | None = None
     poll_interval: float = 0.1
     max_poll_interval: float = 1.0
-    batch_size: int = 100
+    claim_size: int = 100
     prefetch: int = 200
     threads: int = 4
     lease_duration: float = 30.0
@@ -228,6 +228,10 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "timeout": _or_none(_number(exclusive=True, maximum=LONGEST_DELAY)),
     "backoff": parse_backoff,
     "batch_size": _integer(1, 10_000),
+    "claim_size": _integer(1, 10_000),
+    "prefetch": _integer(1, 1_000_000),
+    "poll_interval": _number(exclusive=True),
+    "max_poll_interval": _number(exclusive=True),
 }
 """Options of ``@subscriber`` that ``GROUPS`` may override."""
 CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
@@ -238,10 +242,10 @@ CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "database": _or_none(_alias),
-    "poll_interval": _number(exclusive=True),
-    "max_poll_interval": _number(exclusive=True),
-    "batch_size": HANDLER_OPTIONS["batch_size"],
-    "prefetch": _integer(1, 1_000_000),
+    "poll_interval": HANDLER_OPTIONS["poll_interval"],
+    "max_poll_interval": HANDLER_OPTIONS["max_poll_interval"],
+    "claim_size": HANDLER_OPTIONS["claim_size"],
+    "prefetch": HANDLER_OPTIONS["prefetch"],
     "threads": _integer(1, 1000),
     "lease_duration": _number(exclusive=True),
     "lease_renewal_interval": _number(exclusive=True),

@@ -201,6 +201,12 @@ class ConsumerGroup(models.Model):
     revision = models.BigIntegerField(
         _("revision"), db_default=0, help_text=_("grows when subscribers must read the group's state again")
     )
+    overrides = models.JSONField(
+        _("overrides"),
+        db_default=models.Value({}, models.JSONField()),
+        blank=True,
+        help_text=_("options that operators have overridden: by name, the value, since when and by whom"),
+    )
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
     sought_at = models.BigIntegerField(
         _("sought at"), db_default=0, help_text=_("when its last seek began or ended; 0: never")

@@ -18,10 +18,10 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling import observers
-from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.log import error_line
 from django_mysqlqueue.service import publish_hooks
 from django_mysqlqueue.service.messages import Message
+from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.version import __version__
 
 __all__ = ["instrument", "uninstrument"]

@@ -20,9 +20,6 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime.handling import registry
-from django_mysqlqueue.runtime.handling.delivery import Delivery
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
 from django_mysqlqueue.service import scheduling
 from django_mysqlqueue.service.deliveries import Claimed
@@ -38,6 +35,9 @@ from django_mysqlqueue.service.messages import (
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler
 
 __all__ = ["Delivered", "Published", "deliver_all", "delivery", "published"]
 

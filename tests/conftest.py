@@ -13,9 +13,9 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 
 from django_mysqlqueue import models
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.subscriptions import registry
 from tests.app.models import Effect
 
 pytest.register_assert_rewrite("tests.crash", "tests.model", "tests.support")

@@ -16,8 +16,8 @@ from django.db import connection
 
 from django_mysqlqueue import InvalidMessage, Message, SubscriberError, publish, subscriber
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.runtime.handling import registry
-from django_mysqlqueue.runtime.handling.registry import handlers
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.subscriptions.registry import handlers
 from tests.app.models import Effect
 from tests.support.harness import Sub, handler, lag
 from tests.support.paths import ROOT
@@ -85,7 +85,7 @@ def test_check_warns_of_a_batch_size_without_a_batch_handler(settings, no_handle
     """A group may read several topics, in batches or not."""
     for number, batch in enumerate(batches):
         subscriber(f"t{number}", group="g", batch=batch)(lambda delivery: None)
-    settings.MYSQLQUEUE = {"GROUPS": {"g": {"BATCH_SIZE": 1}}} if batches else {"BATCH_SIZE": 1}
+    settings.MYSQLQUEUE = {"GROUPS": {"g": {"BATCH_SIZE": 1}}} if batches else {"CLAIM_SIZE": 1}
     found = [message for message in checks.run_checks() if message.id == "django_mysqlqueue.W009"]
     assert [("'BATCH_SIZE'] has no effect" in one.msg, "batch=True" in one.hint) for one in found] == (
         [] if not batches or any(batches) else [(True, True)]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RecordedDelivery,
         get_message,
     )
+    from django_mysqlqueue.inspection.options import list_options
     from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview
     from django_mysqlqueue.inspection.overview import (
         GroupOverview,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
     from django_mysqlqueue.service.counts import Count
+    from django_mysqlqueue.subscriptions.effective import GroupOption
+    from django_mysqlqueue.subscriptions.options import Override
 
 __all__ = [
     "CHECKS",
@@ -44,6 +47,7 @@ __all__ = [
     "DeadLetterListing",
     "DeadLetterSummary",
     "DueMessages",
+    "GroupOption",
     "GroupOverview",
     "GroupState",
     "HeadMessage",
@@ -55,6 +59,7 @@ __all__ = [
     "MessageHistory",
     "MessageListing",
     "OutboxOverview",
+    "Override",
     "Problem",
     "QueueOverview",
     "RecordedDelivery",
@@ -70,6 +75,7 @@ __all__ = [
     "list_dead_letters",
     "list_groups",
     "list_messages",
+    "list_options",
     "list_scheduled",
 ]
 
@@ -80,6 +86,7 @@ _HOMES = {
     "health": ("HealthFinding", "HealthLimits", "HealthReport", "check_health"),
     "log_entries": ("LogMessage", "MessageListing", "list_messages"),
     "message_history": ("GroupState", "MessageContent", "MessageHistory", "RecordedDelivery", "get_message"),
+    "options": ("list_options",),
     "outbox": ("DueMessages", "OutboxOverview"),
     "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
     "problems": ("Problem", "find_problems"),
@@ -87,7 +94,11 @@ _HOMES = {
     "subscribers": ("SubscriberStatus",),
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
-_MODULES["Count"] = "django_mysqlqueue.service.counts"
+_MODULES |= {
+    "Count": "django_mysqlqueue.service.counts",
+    "GroupOption": "django_mysqlqueue.subscriptions.effective",
+    "Override": "django_mysqlqueue.subscriptions.options",
+}
 
 
 def __getattr__(name: str) -> Any:

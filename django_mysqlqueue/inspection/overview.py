@@ -34,6 +34,8 @@ from django_mysqlqueue.service.log import all_topics
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
+from django_mysqlqueue.subscriptions.options import Override, stored
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
@@ -60,6 +62,8 @@ class GroupOverview:
     registered_at: int
     sought_at: int
     """When its last seek began or ended; 0 if there was none."""
+    overrides: tuple[Override, ...]
+    """Options that operators have overridden."""
     lag: Count
     """Messages in the log that it has not settled."""
     waiting: DueMessages | None
@@ -94,6 +98,11 @@ class GroupOverview:
     def has_work(self) -> bool:
         """True if messages wait for the group, in the log or due in the outbox."""
         return bool(self.lag) or self.waiting is not None
+
+    @property
+    def options(self) -> tuple[GroupOption, ...]:
+        """The options that its subscribers use, as far as this project's code knows them."""
+        return tuple(effective_options(self.ref, self.overrides))
 
     def waiting_since(self, at: int) -> int:
         """Return when a message started to wait for the group: not before the group was registered or last sought.
@@ -252,8 +261,8 @@ def _registered(session: Session, group: str | None, topic: str | None, limit: i
     wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
     where = f"WHERE {' AND '.join(f'{name} = %s' for name in wanted)} " if wanted else ""
     return session.rows(
-        f"SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at FROM {GROUPS} "
-        f"{where}ORDER BY topic, consumer_group LIMIT %s",
+        "SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at, overrides "
+        f"FROM {GROUPS} {where}ORDER BY topic, consumer_group LIMIT %s",
         (*wanted.values(), limit),
     )
 
@@ -269,7 +278,7 @@ def _group(
     dead_letters: dict[tuple[str, GroupRef], DeadLetterCount],
     subscribers: Sequence[SubscriberStatus],
 ) -> GroupOverview:
-    mode, paused, after_seek, start_offset, registered_at, sought_at = row
+    mode, paused, after_seek, start_offset, registered_at, sought_at, overrides = row
     dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
     in_flight, retrying = backlog.held(session, ref, most)
@@ -286,6 +295,7 @@ def _group(
         start_offset=int(start_offset),
         registered_at=int(registered_at),
         sought_at=int(sought_at),
+        overrides=tuple(stored(overrides)),
         lag=(claimed + unclaimed).capped(most),
         waiting=outbox.of(ref),
         in_flight=in_flight,

@@ -11,12 +11,12 @@ from django.db import connections
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.management.ports import MetricsPorts
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.handler import Handler
 
 
 def show_banner(
@@ -28,7 +28,7 @@ def show_banner(
     handlers: Mapping[GroupRef, Handler],
     settings: Settings,
     threads: int,
-    batch_size: int,
+    claim_size: int,
     subset: Subset,
     processes: int | None = None,
     reload: bool = False,
@@ -44,7 +44,7 @@ def show_banner(
         handlers: the handlers that will run, by group and topic.
         settings: the queue's settings.
         threads: number of handler threads per process.
-        batch_size: maximum number of messages per claim.
+        claim_size: maximum number of messages per claim.
         subset: the partitions that are claimed.
         processes: number of processes under a supervisor; None without one.
         reload: True if the command restarts when code changes.
@@ -56,7 +56,7 @@ def show_banner(
     runs = f"{threads} handler thread{'s' if threads > 1 else ''}"
     if processes is not None:
         runs = f"{processes} process{'es' if processes > 1 else ''} with {runs}{' each' if processes > 1 else ''}"
-    out.write(f"  runs      {runs}, batch size {batch_size}")
+    out.write(f"  runs      {runs}, up to {claim_size} messages per claim")
     if subset != EVERYTHING:
         out.write(f"  subset    {subset}")
     if metrics is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from django_mysqlqueue.operations.consumer_groups import drop_group, pause, resume, seek, set_group_mode
 from django_mysqlqueue.operations.deliveries import dead_letter, retry
 from django_mysqlqueue.operations.dlq import discard, edit, redrive
+from django_mysqlqueue.operations.group_settings import settings
 from django_mysqlqueue.operations.results import DropResult, EditResult, Result, ScheduledResult, SeekResult
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.subscribers import forget, release
@@ -33,4 +34,5 @@ __all__ = [
     "retry",
     "seek",
     "set_group_mode",
+    "settings",
 ]

@@ -19,22 +19,23 @@ from django.db.transaction import TransactionManagementError
 from django_mysqlqueue.conf import Settings, get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, QueueError, SubscriberError
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.runtime.handling.call import handle
-from django_mysqlqueue.runtime.handling.delivery import Delivery
-from django_mysqlqueue.runtime.handling.handler import Handler, mode_text
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.runtime.handling.observers import expected
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.poller import Poller
-from django_mysqlqueue.runtime.process.subscriber import incarnation, register
+from django_mysqlqueue.runtime.process.subscriber import incarnation
+from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import heartbeats, polling, sequencing
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import any_needs_rollback, without_marks
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 
 MOST = 10_000
 """Deliveries after which a handler that keeps publishing to itself is stopped."""
@@ -95,7 +96,7 @@ class InlineSubscriber:
             self._inbox,
             _NoHeartbeat(),
             groups=len(self._handlers),
-            batch_size=settings.batch_size,
+            claim_size=settings.claim_size,
             takes_all=True,
         )
         # Real subscribers do the maintenance (GC and so on).
@@ -213,30 +214,31 @@ class InlineSubscriber:
         heartbeats.forget(self._using, self._name, list(self._handlers))
 
 
-def _explaining(handler: Handler) -> Handler:
-    """Return the handler with an error that says what to do if the transaction of a ``TestCase`` makes it fail.
+class _Explaining(Handler):
+    """A handler with an error that says what to do if the transaction of a ``TestCase`` makes it fail.
 
     A handler that is not atomic may catch a database error and continue, because it has no transaction. A ``TestCase``
     has one, in which Django allows no query after an error.
     """
-    if handler.atomic:
-        return handler
 
-    def call(given: Any) -> Any:
+    def call(self, given: Any) -> Any:
+        """Call the function, and return its result."""
         try:
-            return handler.function(given)
+            return super().call(given)
         except TransactionManagementError as error:
-            if not any_needs_rollback():
+            if self.atomic or not any_needs_rollback():
                 raise
             raise TransactionManagementError(
-                f"{handler.where}: it continues after a database error that it, or code that it called, has caught. "
+                f"{self.where}: it continues after a database error that it, or code that it called, has caught. "
                 "Outside tests that works, because each statement commits by itself. Here all statements are in the "
                 "test's transaction, in which Django allows no query after an error. Put the statement that may fail "
                 "into a `with transaction.atomic():` block of its own, inside the `try`, or test the handler in a "
                 "TransactionTestCase."
             ) from error
 
-    return dataclasses.replace(handler, function=call)
+
+def _explaining(handler: Handler) -> Handler:
+    return _Explaining(**{one.name: getattr(handler, one.name) for one in dataclasses.fields(Handler)})
 
 
 # -- EAGER --------------------------------------------------------------------

@@ -134,6 +134,8 @@ class GroupControls:
     mode: str
     revision: int
     """A number that grows when subscribers' memory of the group is out of date."""
+    overrides: str
+    """The overrides of the group's options, as the JSON text of the column."""
 
 
 def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, GroupControls]:
@@ -141,15 +143,15 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
     if not refs:
         return {}
     rows = session.rows(
-        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision "
+        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision, s.overrides "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
         f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
         "ON s.consumer_group = v.g AND s.topic = v.t",
         flat(refs),
     )
     return {
-        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision))
-        for group, topic, paused, mode, revision in rows
+        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision), overrides)
+        for group, topic, paused, mode, revision, overrides in rows
     }
 
 

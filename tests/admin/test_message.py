@@ -256,7 +256,7 @@ def test_an_operation_that_did_not_finish_is_told(client, monkeypatch, module, o
 
 
 def test_what_is_before_it_is_counted_no_further_than_the_cap(db):
-    sub = Sub(handler(function=fail, max_attempts=9, backoff=WAITS), batch_size=2, prefetch=2)
+    sub = Sub(handler(function=fail, max_attempts=9, backoff=WAITS), claim_size=2, prefetch=2)
     offsets = log(8, "a")
     sub.step()
     sub.work(2)

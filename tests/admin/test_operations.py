@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from html import unescape
 
 import pytest
 from django.contrib.admin.models import LogEntry
 
+from django_mysqlqueue import subscriber
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -35,6 +37,48 @@ def test_pause_and_resume(client):
         ("resume", "ada0", ""),
     ]
     assert "at night" in unescape(client.get("/admin/django_mysqlqueue/operation/").content.decode())
+
+
+def test_an_option_is_overridden_shown_and_restored(client, no_handlers):
+    subscriber("t", group="g", max_attempts=4)(fail)
+    Sub(handler("t", "g"))
+    assert "@subscriber" in page(client, "group", group="g", topic="t")
+    told = confirm(client, "settings", group="g", topic="t", option="max_attempts", value="9", reason="at night")
+    assert told == [
+        "max_attempts is 9 now, instead of 4 (@subscriber). The subscribers of the group g/t notice within 10 seconds."
+    ]
+    assert Operation.objects.get().reason == "at night"
+    text = page(client, "group", group="g", topic="t")
+    assert re.search(r"overridden</span> at \S+ \S+ by ada0, otherwise 4 \(@subscriber\)", text)
+    confirm(client, "settings", group="g", topic="t", option="max_attempts", value="")
+    assert "overridden" not in page(client, "group", group="g", topic="t")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"option": "max_attempts", "value": "x"}, "max_attempts='x': must be an integer"),
+        ({"option": "max_attempts", "value": "0"}, "max_attempts=0: must be from 1"),
+        ({"option": "max_attempts"}, "max_attempts of the group g/t is not overridden."),
+        ({"option": "mode", "value": "shared"}, "mode is not one of the available choices"),
+    ],
+)
+def test_an_override_that_is_not_possible_is_refused(client, values, says):
+    Sub(handler("t", "g"))
+    asked = client.post(f"{ROOT}do/settings/", {"group": "g", "topic": "t", "asked": "yes", **values})
+    text = unescape(asked.content.decode())
+    assert says in text
+    assert 'name="confirmed"' not in text
+    assert not Operation.objects.exists()
+
+
+def test_an_ignored_override_says_why(client, no_handlers):
+    subscriber("t", group="g")(fail)
+    Sub(handler("t", "g"))
+    ConsumerGroup.objects.update(overrides={"colour": {"value": "<b>red", "at": 1000, "by": "<b>bob"}})
+    text = client.get(f"{ROOT}group/", {"group": "g", "topic": "t"}).content.decode()
+    assert "there is no option" in text
+    assert "<b>" not in text
 
 
 def test_what_was_not_previewed_is_not_done(client):

@@ -69,7 +69,9 @@ def queries(sub: Sub) -> list[str]:
         "changelist": ["", "?span=day"],
     }
     found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
-    found += [f"do/{name}/?group={LONG}&topic=orders" for name in ("pause", "resume", "seek", "retry", "drop")]
+    names = ("pause", "resume", "seek", "retry", "settings", "drop")
+    found += [f"do/{name}/?group={LONG}&topic=orders" for name in names]
+
     retrying = DeliveryState.objects.filter(acked=False, delivered_by="").values_list(
         "consumer_group", "topic", "message_offset"
     )

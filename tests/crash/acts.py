@@ -19,7 +19,16 @@ from django_mysqlqueue.models import (
     Rollup,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.operations import dead_lettering, dropping, pausing, redriving, rescheduling, retrying, seeking
+from django_mysqlqueue.operations import (
+    dead_lettering,
+    dropping,
+    overriding,
+    pausing,
+    redriving,
+    rescheduling,
+    retrying,
+    seeking,
+)
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, rollups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -122,6 +131,16 @@ def paused() -> None:
 @act("resume", paused)
 def _() -> None:
     pausing.resume(ALIAS, G, actor=ME)
+
+
+def overridden() -> None:
+    sequenced()
+    overriding.override(USING, G, {"max_attempts": 9, "prefetch": 7}, [], check=lambda found: None, actor="bob")
+
+
+@act("override options", overridden)
+def _() -> None:
+    overriding.override(ALIAS, G, {"prefetch": 1}, ["max_attempts"], check=lambda found: None, actor=ME)
 
 
 @act("seek back", handled)

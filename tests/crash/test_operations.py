@@ -68,7 +68,12 @@ def drained() -> tuple[list[tuple[str, str]], object]:
 
 def on_record() -> tuple[list[object], ...]:
     return (
-        sorted(ConsumerGroup.objects.values_list("consumer_group", "paused", "after_seek")),
+        sorted(
+            (name, paused, after_seek, sorted((option, one["value"]) for option, one in overrides.items()))
+            for name, paused, after_seek, overrides in ConsumerGroup.objects.values_list(
+                "consumer_group", "paused", "after_seek", "overrides"
+            )
+        ),
         sorted(DeliveryEvent.objects.exclude(outcome__in=("lost",)).values_list("outcome", "partition_key")),
         sorted(Rollup.objects.filter(bucket_at__lt=10**9).values_list("grain", "acked", "failed")),
         sorted(Operation.objects.filter(started_at=1).values_list("action", flat=True)),

@@ -39,6 +39,7 @@ OPERATIONS = [
     ("queuepause g t --noinput", "is paused."),
     ("queueresume g t --noinput", "is resumed."),
     ("queueseek g t latest --noinput", "continues with the first message at or after offset"),
+    ("queueset g t max_attempts=3 --noinput", "max_attempts is 3 now"),
     ("queueretry g t --dry-run", "are waiting for another attempt"),
     ("queueredrive t --dry-run", "No dead letter"),
     ("queuediscard t --reason x --dry-run", "No dead letter"),

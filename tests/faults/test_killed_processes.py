@@ -122,7 +122,7 @@ def test_connections_that_are_cut(start):
 
 def test_two_processes_share_the_work(start):
     publish_numbers("p.plain", 600, partitions=12)
-    workers = [start("--group", "plain", "--batch-size", "5", "--name", f"w{n}") for n in range(2)]
+    workers = [start("--group", "plain", "--claim-size", "5", "--name", f"w{n}") for n in range(2)]
     wait_for(drained("plain", "p.plain"), workers[0])
     for worker in workers:
         worker.send(signal.SIGTERM)
@@ -135,7 +135,7 @@ def test_two_processes_share_the_work(start):
 def test_random_kills(start, tmp_path):
     """Three subscribers, one of them killed every second: nothing lost, atomic exactly once, order kept."""
     rng = random.Random(7)
-    arguments = ("--group", "plain", "--group", "atomic", "--group", "shared", "--batch-size", "20")
+    arguments = ("--group", "plain", "--group", "atomic", "--group", "shared", "--claim-size", "20")
     workers = [start(*arguments) for _ in range(3)]
     total = 900
     for chunk in range(9):
@@ -193,7 +193,7 @@ def publish_and_kill(start, topic, total, *arguments):
 def test_strict_order_through_kills(start):
     """Nothing of a key starts before the message before it is done, or dead after its attempts."""
     total = 300
-    workers = publish_and_kill(start, "p.strict", total, "--group", "strict", "--batch-size", "10")
+    workers = publish_and_kill(start, "p.strict", total, "--group", "strict", "--claim-size", "10")
     wait_for(drained("strict", "p.strict"), workers[0], timeout=60)
     done = {}
     for row, number in Effect.objects.order_by("id").values_list("name", "value"):

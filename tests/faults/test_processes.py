@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from django.db import connection
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups, sequencing
 from django_mysqlqueue.service.refs import GroupRef
@@ -55,6 +55,23 @@ def test_sigterm_finishes_what_runs_and_gives_back_the_rest(start, tmp_path):
     second = start("--group", "action", "--drain")
     assert second.wait() == 0
     assert effects("action") == [("k", 1, n) for n in range(20)]
+
+
+def test_an_override_reaches_every_process_within_a_tick_without_a_restart(start):
+    workers = [start("--group", "plain", "--name", name, LEASE_RENEWAL_INTERVAL=0.5) for name in ("w1", "w2")]
+
+    def set_to(number, **changes):
+        operations.settings("plain", "p.plain", actor="ada", **changes)
+        for worker in workers:
+            wait_for(lambda worker=worker: worker.output.count("settings.changed") == number, worker, timeout=5)
+
+    set_to(1, values={"max_attempts": 1})
+    publish("p.plain", {"n": 0, "fail": True}, key="a")
+    wait_for(lambda: sequence() or QueueMessage.objects.filter(topic="p.plain_dlq").exists())
+    set_to(2, unset=["max_attempts"])
+    publish("p.plain", {"n": 1, "fail": True}, key="a")
+    wait_for(lambda: ("a", 2, 1) in effects("plain"))
+    assert all("max_attempts=1" in worker.output and "max_attempts=5" in worker.output for worker in workers)
 
 
 def test_a_second_signal_leaves_at_once(start, tmp_path):

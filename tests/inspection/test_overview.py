@@ -177,7 +177,7 @@ def test_a_subscriber_is_live_silent_or_gone():
 
 def test_it_agrees_with_the_exact_counts_of_a_busy_queue():
     handlers = [handler("t", "g", fail, max_attempts=2), handler("t", "s", mode="shared"), handler("u", "g")]
-    sub = Sub(*handlers, batch_size=7)
+    sub = Sub(*handlers, claim_size=7)
     for number in range(12):
         log(number * 3, keys="abcde"[: 1 + number % 5])
         log(number, topic="u")

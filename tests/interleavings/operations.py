@@ -17,6 +17,7 @@ from django_mysqlqueue.operations import (
     dead_lettering,
     dropping,
     group_mode,
+    overriding,
     pausing,
     redriving,
     rescheduling,
@@ -229,6 +230,17 @@ def _(a: Actor) -> object:
 @operation("pause")
 def _(a: Actor) -> object:
     return pausing.pause(ALIAS, G, actor=a.name)
+
+
+@operation("override an option")
+def _(a: Actor) -> object:
+    return len(overriding.override(ALIAS, G, {"prefetch": 3}, [], check=lambda found: None, actor=a.name))
+
+
+@operation("override another option")
+def _(a: Actor) -> object:
+    found = overriding.override(ALIAS, G, {"claim_size": 2}, ["prefetch"], check=lambda found: None, actor=a.name)
+    return len(found)
 
 
 @operation("resume")

@@ -183,6 +183,19 @@ def special() -> Iterable[Pair]:
                 yield Pair(world, tuple(of((name, other))))
     commands = [name for name in OPERATIONS if name.startswith("queue")]
     yield from each("busy", commands, ("claim", "claim and flush", "sequence", *commands))
+    yield from each(
+        "busy",
+        ("override an option",),
+        (
+            "override an option",
+            "override another option",
+            "claim and flush",
+            "pause",
+            "drop",
+            "seek to the end",
+            "a turn, ordered",
+        ),
+    )
     # From starts of their own.
     yield from each("fresh", ("join",), ("join", "take over", "set_mode shared", "drop", "seek to the end", "sequence"))
     yield from each("fresh", ("set_mode shared",), ("set_mode shared", "set_mode ordered", "beat of a newcomer"))

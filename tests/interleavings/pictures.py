@@ -61,6 +61,11 @@ FIRST_OFFSET = 1_000_000
 Picture = dict[str, Any]
 
 
+def _values(column: str) -> dict[str, Any]:
+    """The overrides of a group's options, without when and by whom."""
+    return {name: one["value"] for name, one in sorted(json.loads(column).items())}
+
+
 def message_name(row: Any) -> str:
     """A message's payload; ``!`` marks a dead letter, ``'`` one that is for a single group."""
     return row.payload.decode().strip('"') + ("!" if row.failed_group else "") + ("'" if row.target_group else "")
@@ -115,6 +120,7 @@ def picture(tables: Tables, names: Names, tokens: Mapping[int, str]) -> Picture:
                 "end" if row.start_offset and row.start_offset >= end else names.at(row.start_offset),
                 row.paused,
                 row.after_seek,
+                *([_values(row.overrides)] if row.overrides != "{}" else []),
             ]
             for ref, row in tables.groups.items()
         ],

@@ -39,6 +39,7 @@ COMMANDS = (
     "queueretry",
     "queuescheduled",
     "queueseek",
+    "queueset",
 )
 
 
@@ -72,7 +73,7 @@ def answer(monkeypatch):
 
 def scene(name):
     """Something for each command to do: its arguments, and what tells that it was done."""
-    if name in ("queuepause", "queueresume", "queueseek", "queueretry", "queuedeadletter"):
+    if name in ("queuepause", "queueresume", "queueseek", "queueset", "queueretry", "queuedeadletter"):
         offsets = log(2, "ab")
         waits = name in ("queueretry", "queuedeadletter")
         action = (lambda delivery: delivery.nack(delay=3600)) if waits else None
@@ -80,7 +81,11 @@ def scene(name):
         sub.settle()
         if name == "queueresume":
             call_command("queuepause", "g", "t", "--noinput", stdout=io.StringIO())
-        more = {"queueseek": ["earliest"], "queuedeadletter": [str(offset) for offset in offsets]}
+        more = {
+            "queueseek": ["earliest"],
+            "queueset": ["max_attempts=9"],
+            "queuedeadletter": [str(offset) for offset in offsets],
+        }
         arguments = ["g", "t", *more.get(name, [])]
         assert len(offsets) == 2
         return arguments
@@ -163,6 +168,7 @@ TWICE = {
     "queuerelease": "No subscriber of the group g/t holds these leases",
     "queueresume": "The group g/t is not paused",
     "queueretry": "No messages of the group g/t are waiting for another attempt",
+    "queueset": "max_attempts of the group g/t is already overridden with 9",
 }
 """Commands that find nothing to change a second time, and what they say."""
 
@@ -189,11 +195,13 @@ def test_a_command_that_changes_nothing_says_so_and_exits_with_1(db, name, answe
 
 
 @pytest.mark.parametrize(
-    "name", ["queuepause", "queueresume", "queueseek", "queueretry", "queuerelease", "queuedeadletter"]
+    "name", ["queuepause", "queueresume", "queueseek", "queueset", "queueretry", "queuerelease", "queuedeadletter"]
 )
 def test_an_unknown_group_names_those_that_there_are(db, name):
     scene("queuepause")
-    more = {"queueseek": ["latest"], "queuerelease": ["a"], "queuedeadletter": ["1"]}.get(name, [])
+    arguments = {"queueseek": "latest", "queueset": "claim_size=5", "queuerelease": "a", "queuedeadletter": "1"}
+    more = [arguments[name]] if name in arguments else []
+
     with pytest.raises(CommandError, match=r"no group 'x' on topic 't'\. Registered: g on t"):
         run(name, "x", "t", *more, "--noinput")
 
@@ -311,7 +319,7 @@ def test_arguments_come_in_one_order():
             order[name] = [one.dest for one in parser._actions if not one.option_strings]
     on_groups = {
         "queuepause", "queueresume", "queueseek", "queueretry", "queuerelease", "queuedropgroup", "queuegroupmode",
-        "queuedeadletter",
+        "queuedeadletter", "queueset",
     }  # fmt: skip
     for name, arguments in order.items():
         if name in on_groups:

@@ -51,7 +51,7 @@ def test_nothing_is_lost_or_doubled_over_a_change_of_mode(db, before, after):
             got.append(delivery.payload)
 
     publish_many("t", [Message(number, key=f"k{number % 2}") for number in range(10)])
-    sub = Sub(handler(function=first, mode=before), batch_size=3, prefetch=3)
+    sub = Sub(handler(function=first, mode=before), claim_size=3, prefetch=3)
     sub.step()
     sub.work(4)
     sub.leave()

@@ -70,7 +70,7 @@ def test_lag_is_a_count_of_messages(db):
         publish("t", number, key=f"k{number % 3}")
         publish_many("noise", range(10))
     sequence()
-    sub = Sub(handler(), handler(topic="noise", group="n"), batch_size=5, prefetch=5)
+    sub = Sub(handler(), handler(topic="noise", group="n"), claim_size=5, prefetch=5)
     assert group_status()["lag"] == 20
     sub.step()
     sub.work(2)
@@ -293,6 +293,6 @@ def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
     one = handler(topic="order")
     show_banner(
         out, no_style(), title="x", using="default", handlers={one.ref: one}, settings=get_settings(), threads=1,
-        batch_size=1, subset=EVERYTHING,
+        claim_size=1, subset=EVERYTHING,
     )  # fmt: skip
     assert "topic 'order' has no messages; topics with messages but no handler here: orders." in out._out.getvalue()

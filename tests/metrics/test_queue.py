@@ -50,7 +50,7 @@ def busy():
             delivery.reject("never")
 
     publish_many("t", [Message(n, key=f"key-{n % 7}") for n in range(50)])
-    sub = Sub(handler(function=work), handler(group="idle"), batch_size=200)
+    sub = Sub(handler(function=work), handler(group="idle"), claim_size=200)
     sub.step()
     for _ in range(20):
         held = sub.take()

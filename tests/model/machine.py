@@ -82,7 +82,7 @@ class AsTold(Exception):
 class Process(Sub):
     """A subscriber with a real heart that tells the model what it starts and what it says."""
 
-    def __init__(self, machine: Machine, number: int, refs: list[GroupRef], batch_size: int) -> None:
+    def __init__(self, machine: Machine, number: int, refs: list[GroupRef], claim_size: int) -> None:
         self.machine = machine
         self.ended: set[tuple[GroupRef, int, int]] = set()
         """(group, offset, token) of what this process has said the last word of."""
@@ -93,7 +93,7 @@ class Process(Sub):
         self.outdated: set[GroupRef] = set()
         """Groups that were dropped since it started: what it remembers of them is out of date."""
         handlers = [self._handler(machine.model.specs[ref]) for ref in refs]
-        super().__init__(*handlers, name=f"p{number:04}", batch_size=batch_size, prefetch=12, lease_duration=LEASE)
+        super().__init__(*handlers, name=f"p{number:04}", claim_size=claim_size, prefetch=12, lease_duration=LEASE)
 
     def _make_heart(self) -> Heart:
         return Heart(
@@ -274,11 +274,11 @@ class Machine(RuleBasedStateMachine):
         refs = [spec.ref for bit, spec in enumerate(SPECS) if spec.ref == LATE or which & 1 << bit]
         return [ref for ref in refs if ref in self.model.lives] or [SPECS[0].ref]
 
-    def start(self, refs: list[GroupRef], batch_size: int = 10) -> Process:
+    def start(self, refs: list[GroupRef], claim_size: int = 10) -> Process:
         for ref in refs:
             self.register(ref, "earliest")
         self.started += 1
-        process = Process(self, self.started, refs, batch_size)
+        process = Process(self, self.started, refs, claim_size)
         self.processes.append(process)
         return process
 
@@ -363,10 +363,10 @@ class Machine(RuleBasedStateMachine):
         sequencing.sequence(USING, max_rows=rows)
 
     @precondition(lambda self: len(self.processes) < 4)
-    @rule(which=SOME_GROUPS, batch_size=st.sampled_from([1, 2, 10]))
-    def start_a_subscriber(self, which: int, batch_size: int) -> None:
+    @rule(which=SOME_GROUPS, claim_size=st.sampled_from([1, 2, 10]))
+    def start_a_subscriber(self, which: int, claim_size: int) -> None:
         self.begin()
-        self.start(self.some_groups(which), batch_size)
+        self.start(self.some_groups(which), claim_size)
 
     @precondition(lambda self: self.has())
     @rule(

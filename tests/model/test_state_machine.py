@@ -143,7 +143,7 @@ def test_a_handler_that_ends_its_process_every_time(machine, group):
     """The first loss is free; then its starts are on record, and count."""
     topic = SPECS[group].ref.topic
     ends = ("end_a_subscriber", {"who": 0, "how": "in a handler", "missed": True, "script": []})
-    begins = ("start_a_subscriber", {"which": 1 << group, "batch_size": 10})
+    begins = ("start_a_subscriber", {"which": 1 << group, "claim_size": 10})
     play(
         machine,
         ("declare", {"messages": [(topic, "x", 0, 0)] * 2, "first": 1 << group, "second": 1 << group}),

@@ -61,6 +61,11 @@ def paused() -> None:
     operations.pause(*REF, actor="ada")
 
 
+def overridden() -> None:
+    registered()
+    ConsumerGroup.objects.update(overrides={"claim_size": {"value": 3, "at": 5, "by": "bob"}})
+
+
 def owned() -> None:
     publish("t", 1, key="a")
     Sub(handler()).step()
@@ -90,6 +95,8 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "reschedule": (scheduled, lambda **how: operations.reschedule("t", ["x"], LATER, **how)),
     "reschedule to now": (scheduled, lambda **how: operations.reschedule("t", ["x"], None, **how)),
     "release": (owned, lambda **how: operations.release(*REF, ["a"], **how)),
+    "settings": (registered, lambda **how: operations.settings(*REF, {"max_attempts": 3}, **how)),
+    "settings unset": (overridden, lambda **how: operations.settings(*REF, unset=["claim_size"], **how)),
     "forget": (lost, lambda **how: operations.forget(a_subscriber(), **how)),
 }
 """Function → what must be there, and a call that changes something of it."""
@@ -187,7 +194,10 @@ def test_it_commits_where_autocommit_is_off(db, is_open):
     assert Operation.objects.get().actor == "ada"
 
 
-@pytest.mark.parametrize("name", ["pause", "resume", "set_group_mode", "retry", "redrive", "discard", "release"])
+STATES = ("pause", "resume", "set_group_mode", "settings", "settings unset", "release")
+
+
+@pytest.mark.parametrize("name", [*STATES, "retry", "redrive", "discard"])
 def test_a_second_time_there_is_nothing_to_do(db, name):
     prepare, call = CALLS[name]
     prepare()
@@ -203,7 +213,7 @@ def test_a_second_time_there_is_nothing_to_do(db, name):
         (text,) = found.summary
         assert text.endswith(".")
         assert "will" not in text
-    if name in ("pause", "resume", "set_group_mode", "release"):
+    if name in STATES:
         assert Operation.objects.count() == number, "nor is it on record"
 
 

@@ -22,7 +22,7 @@ ME = "ada"
 def test_a_paused_group_finishes_what_it_holds_and_takes_no_more(db, mode):
     log(4, "a")
     got = Recorder()
-    sub = Sub(handler(function=got, mode=mode), batch_size=2, prefetch=2)
+    sub = Sub(handler(function=got, mode=mode), claim_size=2, prefetch=2)
     sub.step()
     assert pausing.pause(USING, G, actor=ME, reason="a bad deploy")
     assert not pausing.pause(USING, G, actor=ME)  # it is

@@ -40,7 +40,7 @@ def test_seek_to_the_beginning_replays_everything(db, mode):
 def test_seek_to_the_end_skips_what_is_unsettled(db, mode):
     log(6)
     got = Recorder()
-    sub = Sub(handler(function=got, mode=mode), batch_size=2, prefetch=2)
+    sub = Sub(handler(function=got, mode=mode), claim_size=2, prefetch=2)
     sub.step()  # some are in flight
     place = seeking.position_of(USING, "latest")
     assert seeking.preview(USING, G, place) == seeking.Preview(place, replayed=0, skipped=6)
@@ -189,7 +189,7 @@ def test_what_waits_in_a_subscriber_does_not_start_after_a_seek(db):
 def test_flushes_during_a_seek_move_nothing(db, mode):
     """The state rows that a seek has not deleted yet must not lift the watermark that it has put back."""
     log(250, "a")
-    sub = Sub(handler(mode=mode), batch_size=250, prefetch=250)
+    sub = Sub(handler(mode=mode), claim_size=250, prefetch=250)
     sub.step()
     head = sub.take()
     sub.work()

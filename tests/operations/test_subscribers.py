@@ -15,7 +15,7 @@ ME = "ada"
 
 def test_a_lease_that_is_released_goes_to_another(db):
     log(2, "a")
-    sub = Sub(handler(), batch_size=1, prefetch=1)
+    sub = Sub(handler(), claim_size=1, prefetch=1)
     sub.step()
     assert leasing.revoke(USING, G, ["a", "nothing"], actor=ME) == 1
     got = Recorder()

@@ -104,7 +104,7 @@ def test_a_batch_links_to_each_context_once(traced):
     publish("t", 1, id="alone", key="k")
     publish_many("t", [Message(n, key="k") for n in range(300)])
     OutboxMessage.objects.create(topic="t", payload=b"plain SQL", partition_key="k")
-    sub = Sub(handler(batch=True, batch_size=500), batch_size=500, prefetch=500)
+    sub = Sub(handler(batch=True, batch_size=500), claim_size=500, prefetch=500)
     sub.step()
     assert sub.work() == 302
     one, many = traced.spans("send t")

@@ -62,7 +62,8 @@ class Subscriber(Worker):
     COMMAND = ("-P", "-c", SAY_WHERE, "runsubscriber")
 
     def __init__(self, tmp_path, code, name):
-        super().__init__(tmp_path, *EVERY_GROUP, "--name", name, "--batch-size", "20", whole_env=project(code))
+        claim_size = "--batch-size" if code == OLD else "--claim-size"  # renamed after 0.1
+        super().__init__(tmp_path, *EVERY_GROUP, "--name", name, claim_size, "20", whole_env=project(code))
         self.name = name
         self.code = code
 

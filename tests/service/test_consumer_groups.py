@@ -56,7 +56,7 @@ def test_two_subscribers_of_a_group_share_its_work(db, mode):
     got = [Recorder() for _ in range(3)]
     publish_many("t", (Message(number, key=f"k{number % 5}") for number in range(15)))
     sequence()
-    subs = [Sub(handler(function=recorder, mode=mode), batch_size=2, prefetch=4) for recorder in got]
+    subs = [Sub(handler(function=recorder, mode=mode), claim_size=2, prefetch=4) for recorder in got]
     for _ in range(30):
         for sub in subs:
             sub.step()
@@ -85,7 +85,7 @@ def test_a_paused_group_claims_nothing_and_goes_on_later(db):
 
 def test_a_dropped_group_is_not_brought_back_by_its_subscriber(db):
     publish_many("t", (Message(number, key="k") for number in range(3)))
-    sub = Sub(handler(), batch_size=1, prefetch=1)
+    sub = Sub(handler(), claim_size=1, prefetch=1)
     sub.step()
     sub.work()
     assert dropping.drop(USING, REF)
@@ -116,7 +116,7 @@ OTHER_MODE = {"ordered": "shared", "shared": "ordered"}
 def held_by_a_frozen_one(mode):
     """A subscriber that has claimed one of two messages, and whose heartbeat is as good as forgotten."""
     publish_many("t", (Message(number, key="k") for number in range(2)))
-    sub = Sub(handler(mode=mode), prefetch=1, batch_size=1).step()
+    sub = Sub(handler(mode=mode), prefetch=1, claim_size=1).step()
     assert DeliveryState.objects.get().delivered_by == sub.name
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     return sub

@@ -124,7 +124,7 @@ def test_many_long_errors_fit_into_statements(db):
             count = 3 * cursor.fetchone()[0] // (2 * len(reason.encode())) // 50 * 50
     publish_many("t", (Message(number, key=f"k{number % 50}") for number in range(count)))
     sub = Sub(
-        handler(function=lambda delivery: delivery.nack(delay=99, reason=reason)), batch_size=count, prefetch=count
+        handler(function=lambda delivery: delivery.nack(delay=99, reason=reason)), claim_size=count, prefetch=count
     )
     sub.step(times=3)
     assert sub.work() == count

@@ -44,7 +44,7 @@ def test_a_partition_that_is_not_acked_does_not_hold_up_another(db):
     """One of 1,000 partitions is stuck; the others flow."""
     got = Recorder(lambda delivery: fail(delivery) if delivery.key == "k7" else None)
     publish_many("t", (Message(number, key=f"k{number % 1000}") for number in range(2000)))
-    sub = Sub(handler(function=got, max_attempts=None, on_failure="block"), batch_size=500, prefetch=1000)
+    sub = Sub(handler(function=got, max_attempts=None, on_failure="block"), claim_size=500, prefetch=1000)
     for _ in range(12):
         sub.step()
         sub.work()
@@ -59,7 +59,7 @@ def test_a_partition_that_is_not_acked_does_not_hold_up_another(db):
 def test_order_within_a_partition(db, count):
     got = Recorder()
     publish_many("t", (Message(number, key="k") for number in range(count)))
-    Sub(handler(function=got), batch_size=7).settle(rounds=200)
+    Sub(handler(function=got), claim_size=7).settle(rounds=200)
     assert got.payloads == list(range(count))
 
 
@@ -67,7 +67,7 @@ def test_order_within_a_partition(db, count):
 def test_batch_size_one(db, mode):
     got = Recorder()
     publish_many("t", (Message(number, key="k") for number in range(5)))
-    Sub(handler(function=got, mode=mode), batch_size=1, prefetch=1).settle(rounds=100)
+    Sub(handler(function=got, mode=mode), claim_size=1, prefetch=1).settle(rounds=100)
     assert got.payloads == list(range(5))
 
 

@@ -61,10 +61,10 @@ def test_a_late_nack_does_not_bring_a_settled_message_back(db, clock):
 @pytest.mark.promise("One owner")
 def test_a_stale_subscriber_cannot_claim(db, clock):
     publish_many("t", (Message(number, key="k") for number in range(10)))
-    first = Sub(handler(), batch_size=2, prefetch=2)
+    first = Sub(handler(), claim_size=2, prefetch=2)
     first.step()
     clock.advance(31)
-    second = Sub(handler(), batch_size=2, prefetch=2)
+    second = Sub(handler(), claim_size=2, prefetch=2)
     second.step()
     assert second.owned() == {"k"}
     tokens = set(DeliveryState.objects.values_list("delivery_token", flat=True))

@@ -114,7 +114,7 @@ def test_threads_that_publish_at_once_find_every_handler(project):
         from django.db import connection
         from django_mysqlqueue import publish
         from django_mysqlqueue.models import OutboxMessage
-        from django_mysqlqueue.runtime.handling import registry
+        from django_mysqlqueue.subscriptions import registry
         barrier = threading.Barrier(9)
         failed = []
         def send(topic):
@@ -148,7 +148,7 @@ def test_a_module_of_handlers_that_publishes_while_it_is_imported(project):
     both = "['orders.subscribers', 'stock.subscribers']"
     publishing = "import imported\nfrom django_mysqlqueue import publish\npublish('stock', 1)\n"
     assert project.run(publishing + count) == f"3 {both}\n"
-    discovering = "import imported\nfrom django_mysqlqueue.runtime.handling import registry\nregistry.handlers()\n"
+    discovering = "import imported\nfrom django_mysqlqueue.subscriptions import registry\nregistry.handlers()\n"
     assert project.run(discovering + count) == f"5 {both}\n"
     project.write("orders/subscribers.py", "from django_mysqlqueue import publish\npublish('later', 1)\n" + ORDERS)
     said = project.run(PUBLISH_TWICE)

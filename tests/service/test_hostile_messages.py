@@ -336,7 +336,7 @@ def test_thousands_of_keys_leave_nothing_behind(db, settings, mode):
     sub = Sub(
         handler(mode=mode, function=lambda delivery: got.add(delivery.payload)),
         lease_renewal_interval=0.0,
-        batch_size=1000,
+        claim_size=1000,
         prefetch=2000,
     )
     sub.settle(rounds=500)

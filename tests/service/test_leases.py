@@ -152,7 +152,7 @@ def test_news_below_the_share_is_taken_without_waiting_for_a_tick(db):
 
 def test_a_million_keys_leave_no_memory_behind(db):
     """Drained partitions are forgotten (checked with 300)."""
-    sub = Sub(handler(), lease_renewal_interval=0.0, batch_size=100, prefetch=200)
+    sub = Sub(handler(), lease_renewal_interval=0.0, claim_size=100, prefetch=200)
     busy_partitions(300)
     sub.settle()
     sub.step(times=2)
@@ -170,7 +170,7 @@ def test_a_take_over_of_many_partitions_is_bounded(db, monkeypatch, clock):
     acquire = leasing.acquire
     monkeypatch.setattr(leasing, "acquire", lambda *args, **kw: (taken.append(len(args[3])), acquire(*args, **kw))[1])
     publish_many("t", (Message(n, key=f"k{n}") for n in range(3000)))
-    Sub(handler(), name="a", prefetch=1, batch_size=1).step(times=12)
+    Sub(handler(), name="a", prefetch=1, claim_size=1).step(times=12)
     clock.advance(60)  # a has vanished
     taken.clear()
     second = Sub(handler(), name="b")
@@ -186,7 +186,7 @@ def test_what_waits_out_a_backoff_takes_no_memory_without_bound(db):
     def fail(delivery):
         raise ValueError("what it needs is away")
 
-    sub = Sub(handler(function=fail, backoff=Backoff(initial=600, jitter=0)), batch_size=100)
+    sub = Sub(handler(function=fail, backoff=Backoff(initial=600, jitter=0)), claim_size=100)
     publish_many("t", [Message(n, key="k") for n in range(3000)])
     for _ in range(20):
         sub.settle(rounds=5)
@@ -201,7 +201,7 @@ def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
     monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.CHOICE", 20)
     monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.TAKE_OVER", 10)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(200)])
-    sub = Sub(handler(), batch_size=10, prefetch=10, lease_renewal_interval=0.0)
+    sub = Sub(handler(), claim_size=10, prefetch=10, lease_renewal_interval=0.0)
     most = done = 0
     for _ in range(400):
         sub.step()
@@ -218,7 +218,7 @@ def test_leases_do_not_grow_with_the_keys_that_wait(db, monkeypatch):
 def test_what_nobody_takes_is_taken_by_who_has_its_hands_full(db, monkeypatch):
     """Else a partition starved whose subscriber had died, beside others that never came to an end."""
     monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 2)
-    sub = Sub(handler(), batch_size=1, prefetch=1)
+    sub = Sub(handler(), claim_size=1, prefetch=1)
     publish_many("t", [Message(n, key="ab"[n % 2]) for n in range(40)])
     sub.step()
     publish("t", 1, key="c")

@@ -38,7 +38,7 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
     """A claim that is frozen holds as many offsets rows as the next one would ask for."""
     publish_many("t", (Message(number, key=f"k{number % 40:02}") for number in range(40 * 300)))
     sequence()
-    sub = Sub(handler(mode="shared"), batch_size=100, threads=4)
+    sub = Sub(handler(mode="shared"), claim_size=100, threads=4)
     sub.settle(rounds=2)
     locked, done = threading.Event(), threading.Event()
     keys = list(sub.poller.groups[0].todo)[:8]
@@ -60,7 +60,7 @@ def test_partitions_that_another_has_locked_do_not_hold_up_a_shared_group(db):
             handled = 0
             for _ in range(3):  # those in a row that ask for locked ones only
                 time.sleep(0.02)
-                sub.poller.groups[0]._depth = 100  # as it is learned with quick handlers: much of few partitions
+                sub.poller.groups[0].depths.common = 100  # as it is learned with quick handlers: much of few partitions
                 sub.step()
                 handled += sub.work()
                 sub.flush()
@@ -430,7 +430,7 @@ def test_a_flush_does_not_wait_for_anothers_open_transaction(db, clock, end):
 @pytest.mark.servers_only
 def test_a_locked_row_that_is_due_does_not_hide_the_others(db):
     """Shared: the look for what is due reads without SKIP LOCKED; rows that are locked used up its LIMIT."""
-    sub = Sub(handler(mode="shared"), batch_size=1, prefetch=1, name="b")
+    sub = Sub(handler(mode="shared"), claim_size=1, prefetch=1, name="b")
     publish_many("t", [Message(n, key="k") for n in range(3)])
     Sub(handler(mode="shared"), name="a").step()  # takes all, and vanishes
     DeliveryState.objects.update(invisible_until=1)

@@ -14,13 +14,13 @@ def test_take_over_goes_back_to_the_first_unsettled(db, clock):
     """First starts are in offset order across a crash."""
     got = Recorder()
     publish_many("t", (Message(number, key="k") for number in range(50)))
-    first = Sub(handler(function=got), batch_size=20, prefetch=40)
+    first = Sub(handler(function=got), claim_size=20, prefetch=40)
     first.step()
     first.work(7)
     first.flush()
     first.take()
     clock.advance(31)
-    Sub(handler(function=got), batch_size=20, prefetch=40).settle()
+    Sub(handler(function=got), claim_size=20, prefetch=40).settle()
     assert got.payloads == list(range(50))
 
 
@@ -34,7 +34,7 @@ def test_block_withholds_the_next_until_the_head_is_settled(db, clock, action):
             delivery.nack(delay=10) if action == "nack" else delivery.snooze(10)
 
     publish_many("t", (Message(number, key="k") for number in range(10)))
-    sub = Sub(handler(function=head_fails_twice, on_failure="block"), batch_size=4)
+    sub = Sub(handler(function=head_fails_twice, on_failure="block"), claim_size=4)
     sub.settle()
     assert starts.payloads == [0, 1, 2, 3]
     clock.advance(11)

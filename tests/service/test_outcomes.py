@@ -108,7 +108,7 @@ def test_what_is_in_flight_does_not_block_what_follows(db):
     """Message 1 is held; 300 behind it flow, far more than a batch."""
     got = Recorder()
     publish_many("t", (Message(number, key="k") for number in range(301)))
-    sub = Sub(handler(function=got, mode="shared"), batch_size=10, prefetch=20)
+    sub = Sub(handler(function=got, mode="shared"), claim_size=10, prefetch=20)
     sub.step()
     head = sub.take()
     sub.settle(rounds=200)
@@ -127,7 +127,7 @@ def test_a_nacked_head_does_not_stall_its_partition(db, clock):
     publish_many("t", (Message(number, key="k") for number in range(3000)))
     from django_mysqlqueue import Backoff
 
-    sub = Sub(handler(function=got, backoff=Backoff(initial=3600, jitter=0), max_attempts=None), batch_size=100)
+    sub = Sub(handler(function=got, backoff=Backoff(initial=3600, jitter=0), max_attempts=None), claim_size=100)
     sub.settle(rounds=100)
     assert got.payloads == list(range(3000))
     assert lag() == 1

@@ -73,7 +73,7 @@ def test_the_first_loss_is_free_and_the_next_ones_are_counted(db, mode):
 def test_what_others_hold_and_what_waits_stays(db):
     one = handler(mode="shared")
     publish_many("t", (Message(n, key="k") for n in range(6)))
-    lost, other = Sub(one, name="lost", batch_size=2), Sub(one, name="other", batch_size=2)
+    lost, other = Sub(one, name="lost", claim_size=2), Sub(one, name="other", claim_size=2)
     for sub in (lost, other):
         sub.step()
         while sub.take() is not None:

@@ -166,7 +166,7 @@ def test_subscribers_collect_by_themselves(db, no_retention):
 def test_a_step_of_gc_is_bounded(db, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0}
     publish_many("t", (Message(number, key=f"k{number % 3}") for number in range(1000)))
-    Sub(handler(), batch_size=500, prefetch=1000).settle()
+    Sub(handler(), claim_size=500, prefetch=1000).settle()
     place, steps = Checkpoint(), 0
     while place is not None:
         done = retention.collect_step(USING, place, limits=retention.Limits(rows=100))

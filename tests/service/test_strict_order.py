@@ -60,7 +60,7 @@ class Scenario:
         self.subs.append(
             Sub(
                 handler(function=self.handle, on_failure="block", max_attempts=self.MAX_ATTEMPTS),
-                batch_size=self.rng.choice([1, 3, 10]),
+                claim_size=self.rng.choice([1, 3, 10]),
             )
         )
 

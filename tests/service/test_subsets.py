@@ -139,7 +139,7 @@ def test_redeliveries_of_others_are_left_to_them(db, clock, mode):
         lost.take()
     clock.advance(61)
     got = Recorder()
-    sub = Sub(handler(mode=mode, function=got), subset=CELERY, batch_size=5)
+    sub = Sub(handler(mode=mode, function=got), subset=CELERY, claim_size=5)
     sub.settle()
     assert sorted(got.payloads) == [key for key in KEYS if key.startswith("celery/")]
     assert lag() == 10

@@ -43,7 +43,7 @@ def test_settled_rows_of_a_vanished_subscriber_do_not_leak(db, clock, mode):
 def test_watermark_passes_a_long_run_of_settled_rows_in_bounded_steps(db):
     """A stuck head is acked at last with 1,000 settled rows behind it."""
     publish_many("t", (Message(number, key="k") for number in range(1001)))
-    sub = Sub(handler(mode="shared"), batch_size=500, prefetch=1500)
+    sub = Sub(handler(mode="shared"), claim_size=500, prefetch=1500)
     sub.step(times=4)
     head = sub.take()
     sub.settle(rounds=20)
@@ -60,7 +60,7 @@ def test_lag_is_a_count_of_messages(db):
     publish_many("other", range(50))
     publish_many("t", (Message(number, key="k") for number in range(5)))
     publish_many("other", range(50))
-    sub = Sub(handler(), batch_size=2, prefetch=2)
+    sub = Sub(handler(), claim_size=2, prefetch=2)
     sub.step()
     sub.work(2)
     sub.flush()

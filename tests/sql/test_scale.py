@@ -160,7 +160,7 @@ def test_a_turn_reads_no_more_rows_of_a_long_log(db, settings):
     def costs(mode: str) -> dict[str, int]:
         settings.MYSQLQUEUE = {}
         ref = GroupRef(mode[0], "t")
-        sub = Sub(handler(group=ref.group, mode=mode), prefetch=100, batch_size=100)
+        sub = Sub(handler(group=ref.group, mode=mode), prefetch=100, claim_size=100)
         sub.settle()
         publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(100)))
         cost_of = {}

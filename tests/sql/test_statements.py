@@ -28,7 +28,7 @@ def statements(operation):
 def subscriber(groups, mode):
     handlers = (handler(group=f"g{number}", mode=mode) for number in range(groups))
     # On a slow machine a step may otherwise poll twice, or say "SELECT 1" to keep its session.
-    return Sub(*handlers, prefetch=2000, batch_size=500, poll_interval=3600.0, max_poll_interval=3600.0)
+    return Sub(*handlers, prefetch=2000, claim_size=500, poll_interval=3600.0, max_poll_interval=3600.0)
 
 
 @pytest.mark.promise("Cost")
@@ -78,7 +78,7 @@ def test_a_tick_needs_the_same_statements_for_any_number_of_leases(db):
     def cost(partitions):
         publish_many("t", (Message(number, key=f"k{number}") for number in range(partitions)))
         sub = Sub(
-            handler(group="g0", function=lambda delivery: delivery.nack(delay=999)), prefetch=1000, batch_size=500
+            handler(group="g0", function=lambda delivery: delivery.nack(delay=999)), prefetch=1000, claim_size=500
         )
         sub.settle()
         return len(statements(sub.step))

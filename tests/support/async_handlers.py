@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from django_mysqlqueue import publish_many, subscriber
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.runtime.handling.executor import Executor
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions import registry
 from tests.support.harness import USING, Sub, lag
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=10, network=10, read=60)
@@ -26,7 +26,7 @@ def run(function, messages, *, threads=2, **options):
             sub.flush()
             if not lag():
                 break
-            sub.inbox.wait(0.05, enough=1)
+            sub.inbox.wait(0.05)
         assert lag() == 0
     finally:
         sub.inbox.close()

@@ -16,8 +16,6 @@ from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.inspection.problems import Problem
 from django_mysqlqueue.management.commands import queuestatus
 from django_mysqlqueue.runtime.handling import call
-from django_mysqlqueue.runtime.handling.delivery import Delivery
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.runtime.polling.context import LIMITS, Context, Limits, Progress
@@ -26,6 +24,8 @@ from django_mysqlqueue.service import groups, heartbeats, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler
 from tests.support import oracle
 
 USING = "default"
@@ -96,7 +96,7 @@ class Sub:
         self,
         *handlers: Handler,
         name: str = "s",
-        batch_size: int = 100,
+        claim_size: int = 100,
         prefetch: int = 200,
         subset: Subset = EVERYTHING,
         threads: int = 1,
@@ -121,7 +121,7 @@ class Sub:
             self.inbox,
             self.heart,
             groups=len(self.handlers),
-            batch_size=batch_size,
+            claim_size=claim_size,
             subset=subset,
             threads=threads,
             progress=self.progress,

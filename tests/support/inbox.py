@@ -64,6 +64,11 @@ class Queue:
             for outcome in self.inbox.take_settlements(self.handlers[group].ref)
         ]
 
+    def flush_due(self, group, *, enough):
+        """Whether a group's settlements are to be flushed, if ``enough`` are flushed at once."""
+        self.inbox.configure(self.handlers[group], enough=enough)
+        return self.inbox.flush_due(self.ref(group))
+
     def ref(self, group):
         return self.handlers[group].ref
 

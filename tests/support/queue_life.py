@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import transaction
 from django.test import override_settings
 
-from django_mysqlqueue import Message, naming, publish, publish_many
+from django_mysqlqueue import Message, naming, operations, publish, publish_many
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -83,7 +83,7 @@ def live() -> None:
         handler(group="ob", function=batch, atomic=True, batch=True, batch_size=10, max_attempts=1),
     ]
     others = [handler(group="os"), handler(group="ss", mode="shared")]
-    _life(Sub(*whole, batch_size=50), Sub(*others, name="part", subset=part, batch_size=50))
+    _life(Sub(*whole, claim_size=50), Sub(*others, name="part", subset=part, claim_size=50))
     for name in ("o", "s"):
         _lose_and_take_over(name)
     last = Sub(*whole)
@@ -126,6 +126,8 @@ def _operate(ref: GroupRef) -> None:
     held.flush()
     pausing.pause(USING, ref, actor="test")
     pausing.resume(USING, ref, actor="test")
+    operations.settings(*ref, {"prefetch": 200}, actor="test", dry_run=True)
+    operations.settings(*ref, {"prefetch": 200}, actor="test")
     groups.group_controls(session, [ref])
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_mysqlqueue.runtime.handling.registry import handlers
+from django_mysqlqueue.subscriptions.registry import handlers
 
 
 def handle(delivery):

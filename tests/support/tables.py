@@ -82,6 +82,7 @@ class Group(NamedTuple):
     registered_at: int = 0
     sought_at: int = 0
     operation: int = 0
+    overrides: str = "{}"
 
 
 class Offsets(NamedTuple):
@@ -285,7 +286,7 @@ _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
         (
             "groups",
             "queue_consumer_groups",
-            f"{_GROUP}, mode, start_offset, paused, after_seek, revision, id, registered_at, sought_at, operation",
+            f"{_GROUP}, {', '.join(Group._fields)}",
             "consumer_group, topic",
             _groups,
         ),

@@ -7,10 +7,12 @@ import pytest
 from django.core import checks as django_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connection, connections
+from django.db import ProgrammingError, connection, connections
 
-from django_mysqlqueue import checks
-from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue import checks, subscriber
+from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
 
 
 def ids(found):
@@ -400,3 +402,30 @@ def test_the_models_look_into_the_queues_database(settings):
     assert QueueMessage.objects.filter(topic="t").db == "other"
     assert QueueMessage.objects.using("default").db == "default"
     assert QueueMessage.objects.db_manager("default").all().db == "default"
+
+
+def test_an_ignored_override_is_warned_of(db, no_handlers):
+    subscriber("t", group="g")(lambda delivery: None)
+    ref = GroupRef("g", "t")
+    groups.register("default", ref, mode="ordered", start="earliest")
+    assert checks.check_overrides(databases=["default"]) == []
+    values = {"timeout": 5, "prefetch": 5}
+    ConsumerGroup.objects.update(
+        overrides={name: {"value": value, "at": 1000, "by": "bob"} for name, value in values.items()}
+    )
+    (found,) = checks.check_overrides(databases=["default"])
+    assert checks.check_overrides(databases=["other"]) == checks.check_overrides() == []
+
+    assert (found.id, found.level) == ("django_mysqlqueue.W019", django_checks.WARNING)
+    assert "bob overrode timeout of the group 'g' on topic 't'" in found.msg
+    assert "requires an async handler" in found.msg
+    assert found.hint == "Remove it: manage.py queueset g t --unset timeout"
+
+
+def test_before_migrate_there_are_no_overrides(monkeypatch):
+    def fail(**options):
+        raise ProgrammingError("no such table")
+
+    monkeypatch.setattr(checks, "list_options", fail)
+    monkeypatch.setattr(checks.sessions, "sound", lambda alias: contextlib.nullcontext())
+    assert checks.check_overrides(databases=["default"]) == []

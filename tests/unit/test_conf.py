@@ -19,7 +19,7 @@ DEFAULTS = {
     "DATABASE": None,
     "POLL_INTERVAL": 0.1,
     "MAX_POLL_INTERVAL": 1,
-    "BATCH_SIZE": 100,
+    "CLAIM_SIZE": 100,
     "PREFETCH": 200,
     "THREADS": 4,
     "LEASE_DURATION": 30,
@@ -95,8 +95,8 @@ def test_a_project_without_the_setting_gets_the_defaults(settings):
         ("STRICT_TOPICS", True, True),
         ("DLQ_RETENTION", 5, 5.0),
         ("SHUTDOWN_TIMEOUT", 0, 0.0),
-        ("BATCH_SIZE", 1, 1),
-        ("BATCH_SIZE", 10_000, 10_000),
+        ("CLAIM_SIZE", 1, 1),
+        ("CLAIM_SIZE", 10_000, 10_000),
         ("KEYLESS_PARTITIONS", 1, 1),
         ("MAX_PAYLOAD_BYTES", 2**30, 2**30),
         ("DLQ_SUFFIX", "." * 20, "." * 20),
@@ -123,7 +123,7 @@ def test_value_taken(mysqlqueue, name, given, value):
 SECONDS = ("POLL_INTERVAL", "MAX_POLL_INTERVAL", "LEASE_DURATION", "LEASE_RENEWAL_INTERVAL")
 TIMEOUTS = ("VISIBILITY_TIMEOUT", "MAX_PROCESSING_TIME")
 RETENTIONS = ("RETENTION", "ORPHAN_RETENTION", "DLQ_RETENTION", "HISTORY_RETENTION")
-COUNTS = ("BATCH_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
+COUNTS = ("CLAIM_SIZE", "PREFETCH", "THREADS", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "KEYLESS_PARTITIONS")
 NO_NUMBER = ("1", True, [], float("nan"))
 NO_INTEGER = ("1", True, [], 1.0, float("nan"))
 WRONG = [
@@ -132,7 +132,7 @@ WRONG = [
     *((name, value) for name in COUNTS for value in (*NO_INTEGER, 0, -1, 2**31)),
     *((name, 30 * 86400 + 1) for name in TIMEOUTS),
     ("SHUTDOWN_TIMEOUT", None),
-    ("BATCH_SIZE", 10_001),
+    ("CLAIM_SIZE", 10_001),
     ("THREADS", 1001),
     ("KEYLESS_PARTITIONS", 100_001),
     ("MAX_PAYLOAD_BYTES", 2**30 + 1),
@@ -229,7 +229,7 @@ def test_unknown_key(mysqlqueue, key, hint):
 
 
 def test_every_problem_is_reported_not_only_the_first(mysqlqueue):
-    found = mysqlqueue({"TREADS": 1, "BATCH_SIZE": 0, "TOPICS": 1, "GROUPS": {"g": {"mode": "ordered"}}})
+    found = mysqlqueue({"TREADS": 1, "CLAIM_SIZE": 0, "TOPICS": 1, "GROUPS": {"g": {"mode": "ordered"}}})
     assert [problem.id for problem in found] == ["E002", "E003", "E005", "E006"]
 
 

@@ -178,6 +178,6 @@ def test_a_suspects_outcome_is_to_be_written_at_once(queue):
     one.put("g", "b")
     one.take()
     one.take()
-    assert not one.inbox.flush_due(one.ref("g"), enough=100)
+    assert not one.flush_due("g", enough=100)
     one.finish(suspect)
-    assert one.inbox.flush_due(one.ref("g"), enough=100)
+    assert one.flush_due("g", enough=100)

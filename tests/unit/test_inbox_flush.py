@@ -61,15 +61,14 @@ def test_outcomes_wait_for_others_but_not_long(queue):
     one = queue(g=ORDERED)
     one.put("g", *"abcd")
     held = [item for _, item in one.take_all()]
-    ref = one.ref("g")
-    assert not one.inbox.flush_due(ref, enough=1)
+    assert not one.flush_due("g", enough=1)
     one.finish(held[0])
-    assert not one.inbox.flush_due(ref, enough=2)
+    assert not one.flush_due("g", enough=2)
     one.finish(held[1])
-    assert one.inbox.flush_due(ref, enough=2)
-    assert not one.inbox.flush_due(ref, enough=3)
+    assert one.flush_due("g", enough=2)
+    assert not one.flush_due("g", enough=3)
     one.now += FLUSH_DELAY
-    assert one.inbox.flush_due(ref, enough=3)
+    assert one.flush_due("g", enough=3)
 
 
 def test_the_last_outcome_does_not_wait(queue):
@@ -77,7 +76,7 @@ def test_the_last_outcome_does_not_wait(queue):
     (held,) = one.put("g", "a")
     one.take()
     one.finish(held)
-    assert one.inbox.flush_due(one.ref("g"), enough=100)
+    assert one.flush_due("g", enough=100)
 
 
 def test_outcomes_of_a_failed_flush_come_first_again(queue):
@@ -91,4 +90,4 @@ def test_outcomes_of_a_failed_flush_come_first_again(queue):
     assert one.outcomes("g") == [(first.claimed.offset, Action.ACK), (second.claimed.offset, Action.ACK)]
     one.inbox.put_back_settlements(one.ref("g"), lost)
     one.now += FLUSH_DELAY
-    assert one.inbox.flush_due(one.ref("g"), enough=100)
+    assert one.flush_due("g", enough=100)

@@ -53,10 +53,10 @@ def test_wake_ends_the_pollers_sleep_and_is_remembered():
     one = handler()
     inbox = Inbox([one.ref], leases_good=lambda: True)
     inbox.wake()
-    assert inbox.wait(60, enough=100) is True
-    assert inbox.wait(0, enough=100) is False
+    assert inbox.wait(60) is True
+    assert inbox.wait(0) is False
     woken = []
-    thread = in_background(lambda: woken.append(inbox.wait(60, enough=100)))
+    thread = in_background(lambda: woken.append(inbox.wait(60)))
     inbox.wake()
     thread.join(10)
     assert woken == [True]
@@ -66,10 +66,11 @@ def test_wake_ends_the_pollers_sleep_and_is_remembered():
 def test_an_outcome_ends_the_pollers_sleep(enough):
     one = handler()
     inbox = Inbox([one.ref], leases_good=lambda: True)
+    inbox.configure(one, enough=enough)
     inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), BODY, one) for key in "ab")
     batch = inbox.take(None)
     began = time.monotonic()
-    thread = in_background(lambda: inbox.wait(60, enough=enough))
+    thread = in_background(lambda: inbox.wait(60))
     inbox.finish(batch, [Settlement(batch.items[0].claimed, Action.ACK)])
     thread.join(10)
     assert not thread.is_alive()
@@ -82,7 +83,7 @@ def test_an_empty_inbox_ends_the_pollers_sleep():
     inbox.put([Held(Claimed(one.ref, "a", 1, 1, 1, False, 1), BODY, one)])
     inbox.take(None)
     began = time.monotonic()
-    assert inbox.wait(60, enough=100) is False
+    assert inbox.wait(60) is False
     assert time.monotonic() - began < 5
 
 

@@ -26,6 +26,6 @@ MYSQLQUEUE = {
     "MAX_ATTEMPTS": plan.MAX_ATTEMPTS,
     "BACKOFF": {"initial": 0.1, "maximum": 2},
     "MAX_POLL_INTERVAL": 0.5,
-    "BATCH_SIZE": 50,
+    "CLAIM_SIZE": 50,
     "RETENTION": plan.RETENTION,
 }

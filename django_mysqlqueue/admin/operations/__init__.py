@@ -16,6 +16,7 @@ OPERATIONS = {
         groups.Retry,
         groups.RetrySelected,
         groups.DeadLetter,
+        groups.Settings,
         groups.Drop,
         subscribers.ReleaseLeases,
         subscribers.ForgetSubscriber,

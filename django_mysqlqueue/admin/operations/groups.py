@@ -10,7 +10,9 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, TimeField
+from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.subscriptions.options import OVERRIDABLE, parse_text
 
 
 class Pause(AdminOperation):
@@ -140,6 +142,39 @@ class DeadLetter(AdminOperation):
 
     def operate(self, **how: Any) -> Result:
         return operations.dead_letter(*self.ref, offsets=self.values["row"], **how)
+
+
+class OptionForm(GroupForm):
+    """The form of an override."""
+
+    option = forms.ChoiceField(label=gettext_lazy("Option"), choices=[(name, name) for name in OVERRIDABLE])
+    value = forms.CharField(
+        label=gettext_lazy("Value"),
+        required=False,
+        max_length=200,
+        help_text=gettext_lazy(
+            "For example 100, 30s, 5m, none (no limit) or, for backoff, initial=1s,factor=2,maximum=1h,jitter=0.1. "
+            "Leave it empty to remove the override."
+        ),
+    )
+
+
+class Settings(AdminOperation):
+    """Override an option of a group, or remove the override."""
+
+    name = "settings"
+    label = gettext_lazy("Override option")
+    form = OptionForm
+
+    def operate(self, **how: Any) -> Result:
+        option, text = self.values["option"], self.values["value"]
+        if not text:
+            return operations.settings(*self.ref, unset=[option], **how)
+        try:
+            value = parse_text(option, text)
+        except ValueError as error:
+            raise OperationRefused(str(error)) from error
+        return operations.settings(*self.ref, {option: value}, **how)
 
 
 class Drop(AdminOperation):

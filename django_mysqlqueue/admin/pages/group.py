@@ -71,6 +71,7 @@ class GroupPage(Page):
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],
+            "options": [(one, moment(one.at)) for one in group.options],
             "order": order,
             "prefix": prefix,
             "next_after": found[-1].key if order == "key" and len(found) == PAGE_ROWS else None,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django_mysqlqueue.humanize import counted, duration
+from django_mysqlqueue.humanize import counted, duration, moment
 from django_mysqlqueue.inspection import (
     EXACT,
     Bounds,
@@ -21,6 +21,7 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management.base import QueueCommand
+from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
@@ -72,13 +73,15 @@ class Command(QueueCommand):
             self.stdout.write("The queue has no messages and no consumer groups.")
             return
         self.stdout.write(heading("Topics"))
-        self._table(
+        write_table(
+            self.stdout,
             ("topic", "in log", "partitions", "outbox", "scheduled"),
             [(one.topic, one.in_log, one.partitions, one.waiting, one.scheduled) for one in status.topics],
         )
         self.stdout.write("")
         self.stdout.write(heading("Groups"))
-        self._table(
+        write_table(
+            self.stdout,
             ("group", "topic", "mode", "backlog", "oldest", "in flight", "retrying", "dead letters", "subscribers"),
             [
                 (
@@ -95,6 +98,15 @@ class Command(QueueCommand):
                 for one in queue.groups
             ],
         )
+        overrides = [
+            (*group.ref, one.name, one.text, moment(one.at), one.by)
+            for group in queue.groups
+            for one in group.overrides
+        ]
+        if overrides:
+            self.stdout.write("")
+            self.stdout.write(heading("Overridden options"))
+            write_table(self.stdout, ("group", "topic", "option", "value", "since", "by"), overrides)
         owners = [
             (*ref, owner or "(no owner)", count)
             for ref, shares in sorted(status.leases.items())
@@ -103,23 +115,12 @@ class Command(QueueCommand):
         if owners:
             self.stdout.write("")
             self.stdout.write(heading("Leases"))
-            self._table(("group", "topic", "owner", "partitions"), owners)
+            write_table(self.stdout, ("group", "topic", "owner", "partitions"), owners)
         if status.problems:
             self.stdout.write("")
             self.stdout.write(heading("Problems"))
             for problem in status.problems:
                 self.stdout.write(self.style.WARNING(f"  {problem.text}"))
-
-    def _table(self, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-        cells = [header, *[tuple(str(value) for value in row) for row in rows]]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-        numeric = [all(isinstance(row[column], int) for row in rows) for column in range(len(header))]
-        for row in cells:
-            line = "  ".join(
-                value.rjust(width) if right else value.ljust(width)
-                for value, width, right in zip(row, widths, numeric, strict=True)
-            )
-            self.stdout.write(f"  {line.rstrip()}")
 
 
 def read_status(using: str, bounds: Bounds = EXACT) -> Status:
@@ -176,4 +177,5 @@ def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, 
         "subscribers": [one.name for one in group.live],
         "subsets": {one.name: str(one.subset) for one in group.live if one.subset != EVERYTHING},
         "partitions_owned": shares,
+        "overrides": {one.name: {"value": one.value, "at": one.at, "by": one.by} for one in group.overrides},
     }

@@ -29,17 +29,18 @@ from django_mysqlqueue.management.base import (
 )
 from django_mysqlqueue.management.ports import MetricsPorts, port
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.handler import Handler
-from django_mysqlqueue.runtime.handling.registry import handlers
 from django_mysqlqueue.runtime.process import memory, reload
 from django_mysqlqueue.runtime.process.lifeline import Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import STOP_SIGNALS
-from django_mysqlqueue.runtime.process.subscriber import Subscriber, register, require_handlers
+from django_mysqlqueue.runtime.process.subscriber import Subscriber, require_handlers
 from django_mysqlqueue.runtime.process.supervisor import Supervisor
+from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.registry import handlers
 
 
 def positive(text: str) -> int:
@@ -84,10 +85,11 @@ class Command(LimitedCommand):
         add("--processes", type=positive, metavar="N", help="run N subscriber processes and replace those that end")
         add("--name", help="first part of the subscriber's name (default: the host name)")
         add(
-            "--batch-size",
+            "--claim-size",
             type=positive,
             metavar="N",
-            help="maximum number of messages per claim (default: MYSQLQUEUE['BATCH_SIZE'], 100)",
+            help="maximum number of messages per claim, for groups without a claim_size of their own (default: "
+            "MYSQLQUEUE['CLAIM_SIZE'], 100)",
         )
         add(
             "--drain",
@@ -173,7 +175,7 @@ class Command(LimitedCommand):
             get_settings(),
             name=options["name"],
             threads=self._threads(using, options),
-            batch_size=options["batch_size"],
+            claim_size=options["claim_size"],
             drain=options["drain"],
             subset=Subset.parse(options["partition"] or (), options["shard"]),
             max_messages=options["max_messages"],
@@ -224,7 +226,7 @@ class Command(LimitedCommand):
             handlers=subscriber.handlers,
             settings=subscriber.settings,
             threads=subscriber.threads,
-            batch_size=subscriber.batch_size,
+            claim_size=subscriber.claim_size,
             subset=subscriber.subset,
             metrics=metrics,
         )
@@ -267,7 +269,7 @@ class Command(LimitedCommand):
                 handlers=chosen,
                 settings=settings,
                 threads=self._threads(using, options),
-                batch_size=options["batch_size"] or settings.batch_size,
+                claim_size=options["claim_size"] or settings.claim_size,
                 subset=subset,
                 processes=options["processes"],
                 reload=reloads,

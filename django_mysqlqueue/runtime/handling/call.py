@@ -18,14 +18,14 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.runtime import forks, sessions
 from django_mysqlqueue.runtime.handling import observers, rejections
-from django_mysqlqueue.runtime.handling.delivery import Delivery
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler
 
 UNSETTLED = (Action.NACK, Action.SNOOZE)
 SETTLING = (Action.ACK, Action.REJECT)
@@ -167,7 +167,7 @@ def _call(handler: Handler, deliveries: list[Delivery]) -> None:
     pid = os.getpid()
     outer = sessions.begin_call()
     try:
-        result = handler.function(list(deliveries) if handler.batch else deliveries[0])
+        result = handler.call(list(deliveries) if handler.batch else deliveries[0])
     except BaseException as error:
         if os.getpid() != pid:
             forks.leave(error)

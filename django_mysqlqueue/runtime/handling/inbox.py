@@ -10,37 +10,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
-from django_mysqlqueue.runtime.handling.handler import Handler
-from django_mysqlqueue.runtime.handling.lanes import Batch, Held, Lane
+from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler
 
 SLICE = 0.02
 """Seconds that a thread stays with one lane before other groups and partitions have their turn."""
 FLUSH_DELAY = 0.02
 """Seconds that a settlement waits for others, so that they are written together."""
-
-
-@dataclass(slots=True)
-class _Group:
-    lanes: dict[str | None, Lane] = field(default_factory=dict)
-    ready: deque[Lane] = field(default_factory=deque)
-    waiting: int = 0
-    running: int = 0
-    waiting_bytes: int = 0
-    settlements: list[Settlement] = field(default_factory=list)
-    first_settlement_at: float = 0.0
-    acked: list[float] = field(default_factory=list)
-    """See ``take_acked``."""
-    deleted: int = 0
-    """Number of deliveries whose message was deleted before it could be handled."""
-    records_acks: bool = False
-    good_until: float = float("inf")
-    """Shared mode: until when (monotonic) this process certainly holds the waiting deliveries."""
 
 
 def _name(claimed: Claimed) -> tuple[str, int, int]:
@@ -61,7 +42,7 @@ class Inbox:
         self._work = threading.Condition(self._lock)
         self._poller = threading.Condition(self._lock)
         self._leases_good = leases_good
-        self._groups = {ref: _Group(records_acks=delivery_events.level(ref) == "all") for ref in refs}
+        self._groups = {ref: GroupLanes(records_acks=delivery_events.level(ref) == "all") for ref in refs}
         self._ring = deque(self._groups)
         self._running: dict[int, Held] = {}
         self._suspect: Claimed | None = None
@@ -140,10 +121,24 @@ class Inbox:
             for settlement in settlements:
                 self._release_suspect(settlement.delivery)
 
-    def flush_due(self, ref: GroupRef, *, enough: int) -> bool:
-        """Return whether a group's settlements have waited long enough, are ``enough``, or nothing else is to come."""
+    def configure(self, handler: Handler, *, enough: int) -> None:
+        """Use a handler's options from now on, also for the deliveries that wait.
+
+        Args:
+            handler: the handler of one of the groups.
+            enough: number of its settlements that are flushed at once, before their delay is over.
+        """
         with self._lock:
-            return self._flush_due(self._groups[ref], enough)
+            group = self._groups[handler.ref]
+            group.enough = enough
+            for lane in group.lanes.values():
+                for held in lane.waiting:
+                    held.handler = handler
+
+    def flush_due(self, ref: GroupRef) -> bool:
+        """Return whether a group's settlements have waited long enough, are enough, or nothing else is to come."""
+        with self._lock:
+            return self._flush_due(self._groups[ref])
 
     def waiting(self, ref: GroupRef) -> tuple[int, int]:
         """Return how many deliveries of a group wait to start, and their payload bytes."""
@@ -262,12 +257,11 @@ class Inbox:
             self._woken = True
             self._poller.notify_all()
 
-    def wait(self, timeout: float, *, enough: int) -> bool:
+    def wait(self, timeout: float) -> bool:
         """Sleep, in the poller's thread, until settlements are to be flushed or deliveries to be claimed.
 
         Args:
             timeout: maximum number of seconds.
-            enough: number of settlements that are flushed at once.
 
         Returns:
             Whether ``wake`` ended the sleep.
@@ -276,7 +270,7 @@ class Inbox:
         with self._lock:
             while True:
                 now = time.monotonic()
-                due = any(self._flush_due(group, enough) for group in self._groups.values())
+                due = any(self._flush_due(group) for group in self._groups.values())
                 if self._woken or self._hungry or due or now >= deadline:
                     woken, self._woken, self._hungry = self._woken, False, False
                     return woken
@@ -458,7 +452,7 @@ class Inbox:
         if lane.waiting:
             self._make_ready(self._groups[lane.ref], lane)
 
-    def _make_ready(self, group: _Group, lane: Lane) -> None:
+    def _make_ready(self, group: GroupLanes, lane: Lane) -> None:
         if not lane.queued:
             lane.queued = True
             group.ready.append(lane)
@@ -466,7 +460,7 @@ class Inbox:
             return  # A thread has already been woken for it.
         self._work.notify()
 
-    def _empty(self, group: _Group, key: str | None) -> list[Held]:
+    def _empty(self, group: GroupLanes, key: str | None) -> list[Held]:
         lane = group.lanes.get(key)
         if lane is None:
             return []
@@ -476,16 +470,16 @@ class Inbox:
         group.waiting_bytes -= sum(held.claimed.size for held in taken)
         return taken
 
-    def _settle(self, group: _Group, settlement: Settlement) -> None:
+    def _settle(self, group: GroupLanes, settlement: Settlement) -> None:
         if not group.settlements:
             group.first_settlement_at = time.monotonic()
             self._poller.notify_all()
         group.settlements.append(settlement)
 
-    def _flush_due(self, group: _Group, enough: int) -> bool:
+    def _flush_due(self, group: GroupLanes) -> bool:
         if not group.settlements:
             return False
-        if len(group.settlements) >= enough or not (group.waiting or group.running):
+        if len(group.settlements) >= group.enough or not (group.waiting or group.running):
             return True
         if self._suspect is not None and any(settlement.delivery is self._suspect for settlement in group.settlements):
             return True

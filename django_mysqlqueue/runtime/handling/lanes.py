@@ -7,13 +7,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from django_mysqlqueue.runtime.handling.handler import Handler
-from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.deliveries import Claimed, Settlement
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.runtime.handling.delivery import Delivery
+    from django_mysqlqueue.subscriptions.delivery import Delivery
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +67,28 @@ class Lane:
     def exclusive(self) -> bool:
         """Whether only one thread at a time may work on it (ordered mode)."""
         return self.key is not None
+
+
+@dataclass(slots=True)
+class GroupLanes:
+    """The lanes of a group, and the outcomes of its deliveries that are to be written."""
+
+    lanes: dict[str | None, Lane] = field(default_factory=dict)
+    ready: deque[Lane] = field(default_factory=deque)
+    waiting: int = 0
+    running: int = 0
+    waiting_bytes: int = 0
+    settlements: list[Settlement] = field(default_factory=list)
+    enough: int = 1
+    """Number of settlements that are flushed at once, before their delay is over."""
+    first_settlement_at: float = 0.0
+    acked: list[float] = field(default_factory=list)
+    """See ``Inbox.take_acked``."""
+    deleted: int = 0
+    """Number of deliveries whose message was deleted before it could be handled."""
+    records_acks: bool = False
+    good_until: float = float("inf")
+    """Shared mode: until when (monotonic) this process certainly holds the waiting deliveries."""
 
 
 @dataclass(slots=True, eq=False)

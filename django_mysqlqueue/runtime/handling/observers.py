@@ -16,11 +16,11 @@ from django.dispatch import Signal
 
 from django_mysqlqueue import signals
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.runtime.handling.delivery import Delivery
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import error_line, event
 from django_mysqlqueue.service.deliveries import OUTCOMES, Flushed, Settlement
 from django_mysqlqueue.service.payloads import Body
+from django_mysqlqueue.subscriptions.delivery import Delivery
 
 
 class Settled(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_mysqlqueue.runtime.handling.handler import Handler
+from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.validators import NEVER_REJECTED
 
 

@@ -100,9 +100,10 @@ class Prefetch:
         self._inbox = inbox
         self._most = most
         self._has_work: dict[GroupRef, Callable[[], bool]] = {}
+        """By group that shares PREFETCH: whether it has partitions to look at."""
 
     def join(self, ref: GroupRef, has_work: Callable[[], bool]) -> None:
-        """Add a group.
+        """Add a group that shares PREFETCH.
 
         Args:
             ref: the group.
@@ -110,23 +111,30 @@ class Prefetch:
         """
         self._has_work[ref] = has_work
 
-    def room(self, ref: GroupRef, *, least: int, batch_size: int, max_bytes: int) -> int:
+    def leave(self, ref: GroupRef) -> None:
+        """Remove a group that has a number of its own."""
+        self._has_work.pop(ref, None)
+
+    def room(self, ref: GroupRef, *, least: int, claim_size: int, max_bytes: int) -> int:
         """Return how many deliveries a group may claim now: 0 until there is room for a worthwhile batch.
 
         A group that gets work later has its equal share even if nothing is free, so at most twice PREFETCH wait.
 
         Args:
             ref: the group.
-            least: number of the group's deliveries that may wait, however full the others have made the inbox.
-            batch_size: number of messages that one claim takes.
+            least: number of the group's deliveries that may wait, however full the others have made the inbox; for a
+                group with a number of its own, that number.
+            claim_size: maximum number of messages per claim.
             max_bytes: payload bytes of the group's waiting deliveries at which nothing more is claimed.
         """
         counts = self._inbox.waiting_counts()
-        active = sum(one == ref or counts[one][0] > 0 or busy() for one, busy in self._has_work.items())
-        share = max(least, self._most // active)
-        free = self._most - sum(count for count, _ in counts.values())
         waiting, size = counts[ref]
-        most = min(batch_size, share)
+        share = free = least
+        if ref in self._has_work:
+            active = sum(one == ref or counts[one][0] > 0 or busy() for one, busy in self._has_work.items())
+            share = max(least, self._most // active)
+            free = self._most - sum(counts[one][0] for one in self._has_work)
+        most = min(claim_size, share)
         room = min(most, max(min(share - waiting, free), least - waiting))
         worthwhile = waiting == 0 or room >= (most + 1) // 2
         return room if worthwhile and size < max_bytes else 0
@@ -159,8 +167,8 @@ class Context:
     heartbeat: Heartbeat
     groups: int
     """Number of groups that this process works for."""
-    batch_size: int
-    """Maximum number of messages per claim."""
+    claim_size: int
+    """Maximum number of messages per claim, for groups without a number of their own."""
     subset: Subset = EVERYTHING
     threads: int = 1
     """Number of handler threads."""
@@ -185,8 +193,3 @@ class Context:
     def lease_ms(self) -> int:
         """LEASE_DURATION in milliseconds."""
         return int(self.settings.lease_duration * 1000)
-
-    @property
-    def enough(self) -> int:
-        """Number of outcomes that are flushed at once, before their delay is over."""
-        return max(1, self.batch_size // 2)

@@ -13,24 +13,22 @@ from django.db import Error
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.runtime.handling.delivery import Delivery
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import Settled, flushed_ends, latency
 from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.depths import Depths
 from django_mysqlqueue.service import claiming, payloads, rollups, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.sql.session import Retry
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.options import as_text, changed, with_overrides
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
 FAILED = (Action.NACK, Action.REJECT)
-MAX_DEPTHS = 10_000
-"""Maximum number of partitions whose depth is remembered."""
-MAX_PARTITIONS = 100
-"""Maximum number of partitions that one claim looks at."""
 REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
 """The pause of a group after a failed turn. Other groups continue."""
 
@@ -45,31 +43,15 @@ class PolledGroup(ABC):
         self.context = context
         self.inbox = context.inbox
         self.using = context.using
-        self.handler = handler
         self.ref = handler.ref
-        self.batch_size = max(context.batch_size, handler.batch_size)
-        """Maximum number of messages per claim."""
-        batches = (context.threads + 1) * handler.batch_size if handler.batch else 1
-        self.least = max(batches, context.settings.prefetch // context.groups)
-        """Deliveries of this group that may wait in the inbox, however full other groups have made it.
-
-        For a batch handler, one batch for each thread and one more: with less, the first thread would take all
-        partitions that are there, and the other threads would wait for them."""
         self.max_bytes = context.limits.waiting_bytes // context.groups
-        self.claimant = Claimant(
-            handler.ref,
-            context.subscriber,
-            handler.max_attempts,
-            int(handler.visibility_timeout * 1000) if handler.shared else None,
-            strict=handler.on_failure == "block" and not handler.shared,
-            subset=context.subset,
-        )
+        self._declared = handler
+        """The handler as the code declares it, without overrides."""
+        self._overrides = ""
+        """The column of the group row that was applied last."""
         self.todo: dict[str, None] = {}
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
-        self._depth = 1
-        """Minimum number of messages to look for in a partition, if there are many partitions."""
-        self._depths: dict[str, int] = {}
-        """By partition that had more messages than were asked for, the number to look for: twice the last one."""
+        self.depths = Depths(context.threads)
         self.unfinished: set[str] = set()
         """Partitions whose watermark can advance further."""
         self._skipped: set[str] = set()
@@ -93,7 +75,59 @@ class PolledGroup(ABC):
         """The token of a claim whose COMMIT has an unknown outcome."""
         self.tally = rollups.Tally()
         """The counts of this process since it last wrote the rollups."""
-        context.prefetch.join(self.ref, lambda: bool(self.todo))
+        self.configure(handler)
+
+    def configure(self, handler: Handler) -> None:
+        """Use a handler's options from now on, also for the deliveries that wait.
+
+        Deliveries that are being handled keep the options with which they started.
+        """
+        context = self.context
+        self.handler = handler
+        self.claim_size = max(handler.claim_size or context.claim_size, handler.batch_size)
+        """Maximum number of messages per claim."""
+        # For a batch handler, one batch for each thread and one more: with less, the first thread would take all
+        # partitions that are there, and the other threads would wait for them.
+        batches = (context.threads + 1) * handler.batch_size if handler.batch else 1
+        self.least = max(batches, handler.prefetch or context.settings.prefetch // context.groups)
+        """Deliveries of this group that may wait in the inbox, however full other groups have made it."""
+        if handler.prefetch is None:
+            context.prefetch.join(self.ref, lambda: bool(self.todo))
+        else:
+            context.prefetch.leave(self.ref)
+        self.claimant = Claimant(
+            handler.ref,
+            context.subscriber,
+            handler.max_attempts,
+            int(handler.visibility_timeout * 1000) if handler.shared else None,
+            strict=handler.on_failure == "block" and not handler.shared,
+            subset=context.subset,
+        )
+        self.inbox.configure(handler, enough=max(1, self.claim_size // 2))
+
+    def override(self, column: str) -> bool:
+        """Apply the overrides of the group's options, if they are not the ones that were applied last.
+
+        An override that this code does not know, or that its handler cannot have, is logged and ignored.
+
+        Args:
+            column: the JSON text of the group row.
+
+        Returns:
+            Whether an option has changed.
+        """
+        if column == self._overrides:
+            return False
+        self._overrides = column
+        handler, refused = with_overrides(self._declared, column)
+        for text in refused:
+            event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
+        if handler == self.handler:
+            return False
+        values = ", ".join(f"{name}={as_text(name, getattr(handler, name))}" for name in changed(self.handler, handler))
+        self.configure(handler)
+        event(logging.INFO, "settings.changed", group=self.ref.group, topic=self.ref.topic, settings=values)
+        return True
 
     # -- what the poller calls ------------------------------------------------
 
@@ -141,7 +175,7 @@ class PolledGroup(ABC):
         if self.stopped:
             return 0
         return self.context.prefetch.room(
-            self.ref, least=self.least, batch_size=self.batch_size, max_bytes=self.max_bytes
+            self.ref, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
         )
 
     def wants_turn(self) -> bool:
@@ -161,10 +195,8 @@ class PolledGroup(ABC):
         self._undo_unknown()
         room = self.room()
         may_claim = self._may_claim(room)
-        if may_claim or self.inbox.flush_due(self.ref, enough=self.context.enough):
-            settlements = self.inbox.take_settlements(self.ref)
-        else:
-            settlements = []
+        flushes = may_claim or self.inbox.flush_due(self.ref)
+        settlements = self.inbox.take_settlements(self.ref) if flushes else []
         wants = self._wants(room) if may_claim else []
         max_due = self._max_due(room)
         if not (wants or max_due or settlements or self.unfinished):
@@ -237,57 +269,6 @@ class PolledGroup(ABC):
 
     def _may_claim(self, room: int) -> bool:
         return room > 0 and (bool(self.todo) or self._max_due(room) > 0)
-
-    def _each(self, room: int, key: str) -> int:
-        """Return how many messages to look for in a partition.
-
-        A partition costs a claim as much as ten messages do. So if partitions hold many messages, a claim takes from
-        few of them, but from enough to keep the threads busy.
-        """
-        share = room // (min(room, MAX_PARTITIONS, len(self.todo)) or 1)
-        depth = max(self._depth, self._depths.get(key, 1))
-        return max(1, share, min(depth, room // (2 * self.context.threads)))
-
-    def _expected(self, want: Want) -> int:
-        """Return how many messages a claim will probably get from a partition: most give no more than before."""
-        if want.due or want.key in self._depths:
-            return len(want.due) or want.look_at
-        return min(want.look_at, self._depth)
-
-    def _fill_up(self, wants: list[Want], left: int) -> list[Want]:
-        """Give the rest of a batch to partitions that had more messages than were taken the last time."""
-        filled: list[Want] = []
-        for want in wants:
-            more = max(0, min(left, self._depths.get(want.key, 0) - want.look_at)) if want.look_at else 0
-            filled.append(Want(want.key, look_at=want.look_at + more) if more else want)
-            left -= more
-        return filled
-
-    def _learn_depth(self, wants: Sequence[Want], claim: Claim, *, hungry: bool) -> None:
-        """Adapt how many messages to look for in a partition.
-
-        It grows only while handlers are faster than claims (``hungry``): otherwise the other partitions would wait
-        longer for no gain. A partition that had fewer messages than asked for says nothing about the others:
-        partitions with a backlog must not wait for those that get a message now and then.
-        """
-        if not claim.looked_at:
-            return
-        if not hungry:
-            self._depth = max(1, self._depth // 2)
-            self._depths.clear()
-            return
-        if len(self._depths) > MAX_DEPTHS:
-            self._depths.clear()
-        deep = claim.looked_at - claim.drained
-        for want in wants:
-            if want.key in deep:
-                self._depths[want.key] = min(2 * want.look_at, self.batch_size)
-            else:
-                self._depths.pop(want.key, None)
-        if 2 * len(deep) >= len(claim.looked_at):
-            self._depth = min(2 * self._depth, self.batch_size)
-        else:
-            self._depth = max(1, len(claim.deliveries) // len(claim.looked_at))
 
     # -- writing --------------------------------------------------------------
 
@@ -374,7 +355,7 @@ class PolledGroup(ABC):
             self._stop(dropped=claim.dropped)
             return False
         poll_soon = self._claimed(claim)
-        self._learn_depth(wants, claim, hungry=hungry)
+        self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
         # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
         self._hand_out(claim.deliveries)
         if claim.dead and self.context.watch.is_wanted():

@@ -9,15 +9,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
+from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
+from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claiming import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Lease
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.handler import Handler
 
 LOOKED_AT = 1000
 """Maximum number of partitions in ``todo`` that one turn goes through."""
@@ -320,7 +321,7 @@ class OrderedGroup(PolledGroup):
         partition.owned = partition.leaving = False
         partition.pending.clear()
         self.todo.pop(key, None)
-        self._depths.pop(key, None)
+        self.depths.forget(key)
         for keys in (self.unfinished, self._skipped, self._reload, self._leaving):
             keys.discard(key)
         self._forget_if_done(partition)
@@ -378,13 +379,14 @@ class OrderedGroup(PolledGroup):
         for key in list(islice(self.todo, LOOKED_AT)):
             if left <= 0 or len(wants) >= limit:
                 break
-            want = self._want(self.partitions[key], min(self._each(room, key), left))
+            look_at = self.depths.look_at(key, room=room, partitions=len(self.todo))
+            want = self._want(self.partitions[key], min(look_at, left))
             if want is None:
                 continue
             wants.append(want)
-            left -= self._expected(want)
+            left -= self.depths.expected(want)
             self.todo[key] = self.todo.pop(key)  # To the end: the others have their turn.
-        return self._fill_up(wants, left)
+        return self.depths.fill_up(wants, left)
 
     def _want(self, partition: OwnedPartition, limit: int) -> Want | None:
         """Return what to take from a partition now. If there is nothing, remove it from ``todo`` and return None."""

@@ -16,7 +16,6 @@ from django.db import Error, connections
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.group import PolledGroup
@@ -27,6 +26,7 @@ from django_mysqlqueue.service import groups, heartbeats, leasing, log, polling,
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry, Session
+from django_mysqlqueue.subscriptions.handler import Handler
 
 SEQUENCER_PASSES = 4
 """Maximum number of passes of the sequencer per poll, so that flushes and extensions are not starved."""
@@ -60,9 +60,7 @@ class Poller:
         )
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
         self._tail: int | None = None
-        settings = context.settings
-        # Jitter keeps the processes of a fleet from polling at the same time.
-        self._pace = Backoff(settings.poll_interval, 1.5, settings.max_poll_interval, jitter=0.1)
+        self._pace = self._fastest()
         self._idle_polls = 0
         """Number of polls in a row that found nothing."""
         self._next_poll = 0.0
@@ -70,12 +68,26 @@ class Poller:
         self._ticked_at = float("-inf")
         self._free_pause = 0.0
         """Seconds between ticks for leases that stay free."""
-        self._free_ticks = Failures(Backoff(FIRST_FREE_PAUSE, maximum=settings.lease_renewal_interval, jitter=0.0))
+        self._free_ticks = Failures(
+            Backoff(FIRST_FREE_PAUSE, maximum=context.settings.lease_renewal_interval, jitter=0.0)
+        )
         self._failures = Failures(RETRY)
         self._spoke_at = time.monotonic()
         self.outbox_idle = False
         """Whether the last poll found nothing due in the outbox."""
         self.next_deliver_at: int | None = None
+
+    def _fastest(self) -> Backoff:
+        """Return the time between polls: that of the group that polls most often."""
+        settings = self.context.settings
+        handlers = [group.handler for group in self.groups]
+        often = min((one.poll_interval or settings.poll_interval for one in handlers), default=settings.poll_interval)
+        seldom = min(
+            (one.max_poll_interval or settings.max_poll_interval for one in handlers),
+            default=settings.max_poll_interval,
+        )
+        # Jitter keeps the processes of a fleet from polling at the same time.
+        return Backoff(often, 1.5, max(often, seldom), jitter=0.1)
 
     # -- the loop -------------------------------------------------------------
 
@@ -216,7 +228,7 @@ class Poller:
                 until = min(until, now + max(0.0, (moment - clock) / 1000))
         if any(group.wants_turn() and group.rests_until <= now for group in self.groups):
             until = now
-        if self.context.inbox.wait(max(0.0, until - now), enough=self.context.enough):
+        if self.context.inbox.wait(max(0.0, until - now)):
             self.poll_soon()
 
     def poll_soon(self) -> None:
@@ -307,15 +319,20 @@ class Poller:
         self._ticked_at = time.monotonic()
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])
+        overridden = False
         for group in self.groups:
             group.recheck_paused()
             found = controls.get(group.ref)
             if found is None:
                 continue
             group.check_mode(found.mode)
+            overridden = group.override(found.overrides) or overridden
             if group.has_new_revision(found.revision):
                 group.reset()
                 self.maintenance.scan_all()
+        if overridden:
+            self._pace = self._fastest()
+            self.poll_soon()
         if self.ordered:
             refs = [group.ref for group in self.ordered]
             leases = leasing.read(session, refs, self.context.lease_ms)

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.group import MAX_PARTITIONS, PolledGroup
+from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
+from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.service import settling
 from django_mysqlqueue.service.claiming import Claim, Want
 from django_mysqlqueue.service.deliveries import Flushed, Settlement
+from django_mysqlqueue.subscriptions.handler import Handler
 
 MAX_WINDOW = 10_000
 """Maximum number of due rows that one claim looks at."""
@@ -23,13 +24,19 @@ class SharedGroup(PolledGroup):
     """A group of competing consumers: any partition, any message, no leases."""
 
     def __init__(self, context: Context, handler: Handler) -> None:
-        super().__init__(context, handler)
         self._next_due: int | None = None
         self._expects_clock_step = True
         self._extend_at = 0.0
         self._window = 0
         """Number of due rows to look at. It grows while the rows in front are locked."""
+        super().__init__(context, handler)
         self.inbox.keep(self.ref, time.monotonic() + handler.visibility_timeout)
+
+    def configure(self, handler: Handler) -> None:
+        """Use a handler's options from now on. With another visibility timeout, deliveries are extended first."""
+        super().configure(handler)
+        # A claim that is shorter than the last one would end before the next extension.
+        self._extend_at = 0.0
 
     def _notify(self, key: str) -> None:
         self.todo[key] = None
@@ -83,10 +90,10 @@ class SharedGroup(PolledGroup):
         for key in list(islice(self.todo, MAX_PARTITIONS)):
             if left <= 0:
                 break
-            wants.append(Want(key, look_at=min(self._each(room, key), left)))
-            left -= self._expected(wants[-1])
+            wants.append(Want(key, look_at=min(self.depths.look_at(key, room=room, partitions=len(self.todo)), left)))
+            left -= self.depths.expected(wants[-1])
             self.todo[key] = self.todo.pop(key)  # To the end, even if it is locked: the others have their turn.
-        return self._fill_up(wants, left)
+        return self.depths.fill_up(wants, left)
 
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
@@ -112,7 +119,7 @@ class SharedGroup(PolledGroup):
 
     def _claimed(self, claim: Claim) -> bool:
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
-        self._window = min(max(2 * self._window, 2 * self.batch_size), MAX_WINDOW) if claim.locked else 0
+        self._window = min(max(2 * self._window, 2 * self.claim_size), MAX_WINDOW) if claim.locked else 0
         poll_soon = False
         if self._is_due():
             # Taken, or locked by another transaction: the next poll tells when more is due.

@@ -19,7 +19,6 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.naming import KEY_LENGTH
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.handling.executor import Executor
-from django_mysqlqueue.runtime.handling.handler import Handler, mode_text
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
 from django_mysqlqueue.runtime.log import event
@@ -30,12 +29,14 @@ from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import on_stop_signals, say_leaving, say_stopping
+from django_mysqlqueue.runtime.registering import register
 from django_mysqlqueue.service import groups, heartbeats, leasing, polling, releasing, wakeups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.releasing import Released
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.connection import close_connections
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 from django_mysqlqueue.version import __version__
 
 EXIT_UNCLEAN = 1
@@ -81,18 +82,6 @@ def require_handlers(handlers: Mapping[GroupRef, Handler]) -> None:
         )
 
 
-def register(using: str, handlers: Mapping[GroupRef, Handler]) -> None:
-    """Register the groups of handlers.
-
-    Raises:
-        SubscriberError: a group is registered with a mode other than its handler's.
-    """
-    for ref, handler in handlers.items():
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
-        if registered.mode != handler.mode:
-            raise SubscriberError(mode_text(handler, registered.mode))
-
-
 class Subscriber:
     """Run handlers until told to stop, drained, at a limit, or until a handler hangs.
 
@@ -102,7 +91,7 @@ class Subscriber:
         settings: the settings of the queue.
         name: a name for people, to which the process id and a random part are added (default: the host's name).
         threads: number of handler threads (default: THREADS).
-        batch_size: maximum number of messages per claim (default: BATCH_SIZE).
+        claim_size: maximum number of messages per claim (default: CLAIM_SIZE).
         drain: if True, stop when the backlog is handled.
         subset: the partitions to work on.
         max_messages: number of deliveries to start before stopping.
@@ -120,7 +109,7 @@ class Subscriber:
         *,
         name: str | None = None,
         threads: int | None = None,
-        batch_size: int | None = None,
+        claim_size: int | None = None,
         drain: bool = False,
         subset: Subset = EVERYTHING,
         max_messages: int | None = None,
@@ -138,7 +127,7 @@ class Subscriber:
             incarnation(name) if lifeline is None else full_name(name, Incarnation(os.getpid(), lifeline.suffix))
         )
         self.threads = threads or settings.threads
-        self.batch_size = batch_size or settings.batch_size
+        self.claim_size = claim_size or settings.claim_size
         self.drain = drain
         self.subset = subset
         self.max_memory = max_memory
@@ -175,7 +164,7 @@ class Subscriber:
             self.inbox,
             self.heart,
             groups=len(self.handlers),
-            batch_size=self.batch_size,
+            claim_size=self.claim_size,
             subset=subset,
             threads=self.threads,
             progress=self.progress,
@@ -469,7 +458,7 @@ class Subscriber:
             # Do not wait for a handler that hangs; the others have SHUTDOWN_TIMEOUT.
             if not self.inbox.running(overrun=False) or time.monotonic() >= deadline:
                 break
-            self.inbox.wait(0.1, enough=1)
+            self.inbox.wait(0.1)
         self._insist(self._flush_all)
         self.executor.join(1 if not running else 0)
         self._insist(self.poller.release_leases)

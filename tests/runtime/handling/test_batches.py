@@ -71,7 +71,7 @@ def test_a_batch_spans_partitions_and_keeps_their_order(db):
 def test_a_claim_takes_as_much_as_a_batch(db):
     publish_many("t", [Message(n, key="k") for n in range(500)])
     got = Batches()
-    sub = Sub(batched(got, batch_size=500), batch_size=100, prefetch=200)
+    sub = Sub(batched(got, batch_size=500), claim_size=100, prefetch=200)
     sub.step()
     sub.work()
     assert len(got.got[0]) == 500
@@ -257,7 +257,7 @@ def test_strict_order_nothing_passes_a_message_that_fails(db):
 def test_a_batch_costs_as_many_statements_as_one_of_two(db):
     def statements(count):
         publish_many("t", [Message(n, key=str(n % 3)) for n in range(count)])
-        sub = Sub(batched(Batches(), atomic=True, batch_size=500), batch_size=500, prefetch=1000)
+        sub = Sub(batched(Batches(), atomic=True, batch_size=500), claim_size=500, prefetch=1000)
         sub.step()
         with CaptureQueriesContext(connection) as queries:
             assert sub.work() == count
@@ -330,7 +330,7 @@ def test_a_stale_delivery_that_the_handler_meets_costs_its_neighbours_nothing(db
 def test_every_thread_has_a_batch_of_its_own(db):
     """As many batches wait as there are threads, and one to follow: else the first thread would take all there is."""
     publish_many("t", [Message(n, key=f"k{n % 20}") for n in range(500)])
-    sub = Sub(batched(Batches(), batch_size=50), batch_size=50, threads=4)
+    sub = Sub(batched(Batches(), batch_size=50), claim_size=50, threads=4)
     sub.step(times=8)
     batches = [sub._batches[id(held)] for held in iter(sub.take, None)]
     assert len(batches) >= 3

@@ -11,8 +11,8 @@ from django.db.transaction import TransactionManagementError
 from django_mysqlqueue import Message, StaleDelivery, publish, publish_many, subscriber
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.service import settling
+from django_mysqlqueue.subscriptions import registry
 from tests.app.models import Effect
 from tests.support.handlers import both_modes
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
@@ -143,7 +143,7 @@ def test_a_suspect_on_its_last_attempt_is_told_so(db, clock):
 
 
 def _of(held):
-    from django_mysqlqueue.runtime.handling.delivery import Delivery
+    from django_mysqlqueue.subscriptions.delivery import Delivery
 
     return Delivery(held.handler, held.claimed, held.body, USING)
 

@@ -241,7 +241,7 @@ def test_a_handler_that_drops_its_group(db):
         call_command("queuedropgroup", "g", "t", "--noinput", stdout=io.StringIO())
 
     publish_many("t", [Message(n, key="k") for n in range(3)])
-    sub = Sub(handler(function=act), batch_size=1, prefetch=1)
+    sub = Sub(handler(function=act), claim_size=1, prefetch=1)
     sub.settle()
     assert started == [0]
     assert not ConsumerGroup.objects.exists()

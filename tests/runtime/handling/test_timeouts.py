@@ -13,8 +13,8 @@ from asgiref.sync import sync_to_async
 from django_mysqlqueue import Message, publish, publish_many, subscriber
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.models import DeliveryEvent, OutboxMessage, QueueMessage
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
+from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
 from tests.app.models import Effect
 from tests.support.async_handlers import run

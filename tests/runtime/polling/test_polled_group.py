@@ -35,7 +35,7 @@ def group_of(mode: str, **options) -> PolledGroup:
     groups.register(USING, one.ref, mode=mode, start="earliest")
     heartbeats.beat(USING, "alone", [one.ref], {})
     inbox = Inbox({one.ref: one}, leases_good=lambda: True)
-    context = Context(USING, "alone", get_settings(), inbox, Beating(), groups=1, batch_size=10, **options)
+    context = Context(USING, "alone", get_settings(), inbox, Beating(), groups=1, claim_size=10, **options)
     return (OrderedGroup if mode == "ordered" else SharedGroup)(context, one)
 
 

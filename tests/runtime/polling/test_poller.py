@@ -22,7 +22,7 @@ def test_a_database_error_starts_everything_anew(db, monkeypatch):
     """The poller loses its connection and memory; nothing is lost or handled twice."""
     got = []
     publish_many("t", (Message(number, key="k") for number in range(10)))
-    sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), batch_size=4)
+    sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), claim_size=4)
     sub.step()
     sub.work(2)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
@@ -42,7 +42,7 @@ def test_an_error_while_reading_payloads_gives_the_deliveries_back(db, monkeypat
 
     got = []
     publish_many("t", (Message(number, key="k") for number in range(10)))
-    sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), batch_size=4)
+    sub = Sub(handler(function=lambda delivery: got.append((delivery.payload, delivery.attempt))), claim_size=4)
     real = payloads.read
 
     def fail_once(using, offsets):
@@ -60,7 +60,7 @@ def test_an_error_while_reading_payloads_gives_the_deliveries_back(db, monkeypat
 def test_a_message_that_is_gone_by_then_is_settled(db):
     publish_many("t", (Message(number, key="k") for number in range(3)))
     got = []
-    sub = Sub(handler(function=lambda delivery: got.append(delivery.payload)), batch_size=1, prefetch=1)
+    sub = Sub(handler(function=lambda delivery: got.append(delivery.payload)), claim_size=1, prefetch=1)
     sub.step()
     first = sub.take()
     sub.inbox.put([])  # nothing else
@@ -77,7 +77,7 @@ def test_a_slow_group_does_not_starve_another(db):
     got = []
     slow = handler(group="slow")
     fast = handler(group="fast", function=lambda delivery: got.append(delivery.payload))
-    sub = Sub(slow, fast, prefetch=20, batch_size=10)
+    sub = Sub(slow, fast, prefetch=20, claim_size=10)
     held = []
     for _ in range(200):
         sub.step(tick=False)
@@ -94,7 +94,7 @@ def test_a_slow_group_does_not_starve_another(db):
 def test_a_hot_partition_does_not_starve_the_others(db):
     publish_many("t", (Message(number, key="hot") for number in range(2000)))
     publish_many("t", (Message(number, key=f"cold{number}") for number in range(20)))
-    sub = Sub(handler(), batch_size=20, prefetch=40)
+    sub = Sub(handler(), claim_size=20, prefetch=40)
     handled = []
     sub.handlers[REF] = sub.handlers[REF]
     for _ in range(8):
@@ -124,7 +124,7 @@ def test_claims_are_bounded_in_bytes(db):
 def test_idle_groups_leave_their_part_of_prefetch_to_a_busy_one(db):
     """And have it back as soon as they have something to do: at most twice PREFETCH waits."""
     publish_many("t", (Message(number, key=f"k{number % 20}") for number in range(500)))
-    sub = Sub(handler(), *(handler(topic=f"u{number}") for number in range(4)), prefetch=100, batch_size=50)
+    sub = Sub(handler(), *(handler(topic=f"u{number}") for number in range(4)), prefetch=100, claim_size=50)
     sub.step(times=3)
     busy = sub.inbox.waiting(REF)[0]
     assert 75 <= busy <= 100  # a fixed part would be 20
@@ -249,7 +249,7 @@ def test_unknown_outcomes_of_claims_again_and_again(db, monkeypatch):
     rng = random.Random(5)
     got = Recorder()
     publish_many("t", (Message(number, key=f"k{number % 3}") for number in range(120)))
-    sub = Sub(handler(function=got), batch_size=7, prefetch=14)
+    sub = Sub(handler(function=got), claim_size=7, prefetch=14)
     real = claiming.claim
 
     def claim(*args, **options):

@@ -17,9 +17,9 @@ from django.utils import timezone, translation
 from django_mysqlqueue import InvalidMessage, QueueError, SubscriberError, apublish, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.runtime.handling import registry
 from django_mysqlqueue.runtime.inline import InlineSubscriber, deliver_eagerly
 from django_mysqlqueue.service import wakeups
+from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import Published, deliver_all, delivery, published
 from tests.user_project.shop.models import Invoice, Mail
 from tests.user_project.shop.subscribers import act, confirm

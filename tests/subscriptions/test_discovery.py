@@ -12,9 +12,8 @@ import types
 import pytest
 
 from django_mysqlqueue import SubscriberError, subscriber
-from django_mysqlqueue.runtime.handling import registry
-from django_mysqlqueue.runtime.handling.registry import handlers
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.registry import handlers
 from tests.support.registered import AsyncCallable, Methods, coroutine_function, handle, only
 
 pytestmark = pytest.mark.any_engine
@@ -157,8 +156,8 @@ def test_an_error_in_subscribers_is_not_swallowed(app, settings, source, error):
 def test_async_handlers_run_to_their_end(function):
     subscriber("t", group="g")(function)
     resolved = only()
-    assert resolved.function is not function
-    result = resolved.function("the delivery")
+    assert resolved.is_async
+    result = resolved.call("the delivery")
     assert not inspect.isawaitable(result)
     assert result in (None, ("awaited", "the delivery"))
 
@@ -169,51 +168,14 @@ def test_async_handlers_raise_through():
         raise ValueError(delivery)
 
     with pytest.raises(ValueError, match="the delivery"):
-        only().function("the delivery")
+        only().call("the delivery")
 
 
 @pytest.mark.parametrize("function", [Callable(), Methods().plain, functools.partial(Callable())])
 def test_callables_are_called_as_they_are(function):
     subscriber("t", group="g")(function)
-    assert only().function("the delivery") == ("called", "the delivery")
+    assert only().call("the delivery") == ("called", "the delivery")
     assert "tests." in only().where or "functools" in only().where
 
 
 # -- registering groups -------------------------------------------------------
-
-
-def test_groups_are_registered_on_the_queues_database_only(monkeypatch, settings):
-    calls = []
-
-    def register(using, ref, *, mode, start):
-        calls.append((using, ref, mode, start))
-        return registry.groups.Registered(ref, mode, 0, False)
-
-    monkeypatch.setattr(registry.groups, "register", register)
-    subscriber("t", group="g", mode="shared", start="latest")(handle)
-    subscriber("t", group="h")(handle)
-    registry.register_groups("other")
-    assert calls == []
-    registry.register_groups("default")
-    assert calls == [
-        ("default", GroupRef("g", "t"), "shared", "latest"),
-        ("default", GroupRef("h", "t"), "ordered", "earliest"),
-    ]
-    calls.clear()
-    settings.MYSQLQUEUE = {"DATABASE": "other"}
-    registry.register_groups("default")
-    assert calls == []
-    registry.register_groups("other", only=[GroupRef("h", "t")])
-    assert calls == [("other", GroupRef("h", "t"), "ordered", "earliest")]
-
-
-def test_a_mode_that_differs_from_the_registered_one_is_said(monkeypatch, caplog):
-    """Migrate goes on; the text says which command mends it."""
-    monkeypatch.setattr(
-        registry.groups, "register", lambda using, ref, **options: registry.groups.Registered(ref, "shared", 0, False)
-    )
-    subscriber("t", group="g")(handle)
-    registry.register_groups("default")
-    assert "registered as shared" in caplog.text
-    assert "registered.handle has mode='ordered'" in caplog.text
-    assert "manage.py queuegroupmode g t ordered" in caplog.text

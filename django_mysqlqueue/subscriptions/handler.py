@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from asgiref.sync import async_to_sync
+
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.timeouts import limited
 
 HandlerFunction = Callable[..., Any]
 
@@ -39,11 +42,30 @@ class Handler:
     """If None, all exceptions that ``reject_on`` does not name are retried."""
     timeout: float | None = None
     """For async handlers: the time after which a call is cancelled, or None."""
+    claim_size: int | None = None
+    """Maximum number of messages per claim. None: the process's."""
+    prefetch: int | None = None
+    """Number of deliveries that may wait in a process. None: a share of the process's."""
+    poll_interval: float | None = None
+    """Time between two polls while there are messages. None: the process's."""
+    max_poll_interval: float | None = None
+    """Longest time between two polls. None: the process's."""
 
     @property
     def shared(self) -> bool:
         """Whether the mode is shared."""
         return self.mode == "shared"
+
+    def call(self, given: Any) -> Any:
+        """Call the function, and return its result.
+
+        Args:
+            given: a delivery, or with ``batch`` a list of them.
+        """
+        if not self.is_async:
+            return self.function(given)
+        function = self.function if self.timeout is None else limited(self.function, self.timeout, self.where)
+        return async_to_sync(function)(given)  # On the process's loop if there is one: see event_loop.Loop.
 
 
 def mode_text(handler: Handler, registered: str) -> str:

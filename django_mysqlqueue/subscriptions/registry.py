@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from asgiref.sync import async_to_sync
-from django.db import router
+from django.conf import settings as django_settings
 from django.utils.module_loading import autodiscover_modules
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import check_handler_option, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.runtime.handling.handler import Handler, HandlerFunction, mode_text
-from django_mysqlqueue.runtime.handling.timeouts import limited
-from django_mysqlqueue.runtime.log import event
-from django_mysqlqueue.service import groups, known_topics
+from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler, HandlerFunction
+from django_mysqlqueue.subscriptions.options import SYNC_TIMEOUT, BrokenRule, broken_by, broken_rules
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.runtime.handling.delivery import Delivery
+    from django_mysqlqueue.subscriptions.delivery import Delivery
 
 
 One = TypeVar("One", bound="Callable[[Delivery], Any]")
@@ -94,6 +90,10 @@ def subscriber(
     max_processing_time: float = ...,
     timeout: float | None = ...,
     backoff: Backoff | Mapping[str, float] = ...,
+    claim_size: int = ...,
+    prefetch: int = ...,
+    poll_interval: float = ...,
+    max_poll_interval: float = ...,
     reject_on: Exceptions = ...,
     retry_on: Exceptions = ...,
     batch: Literal[False] = ...,
@@ -114,6 +114,10 @@ def subscriber(
     max_processing_time: float = ...,
     timeout: float | None = ...,
     backoff: Backoff | Mapping[str, float] = ...,
+    claim_size: int = ...,
+    prefetch: int = ...,
+    poll_interval: float = ...,
+    max_poll_interval: float = ...,
     reject_on: Exceptions = ...,
     retry_on: Exceptions = ...,
     batch: Literal[True],
@@ -134,6 +138,10 @@ def subscriber(
     max_processing_time: float = UNSET,
     timeout: float | None = UNSET,
     backoff: Backoff | Mapping[str, float] = UNSET,
+    claim_size: int = UNSET,
+    prefetch: int = UNSET,
+    poll_interval: float = UNSET,
+    max_poll_interval: float = UNSET,
     reject_on: Exceptions = UNSET,
     retry_on: Exceptions = UNSET,
     batch: bool = False,
@@ -163,6 +171,12 @@ def subscriber(
             ``max_processing_time``; None for no limit. There is no such limit for a sync handler: it runs in a thread,
             which cannot be stopped.
         backoff: a ``Backoff``, or a dict of its fields.
+        claim_size: maximum number of messages that a claim takes.
+        prefetch: number of deliveries that may wait in a process until a handler thread is free. By default, the
+            groups of a process share ``PREFETCH``.
+        poll_interval: seconds between two polls while messages are available. A process polls as often as the group
+            that polls most often requires.
+        max_poll_interval: longest time in seconds between two polls.
         reject_on: an exception class, or a sequence of classes. If the handler raises one of them, the message is
             dead-lettered at once, with the traceback as the reason.
         retry_on: an exception class, or a sequence of classes. Only these are retried: any other exception dead-letters
@@ -191,6 +205,10 @@ def subscriber(
         "timeout": timeout,
         "backoff": backoff,
         "batch_size": batch_size,
+        "claim_size": claim_size,
+        "prefetch": prefetch,
+        "poll_interval": poll_interval,
+        "max_poll_interval": max_poll_interval,
         "reject_on": reject_on,
         "retry_on": retry_on,
     }
@@ -206,7 +224,7 @@ def subscriber(
         except ValueError as error:
             raise SubscriberError(f"{where}: {error}") from error
         _check_function(where, function, options)
-        _check_options(where, options)
+        _check_rules(where, broken_rules(options))
         _remember(Declared(ref, function, batch, options))
         return function
 
@@ -229,25 +247,12 @@ def _check_function(where: str, function: HandlerFunction, options: dict[str, An
         raise SubscriberError(f"{where}: an async handler cannot be atomic: Django's transactions are synchronous")
     timeout = options.get("timeout")
     if timeout is not None and not is_async:
-        raise SubscriberError(
-            f"{where}: timeout={timeout:g} requires an async handler: a sync handler runs in a thread, which cannot be "
-            "stopped. Declare it with async def, set a timeout on the calls that it makes (timeout= of an HTTP client, "
-            "read_timeout of a database), or set max_processing_time, after which its whole process exits"
-        )
+        raise SubscriberError(f"{where}: timeout={timeout:g} {SYNC_TIMEOUT}")
 
 
-def _check_options(where: str, options: dict[str, Any]) -> None:
-    if options["mode"] == "shared" and options["on_failure"] == "block":
-        raise SubscriberError(
-            f"{where}: on_failure='block' keeps the order of a partition, but mode='shared' has no order. Use "
-            "mode='ordered'"
-        )
-    timeout, longest = options.get("timeout"), options.get("max_processing_time")
-    if timeout is not None and longest is not None and timeout >= longest:
-        raise SubscriberError(
-            f"{where}: timeout={timeout:g} must be less than max_processing_time={longest:g}, after which its whole "
-            "process exits"
-        )
+def _check_rules(where: str, broken: Iterable[BrokenRule]) -> None:
+    for rule in broken:
+        raise SubscriberError(f"{where}: {rule.text}")
 
 
 def _check_signature(where: str, function: HandlerFunction) -> None:
@@ -314,6 +319,21 @@ def handlers() -> dict[GroupRef, Handler]:
     return found
 
 
+def option_source(ref: GroupRef, name: str) -> str:
+    """Return where an option of a handler comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``.
+
+    Args:
+        ref: the group and its topic, which must have a handler in this project.
+        name: name of the option.
+    """
+    declared = next(one for one in _declared if one.ref == ref)
+    if name in get_settings().groups.get(ref.group, {}):
+        return "GROUPS"
+    if name in declared.options:
+        return "@subscriber"
+    return "MYSQLQUEUE" if name.upper() in getattr(django_settings, "MYSQLQUEUE", {}) else "default"
+
+
 def _resolve(declared: Declared) -> Handler:
     settings = get_settings()
     options: dict[str, Any] = {
@@ -326,44 +346,13 @@ def _resolve(declared: Declared) -> Handler:
     }
     options["batch_size"] = options.get("batch_size", DEFAULT_BATCH_SIZE) if declared.batch else 1
     _check_function(declared.where, declared.function, options)
-    _check_options(declared.where, options)
-    function = declared.function
-    is_async = inspect.iscoroutinefunction(_called(function))
-    if is_async:
-        if options.get("timeout") is not None:
-            function = limited(function, options["timeout"], declared.where)
-        function = async_to_sync(function)  # On the process's loop if there is one: see event_loop.Loop.
-    return Handler(
+    handler = Handler(
         ref=declared.ref,
-        function=function,
+        function=declared.function,
         where=declared.where,
         batch=declared.batch,
-        is_async=is_async,
+        is_async=inspect.iscoroutinefunction(_called(declared.function)),
         **options,
     )
-
-
-def register_groups(using: str, only: Iterable[GroupRef] | None = None) -> None:
-    """Register the groups of handlers if ``using`` is the queue's database.
-
-    A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
-    refuses to start.
-
-    Args:
-        using: a database alias.
-        only: the groups to register (default: all).
-    """
-    if using != (get_settings().database or router.db_for_write(ConsumerGroup)):
-        return
-    known = handlers()
-    for ref in only if only is not None else known:
-        handler = known[ref]
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start)
-        if registered.mode != handler.mode:
-            event(
-                logging.WARNING,
-                "group.mode_kept",
-                group=ref.group,
-                topic=ref.topic,
-                error=mode_text(handler, registered.mode),
-            )
+    _check_rules(declared.where, broken_by(handler))
+    return handler

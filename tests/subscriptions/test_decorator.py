@@ -9,9 +9,9 @@ from django.test import override_settings
 
 from django_mysqlqueue import SubscriberError, subscriber
 from django_mysqlqueue.conf import Backoff
-from django_mysqlqueue.runtime.handling.handler import Handler
-from django_mysqlqueue.runtime.handling.registry import handlers
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.registry import handlers
 from tests.support.registered import handle, only
 
 pytestmark = pytest.mark.any_engine
@@ -42,6 +42,10 @@ def test_signature_is_the_published_one():
         "max_processing_time",
         "timeout",
         "backoff",
+        "claim_size",
+        "prefetch",
+        "poll_interval",
+        "max_poll_interval",
         "reject_on",
         "retry_on",
         "batch",

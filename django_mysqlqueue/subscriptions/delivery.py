@@ -11,12 +11,12 @@ from django.db import connections
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import LONGEST_DELAY
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.runtime.handling.handler import Handler
 from django_mysqlqueue.service import dead_letters, settling
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
 from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.sql.connection import in_transaction
+from django_mysqlqueue.subscriptions.handler import Handler
 
 
 class Delivery:

@@ -1,0 +1,39 @@
+"""The options that the subscribers of consumer groups use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
+from django_mysqlqueue.subscriptions.options import stored
+
+
+def list_options(
+    *, group: str | None = None, topic: str | None = None, using: str | None = None
+) -> Mapping[GroupRef, tuple[GroupOption, ...]]:
+    """Return the options of registered consumer groups that operators can override, in order of topic and group.
+
+    Options come from the code of this process; of a group without a handler here, only overrides are known.
+
+    Args:
+        group: only this consumer group, on each of its topics.
+        topic: only the consumer groups on this topic.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+
+    Raises:
+        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
+        SubscriberError: this project declares two handlers for a group.
+        django.db.Error: the database refuses or does not answer.
+    """
+    session = Session(queue_alias(using))
+    refs = [
+        ref
+        for ref in groups.registered_refs(session.using)
+        if group in (None, ref.group) and topic in (None, ref.topic)
+    ]
+    controls = groups.group_controls(session, refs)
+    return {ref: tuple(effective_options(ref, stored(controls[ref].overrides))) for ref in refs if ref in controls}

@@ -1,0 +1,114 @@
+"""``manage.py queueset``: override options of a consumer group while its subscribers run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mysqlqueue import operations
+from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
+from django_mysqlqueue.humanize import moment
+from django_mysqlqueue.inspection import GroupOption, list_options
+from django_mysqlqueue.management.operations import OperationCommand
+from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.operations.lookups import group_of
+from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.subscriptions.options import parse_text, storable
+
+
+class Command(OperationCommand):
+    """Override options of a consumer group, or list its options."""
+
+    help = (
+        "Override options of a consumer group while its subscribers run. Without an option, list the group's options; "
+        "without a group, list all overridden options."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("group", nargs="?", help="consumer group")
+        parser.add_argument("topic", nargs="?", help="topic that the group reads")
+        parser.add_argument(
+            "option",
+            nargs="*",
+            metavar="OPTION=VALUE",
+            help="option of @subscriber and its new value, for example max_attempts=3 or visibility_timeout=5m; none: "
+            "no limit",
+        )
+        parser.add_argument(
+            "--unset", action="append", default=[], metavar="OPTION", help="remove the override of OPTION (repeatable)"
+        )
+        parser.add_argument("--list", action="store_true", help="list the options and where their values come from")
+
+    def run_on(self, using: str, options: dict[str, Any]) -> None:
+        if options["group"] is not None and options["topic"] is None:
+            raise CommandError("Pass the topic, too: GROUP TOPIC.")
+        changes = bool(options["option"] or options["unset"])
+        if changes and options["list"]:
+            raise CommandError("--list cannot be combined with OPTION=VALUE or --unset.")
+        try:
+            if changes:
+                super().run_on(using, options)
+            else:
+                self._list(using, options)
+        except (OperationRefused, SubscriberError) as error:
+            raise CommandError(str(error)) from error
+
+    def operate(self, options: dict[str, Any], **how: Any) -> Result:
+        values: dict[str, Any] = {}
+        for text in options["option"]:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise CommandError(f"{text!r}: must be OPTION=VALUE.")
+            if name in values:
+                raise CommandError(f"{name}: is given twice.")
+            try:
+                values[name] = parse_text(name, value)
+            except ValueError as error:
+                raise CommandError(str(error)) from error
+        return operations.settings(options["group"], options["topic"], values, unset=options["unset"], **how)
+
+    def _list(self, using: str, options: dict[str, Any]) -> None:
+        group, topic = options["group"], options["topic"]
+        if group is not None:
+            group_of(using, group, topic, unfinished=["", "seek", "drop"])
+        found = [
+            (ref, one)
+            for ref, options_of in list_options(group=group, topic=topic, using=using).items()
+            for one in options_of
+            if group is not None or one.at
+        ]
+        if options["format"] == "json":
+            facts = [{"group": ref.group, "topic": ref.topic, **_as_json(one)} for ref, one in found]
+            self.stdout.write(json.dumps({"database": using, "options": facts}))
+        elif group is not None:
+            rows = [(one.name, one.text, _origin(one)) for _ref, one in found]
+            write_table(self.stdout, ("option", "value", "from"), rows)
+        elif found:
+            table = [(*ref, one.name, one.text, _origin(one)) for ref, one in found]
+            write_table(self.stdout, ("group", "topic", "option", "value", "from"), table)
+        else:
+            self.stdout.write("No options are overridden.")
+
+
+def _origin(one: GroupOption) -> str:
+    if not one.at:
+        return one.code_source
+    code = f", otherwise {one.code_text} ({one.code_source})" if one.code_source else ""
+    ignored = f"; ignored: {one.ignored}" if one.ignored else ""
+    return f"overridden at {moment(one.at)} by {one.by}{code}{ignored}"
+
+
+def _as_json(one: GroupOption) -> dict[str, Any]:
+    return {
+        "option": one.name,
+        "value": storable(one.value),
+        "source": one.source,
+        "code_value": storable(one.code_value),
+        "code_source": one.code_source,
+        "overridden_at": one.at,
+        "overridden_by": one.by,
+        "ignored": one.ignored,
+    }

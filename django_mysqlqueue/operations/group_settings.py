@@ -1,0 +1,124 @@
+"""Override options of a consumer group while its subscribers run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.operations import overriding
+from django_mysqlqueue.operations.arguments import alias_for, texts
+from django_mysqlqueue.operations.lookups import group_of
+from django_mysqlqueue.operations.overriding import Difference
+from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
+from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.options import as_text, broken_by, check_override, usable
+from django_mysqlqueue.subscriptions.registry import handlers
+
+
+def settings(
+    group: str,
+    topic: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    unset: Sequence[str] = (),
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+) -> Result:
+    """Override options of a consumer group, until they are unset. Every subscriber process uses them within a tick.
+
+    They take precedence over the code, ``GROUPS`` and ``MYSQLQUEUE``, and outlive deployments. Handlers that run keep
+    the options with which they started.
+
+    Args:
+        group: the consumer group.
+        topic: the topic that it reads.
+        values: the new values by option: ``claim_size``, ``batch_size``, ``prefetch``, ``poll_interval``,
+            ``max_poll_interval``, ``visibility_timeout``, ``max_attempts``, ``backoff``, ``timeout``. They have the
+            types of the arguments of ``@subscriber``.
+        unset: names of options whose overrides to remove.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: there is no such group; a seek or drop of it has not finished; or an option or its value is
+            not possible for the group's handler. The error names the rule.
+    """
+    with alias_for(using, actor, reason, group=group, topic=topic) as alias:
+        ref = group_of(alias, group, topic).ref
+        names = texts("unset", unset) if unset else []
+        handler = handlers().get(ref)
+        parsed = _parsed(handler, values or {}, names)
+        check = partial(_check, handler)
+        if dry_run:
+            found = overriding.difference(overriding.read(alias, ref), parsed, names)
+            check(found)
+        else:
+            found = overriding.override(alias, ref, parsed, names, check=check, actor=actor, reason=reason)
+        sentences = _sentences(ref, found, dry_run=dry_run) if found else _nothing(ref, parsed, names)
+        return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
+
+
+def _parsed(handler: Handler | None, values: Mapping[str, Any], unset: Sequence[str]) -> dict[str, Any]:
+    if not values and not unset:
+        raise OperationRefused("values or unset: pass at least one option")
+    for name in unset:
+        if name in values:
+            raise OperationRefused(f"{name}: cannot be both set and unset")
+    try:
+        return {name: check_override(handler, name, value) for name, value in values.items()}
+    except ValueError as error:
+        raise OperationRefused(str(error)) from None
+
+
+def _check(handler: Handler | None, found: Difference) -> None:
+    """Refuse values that are not possible together. Overrides that subscribers ignore do not count."""
+    if handler is None or not found.new:
+        return
+    values, _ignored = usable(handler, found.after)
+    for rule in broken_by(replace(handler, **values)):
+        raise OperationRefused(rule.text)
+
+
+def _sentences(ref: GroupRef, found: Difference, *, dry_run: bool) -> list[str]:
+    code = {one.name: one for one in effective_options(ref, [])}
+    text = _("%(name)s will be %(value)s") if dry_run else _("%(name)s is %(value)s now")
+    sentences = []
+    for name, value in found.new.items():
+        one = code.get(name)
+        values = {"name": name, "value": as_text(name, value)}
+        instead = "" if one is None else _("instead of %(value)s") % {"value": _from_code(one)}
+        sentences.append(f"{text % values}{f', {instead}' if instead else ''}.")
+    text = _("%(name)s will no longer be overridden") if dry_run else _("%(name)s is no longer overridden")
+    for name in found.removed:
+        one = code.get(name)
+        sentences.append(f"{text % {'name': name}}{'' if one is None else f': {_from_code(one)}'}.")
+    seconds = f"{get_settings().lease_renewal_interval:g}"
+    noticed = _("The subscribers of the group %(ref)s notice within %(seconds)s seconds.")
+    return [*sentences, noticed % {"ref": ref, "seconds": seconds}]
+
+
+def _from_code(one: GroupOption) -> str:
+    return f"{one.code_text} ({one.code_source})"
+
+
+def _nothing(ref: GroupRef, values: Mapping[str, Any], unset: Sequence[str]) -> list[str]:
+    return [
+        *(
+            _("%(name)s of the group %(ref)s is already overridden with %(value)s.")
+            % {"name": name, "ref": ref, "value": as_text(name, value)}
+            for name, value in values.items()
+        ),
+        *(_("%(name)s of the group %(ref)s is not overridden.") % {"name": name, "ref": ref} for name in unset),
+    ]

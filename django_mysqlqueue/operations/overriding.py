@@ -1,0 +1,96 @@
+"""Override options of a group while its subscribers run: a single write to the group row, under its lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.subscriptions.options import as_text, storable
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a change does to the overrides in effect."""
+
+    new: Mapping[str, Any]
+    """Values by option that are set, or set to another value."""
+    removed: Collection[str]
+    """Options whose override is removed."""
+    after: Mapping[str, Any]
+    """The values of all overrides afterwards, by option."""
+
+    def __len__(self) -> int:
+        """The number of options that change."""
+        return len(self.new) + len(self.removed)
+
+
+def read(using: str, ref: GroupRef) -> dict[str, dict[str, Any]]:
+    """Return the overrides in a group's row: by option, ``value``, ``at`` and ``by``."""
+    found = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
+    return dict(next(iter(found.values_list("overrides", flat=True)), {}))
+
+
+def difference(overrides: Mapping[str, Any], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
+    """Return what a change does.
+
+    Args:
+        overrides: the column of the group row.
+        values: parsed values by option.
+        unset: names of options.
+    """
+    before = {name: one["value"] for name, one in overrides.items()}
+    new = {name: value for name, value in values.items() if name not in before or before[name] != storable(value)}
+    removed = [name for name in unset if name in before]
+    return Difference(new, removed, {name: one for name, one in before.items() if name not in removed} | new)
+
+
+def override(
+    using: str,
+    ref: GroupRef,
+    values: Mapping[str, Any],
+    unset: Collection[str],
+    *,
+    check: Callable[[Difference], None],
+    actor: str,
+    reason: str = "",
+) -> Difference:
+    """Set and remove overrides of a group's options. Subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        values: parsed values by option.
+        unset: names of options whose overrides to remove.
+        check: called under the lock of the group row; it raises an error if the change is not possible.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+
+    Raises:
+        OperationRefused: there is no such group, a seek or drop of it has not finished, or ``check`` refuses.
+    """
+
+    def write(session: Session) -> Difference:
+        groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
+        overrides = read(session.using, ref)
+        found = difference(overrides, values, unset)
+        check(found)
+        if not found:
+            return found
+        now = session.now()
+        kept = {name: one for name, one in overrides.items() if name not in found.removed}
+        added = {name: {"value": storable(value), "at": now, "by": actor} for name, value in found.new.items()}
+        groups.change(session, ref, overrides=kept | added)
+        detail = [f"{name}={as_text(name, value)}" for name, value in found.new.items()]
+        detail += [f"{name} is no longer overridden" for name in found.removed]
+        names = {"actor": actor, "reason": reason, "group": ref.group, "topic": ref.topic}
+        audit.once(session, "settings", 0, **names, detail=", ".join(detail))
+        return found
+
+    with apart(using):
+        return run(using, write)

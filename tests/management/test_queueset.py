@@ -1,0 +1,129 @@
+"""``queueset``: lists, sets and removes overrides."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_mysqlqueue import subscriber
+from django_mysqlqueue.models import ConsumerGroup, Operation
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from tests.support.harness import USING
+
+WAITS = "initial=2s,factor=2,maximum=3600s,jitter=0"
+
+
+@pytest.fixture
+def registered(db, no_handlers):
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    groups.register(USING, GroupRef("h", "t"), mode="ordered", start="earliest")
+    subscriber("t", group="g", max_attempts=4)(lambda delivery: None)
+
+
+def run(*arguments):
+    out = io.StringIO()
+    call_command("queueset", *arguments, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def test_it_sets_lists_and_unsets(registered):
+    assert run() == "No options are overridden.\n"
+    said = run("g", "t", "max_attempts=9", "backoff=initial=2s,jitter=0", "--noinput", "--reason", "slow")
+    assert said.splitlines()[-3:] == [
+        "max_attempts is 9 now, instead of 4 (@subscriber).",
+        f"backoff is {WAITS} now, instead of initial=1s,factor=2,maximum=3600s,jitter=0.2 (default).",
+        "The subscribers of the group g/t notice within 10 seconds.",
+    ]
+    operation = Operation.objects.get()
+    assert (operation.action, operation.reason) == ("settings", "slow")
+    lines = [line.split(maxsplit=2) for line in run("g", "t").splitlines()]
+    assert [line[0] for line in lines] == [
+        "option",
+        "claim_size",
+        "prefetch",
+        "poll_interval",
+        "max_poll_interval",
+        "max_attempts",
+        "backoff",
+    ]
+    assert lines[1] == ["claim_size", "100", "default"]
+    name, value, origin = lines[5]
+    assert (name, value) == ("max_attempts", "9")
+    assert origin.startswith("overridden at 20")
+    assert origin.endswith(f" by {operation.actor}, otherwise 4 (@subscriber)")
+    assert run("--list") == run()
+    assert [line.split()[:4] for line in run().splitlines()[1:]] == [
+        ["g", "t", "max_attempts", "9"],
+        ["g", "t", "backoff", WAITS],
+    ]
+    run("g", "t", "--unset", "max_attempts", "--unset", "backoff", "--noinput")
+    assert run() == "No options are overridden.\n"
+
+
+def test_json(registered):
+    found = json.loads(run("g", "t", "max_attempts=none", "--noinput", "--format", "json"))
+    assert (found["operation"], found["changed"]) == ("settings", 1)
+    (one,) = json.loads(run("--format", "json"))["options"]
+    assert one.pop("overridden_at") > 10**12
+    assert "@" in one.pop("overridden_by")
+    assert one == {
+        "group": "g",
+        "topic": "t",
+        "option": "max_attempts",
+        "value": None,
+        "source": "override",
+        "code_value": 4,
+        "code_source": "@subscriber",
+        "ignored": "",
+    }
+
+
+def test_an_override_that_is_ignored_says_why(registered):
+    ConsumerGroup.objects.update(overrides={"timeout": {"value": 5, "at": 1000, "by": "bob"}})
+    assert "by bob, otherwise none (default); ignored: timeout=5 requires an async handler" in run("g", "t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["g"], "Pass the topic, too: GROUP TOPIC."),
+        (["g", "t", "max_attempts"], "'max_attempts': must be OPTION=VALUE."),
+        (["g", "t", "max_attempts=x"], "max_attempts='x': must be an integer"),
+        (["g", "t", "colour=x"], "there is no option 'colour'. Options: claim_size"),
+        (["g", "t", "max_attempts=5", "max_attempts=6"], "max_attempts: is given twice"),
+        (["g", "t", "max_attempts=5", "--list"], "--list cannot be combined with OPTION=VALUE or --unset."),
+        (["x", "t"], "There is no group 'x' on topic 't'. Registered: g on t, h on t."),
+        (["x", "t", "max_attempts=5"], "There is no group 'x' on topic 't'."),
+        (
+            ["g", "t", "--unset", "max_attempts"],
+            "max_attempts of the group g/t is not overridden.",
+        ),
+    ],
+)
+def test_it_is_refused_with_the_rule(registered, arguments, says):
+    with pytest.raises(CommandError) as caught:
+        run(*arguments, *(["--noinput"] if len(arguments) > 2 else []))
+    assert says in str(caught.value)
+    assert not Operation.objects.exists()
+
+
+def test_queuestatus_lists_what_is_overridden(registered):
+    out = io.StringIO()
+    call_command("queuestatus", stdout=out, no_color=True)
+    assert "Overridden" not in out.getvalue()
+    run("g", "t", "max_attempts=9", "--noinput")
+    out = io.StringIO()
+    call_command("queuestatus", stdout=out, no_color=True)
+    lines = out.getvalue().splitlines()
+    place = lines.index("Overridden options")
+    assert lines[place + 1].split() == ["group", "topic", "option", "value", "since", "by"]
+    assert lines[place + 2].split()[:4] == ["g", "t", "max_attempts", "9"]
+    out = io.StringIO()
+    call_command("queuestatus", "--format", "json", stdout=out)
+    found = {one["group"]: one["overrides"] for one in json.loads(out.getvalue())["groups"]}
+    assert found["h"] == {}
+    assert found["g"]["max_attempts"]["value"] == 9

@@ -1,0 +1,203 @@
+"""Options that operators can override: the rules, their texts, and what applies."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from django_mysqlqueue import subscriber
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.effective import effective_options
+from django_mysqlqueue.subscriptions.options import (
+    OVERRIDABLE,
+    Override,
+    as_text,
+    check_override,
+    parse_text,
+    storable,
+    with_overrides,
+)
+from tests.support.harness import handler
+from tests.support.registered import coroutine_function, handle, handlers
+
+pytestmark = pytest.mark.any_engine
+
+WAITS = {"initial": 2.0, "factor": 2.0, "maximum": 600.0, "jitter": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value", "again"),
+    [
+        ("max_attempts", "3", 3, "3"),
+        ("max_attempts", " None ", None, "none"),
+        ("claim_size", "500", 500, "500"),
+        ("poll_interval", "20ms", 0.02, "0.02s"),
+        ("visibility_timeout", "90", 90.0, "90s"),
+        ("visibility_timeout", "5m", 300.0, "300s"),
+        ("visibility_timeout", "1.5 H", 5400.0, "5400s"),
+        ("visibility_timeout", "2d", 172800.0, "172800s"),
+        ("timeout", "none", None, "none"),
+        ("backoff", "initial=2s,factor=3", {"initial": 2.0, "factor": 3.0}, "initial=2s,factor=3"),
+        ("backoff", "maximum=1h", {"maximum": 3600.0}, "maximum=3600s"),
+    ],
+)
+def test_a_text_stands_for_a_value_and_back(name, text, value, again):
+    assert parse_text(name, text) == value
+    assert as_text(name, value) == again
+    assert parse_text(name, again) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("max_attempts", "three", "max_attempts='three': must be an integer"),
+        ("max_attempts", "3.5", "max_attempts='3.5': must be an integer"),
+        ("timeout", "5 weeks", "timeout='5 weeks': must be a number of seconds"),
+        ("timeout", "-5", "timeout='-5': must be a number of seconds"),
+        ("timeout", "nan", "timeout='nan': must be a number"),
+        ("backoff", "fast", "backoff='fast': must be a list such as initial=1s"),
+        ("backoff", "initial=x", "initial='x': must be a number of seconds"),
+    ],
+)
+def test_a_text_that_is_no_value_is_refused_with_the_rule(name, text, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        parse_text(name, text)
+
+
+def test_what_is_stored_is_json_and_is_read_as_the_same_value():
+    one = Backoff(initial=2.0, maximum=600.0, jitter=0.1)
+    assert check_override(None, "backoff", json.loads(json.dumps(storable(one)))) == one
+    assert as_text("backoff", one) == as_text("backoff", storable(one))
+
+
+ASYNC = {"is_async": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value", "says"),
+    [
+        ({}, "max_attempts", 0, "max_attempts=0: must be from 1"),
+        ({}, "max_attempt", 3, "there is no option 'max_attempt'. Did you mean max_attempts?"),
+        ({}, "colour", 3, "there is no option 'colour'. Options: claim_size, batch_size"),
+        ({}, "mode", "shared", "mode cannot change while subscribers run"),
+        ({}, "batch", True, "batch cannot change while subscribers run"),
+        ({}, "reject_on", ValueError, "reject_on cannot change while subscribers run"),
+        ({}, "max_processing_time", 5, "max_processing_time cannot change while subscribers run"),
+        ({}, "batch_size", 5, "batch_size=5 requires a handler with batch=True"),
+        ({}, "visibility_timeout", 5, "visibility_timeout=5 has no effect in ordered mode"),
+        ({"mode": "shared"}, "visibility_timeout", 0, "visibility_timeout=0: must be above 0"),
+        ({}, "timeout", 5, "timeout=5 requires an async handler"),
+        ({}, "prefetch", 1.5, "prefetch=1.5: must be an integer"),
+        ({}, "backoff", {"first": 1}, "has the unknown key 'first'"),
+    ],
+)
+def test_an_override_that_is_not_possible_is_refused_with_the_rule(options, name, value, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check_override(handler(**options), name, value)
+
+
+@pytest.mark.parametrize("name", OVERRIDABLE)
+def test_every_option_can_be_overridden_for_some_handler(name):
+    values = {
+        "backoff": WAITS,
+        "poll_interval": 0.5,
+        "max_poll_interval": 5.0,
+        "visibility_timeout": 5.0,
+        "timeout": 5.0,
+    }
+    value = values.get(name, 7)
+    one = handler(mode="shared", batch=True, is_async=True)
+    after, ignored = with_overrides(one, column(**{name: value}))
+    assert storable(getattr(after, name)) == value
+    assert after != one
+    assert ignored == []
+
+
+def column(**values):
+    return json.dumps({name: {"value": value, "at": 5, "by": "ada"} for name, value in values.items()})
+
+
+def test_overrides_that_the_code_no_longer_knows_do_not_stop_the_others():
+    one = handler()
+    after, ignored = with_overrides(one, column(colour="red", max_attempts=9, visibility_timeout=5, prefetch="many"))
+    assert after.max_attempts == 9
+    assert [text.split("=")[0].split(".")[0] for text in sorted(ignored)] == [
+        "prefetch",
+        "there is no option 'colour'",
+        "visibility_timeout",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "applied"),
+    [
+        ({"poll_interval": 3.0}, (None, None)),
+        ({"max_poll_interval": 0.05}, (None, None)),
+        ({"poll_interval": 3.0, "max_poll_interval": 9.0}, (3.0, 9.0)),
+    ],
+)
+def test_overrides_count_together(values, applied):
+    after, ignored = with_overrides(handler(), column(max_attempts=2, **values))
+    assert (after.poll_interval, after.max_poll_interval) == applied
+    assert after.max_attempts == 2
+    assert bool(ignored) == (applied == (None, None))
+
+
+def test_a_timeout_beyond_the_longest_processing_time_is_ignored():
+    after, ignored = with_overrides(handler(is_async=True, max_processing_time=10), column(timeout=11))
+    assert after.timeout is None
+    assert "timeout=11 must be less than max_processing_time=10" in ignored[0]
+
+
+# -- of a subscription --------------------------------------------------------
+
+
+def test_each_subscription_has_its_own(settings, no_handlers):
+    settings.MYSQLQUEUE = {"CLAIM_SIZE": 50, "PREFETCH": 60, "GROUPS": {"h": {"PREFETCH": 5, "MAX_POLL_INTERVAL": 9}}}
+    own = {"claim_size": 7, "prefetch": 8, "poll_interval": 0.5, "max_poll_interval": 2}
+    subscriber("t", group="g", **own)(handle)
+    subscriber("t", group="h", **own)(handle)
+    subscriber("t", group="i")(handle)
+    found = {
+        ref.group: (one.claim_size, one.prefetch, one.poll_interval, one.max_poll_interval)
+        for ref, one in handlers().items()
+    }
+    assert found == {"g": (7, 8, 0.5, 2.0), "h": (7, 5, 0.5, 9.0), "i": (None, None, None, None)}
+
+
+@pytest.mark.parametrize("often", [{"poll_interval": 2}, {"poll_interval": 9, "max_poll_interval": 8}])
+def test_a_poll_interval_beyond_the_longest_is_refused(no_handlers, often):
+    def declare():
+        subscriber("t", group="g", **often)(handle)
+        handlers()
+
+    with pytest.raises(SubscriberError, match=r"poll_interval=\d must be at most max_poll_interval=\d"):
+        declare()
+
+
+def test_where_options_come_from(settings, no_handlers):
+    settings.MYSQLQUEUE = {"CLAIM_SIZE": 50, "MAX_ATTEMPTS": 4, "GROUPS": {"g": {"PREFETCH": 5}}}
+    subscriber("t", group="g", backoff={"initial": 2}, timeout=5)(coroutine_function)
+    found = effective_options(
+        GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada"), Override("colour", "red", 1000, "ada")]
+    )
+    assert [(one.name, one.text, one.source, one.code_text, one.code_source) for one in found] == [
+        ("claim_size", "50", "MYSQLQUEUE", "50", "MYSQLQUEUE"),
+        ("prefetch", "5", "GROUPS", "5", "GROUPS"),
+        ("poll_interval", "0.1s", "default", "0.1s", "default"),
+        ("max_poll_interval", "1s", "default", "1s", "default"),
+        ("max_attempts", "9", "override", "4", "MYSQLQUEUE"),
+        ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2", "@subscriber"] * 2),
+        ("timeout", "5s", "@subscriber", "5s", "@subscriber"),
+        ("colour", "red", "override", "none", ""),
+    ]
+    assert [bool(one.ignored) for one in found] == [False] * 7 + [True]
+
+
+def test_of_a_group_without_a_handler_only_overrides_are_known(no_handlers):
+    (one,) = effective_options(GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada")])
+    assert (one.name, one.text, one.code_source, one.ignored) == ("max_attempts", "9", "", "")
