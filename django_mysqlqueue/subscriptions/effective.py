@@ -44,6 +44,11 @@ class GroupOption:
     """Why subscribers ignore the override; empty if they do not."""
 
     @property
+    def is_overridden(self) -> bool:
+        """True if an operator has overridden it, even if subscribers ignore that."""
+        return self.source == OVERRIDE
+
+    @property
     def text(self) -> str:
         """The value as it is typed, for example ``30s``."""
         return as_text(self.name, self.value)

@@ -182,15 +182,28 @@ def without_effect(handler: Handler, name: str) -> str:
 # -- the stored form ----------------------------------------------------------
 
 
-def stored(column: str) -> list[Override]:
+def stored(column: object) -> list[Override]:
     """Return the overrides in a group row's column, in the order of ``OVERRIDABLE``; unknown ones come last.
 
+    Plain SQL may have stored anything there, and no subscriber may stop because of it: a value without ``value``,
+    ``at`` and ``by`` counts as the value alone, and a column that is not an object as empty.
+
     Args:
-        column: its JSON text.
+        column: the column's JSON text, or its value.
     """
+    found = json.loads(column) if isinstance(column, str) else column
+    if not isinstance(found, Mapping):
+        return []
     order = {name: place for place, name in enumerate(OVERRIDABLE)}
-    found = [Override(name, one["value"], one["at"], one["by"]) for name, one in json.loads(column).items()]
-    return sorted(found, key=lambda one: (order.get(one.name, len(order)), one.name))
+    overrides = [_override(name, one) for name, one in found.items()]
+    return sorted(overrides, key=lambda one: (order.get(one.name, len(order)), one.name))
+
+
+def _override(name: str, stored: object) -> Override:
+    if not isinstance(stored, Mapping) or "value" not in stored:
+        return Override(name, stored, 0, "")
+    at = stored.get("at")
+    return Override(name, stored["value"], at if type(at) is int else 0, str(stored.get("by") or ""))
 
 
 def storable(value: Any) -> Any:
@@ -260,7 +273,9 @@ def as_text(name: str, value: Any) -> str:
         return "none"
     if isinstance(value, Backoff):
         value = storable(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(item, (int, float)) for item in value.values()):
         seconds = ("initial", "maximum")
         return ",".join(f"{key}={item:g}{'s' if key in seconds else ''}" for key, item in value.items())
-    return f"{value:g}s" if name in DURATIONS and isinstance(value, (int, float)) else str(value)
+    if name in DURATIONS and isinstance(value, (int, float)):
+        return f"{value:g}s"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

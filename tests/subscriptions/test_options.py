@@ -19,6 +19,7 @@ from django_mysqlqueue.subscriptions.options import (
     check_override,
     parse_text,
     storable,
+    stored,
     with_overrides,
 )
 from tests.support.harness import handler
@@ -130,6 +131,33 @@ def test_overrides_that_the_code_no_longer_knows_do_not_stop_the_others():
         "there is no option 'colour'",
         "visibility_timeout",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "attempts"),
+    [
+        ("[]", 5),
+        ("null", 5),
+        ('"x"', 5),
+        ("7", 5),
+        ('{"max_attempts": 3}', 3),
+        ('{"max_attempts": null}', None),
+        ('{"max_attempts": []}', 5),
+        ('{"max_attempts": {"value": 3}}', 3),
+        ('{"max_attempts": {"value": 3, "at": "now", "by": 7}}', 3),
+        ('{"max_attempts": {"at": 5, "by": "ada"}}', 5),
+        ('{"backoff": {"initial": "x"}, "max_attempts": 3}', 3),
+        ('{"prefetch": NaN, "": 1, "max_attempts": 3}', 3),
+    ],
+)
+def test_whatever_plain_sql_has_stored_stops_nobody(text, attempts):
+    after, ignored = with_overrides(handler(), text)
+    assert after.max_attempts == attempts
+    assert all(isinstance(one, str) for one in ignored)
+    for one in stored(text):
+        assert isinstance(one.text, str)
+        assert isinstance(one.at, int)
+        assert isinstance(one.by, str)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Command(OperationCommand):
             (ref, one)
             for ref, options_of in list_options(group=group, topic=topic, using=using).items()
             for one in options_of
-            if group is not None or one.at
+            if group is not None or one.is_overridden
         ]
         if options["format"] == "json":
             facts = [{"group": ref.group, "topic": ref.topic, **_as_json(one)} for ref, one in found]
@@ -94,11 +94,12 @@ class Command(OperationCommand):
 
 
 def _origin(one: GroupOption) -> str:
-    if not one.at:
+    if not one.is_overridden:
         return one.code_source
+    when = f" at {moment(one.at)} by {one.by}" if one.at else ""
     code = f", otherwise {one.code_text} ({one.code_source})" if one.code_source else ""
     ignored = f"; ignored: {one.ignored}" if one.ignored else ""
-    return f"overridden at {moment(one.at)} by {one.by}{code}{ignored}"
+    return f"overridden{when}{code}{ignored}"
 
 
 def _as_json(one: GroupOption) -> dict[str, Any]:
