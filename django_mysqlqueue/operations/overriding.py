@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ class Difference:
     """Values by option that are set, or set to another value."""
     removed: Collection[str]
     """Options whose override is removed."""
+    before: Mapping[str, Any]
+    """The values of all overrides before, by option."""
     after: Mapping[str, Any]
     """The values of all overrides afterwards, by option."""
 
@@ -33,7 +36,7 @@ class Difference:
 def read(using: str, ref: GroupRef) -> dict[str, Override]:
     """Return the overrides in a group's row, by option."""
     rows = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
-    return {one.name: one for column in rows.values_list("overrides", flat=True) for one in stored(column)}
+    return {one.name: one for column in rows.values_list("overrides", flat=True) for one in stored(json.dumps(column))}
 
 
 def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
@@ -47,7 +50,7 @@ def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], uns
     before = {name: one.value for name, one in overrides.items()}
     new = {name: value for name, value in values.items() if name not in before or before[name] != storable(value)}
     removed = [name for name in unset if name in before]
-    return Difference(new, removed, {name: one for name, one in before.items() if name not in removed} | new)
+    return Difference(new, removed, before, {name: one for name, one in before.items() if name not in removed} | new)
 
 
 def override(
