@@ -14,7 +14,6 @@ from django.utils.module_loading import import_string
 
 from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.humanize import moment
 from django_mysqlqueue.inspection import list_options
 from django_mysqlqueue.models import (
     ArchiveSegment,
@@ -315,14 +314,14 @@ def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) ->
         return []  # E008 reports it; or the tables are not there yet
     return [
         checks.Warning(
-            f"{one.by} overrode {one.name} of the group {ref.group!r} on topic {ref.topic!r} at {moment(one.at)}, but "
-            f"subscribers ignore it: {one.ignored}.",
+            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is overridden with {one.override.text}, but "
+            f"subscribers ignore that: {one.ignored}.",
             hint=f"Remove it: manage.py queueset {ref.group} {ref.topic} --unset {one.name}",
             id="django_mysqlqueue.W019",
         )
         for ref, options in found.items()
         for one in options
-        if one.ignored
+        if one.override is not None and one.ignored
     ]
 
 

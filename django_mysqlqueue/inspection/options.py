@@ -10,6 +10,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
 from django_mysqlqueue.subscriptions.options import stored
+from django_mysqlqueue.subscriptions.registry import handlers
 
 
 def list_options(
@@ -36,4 +37,7 @@ def list_options(
         if group in (None, ref.group) and topic in (None, ref.topic)
     ]
     controls = groups.group_controls(session, refs)
-    return {ref: tuple(effective_options(ref, stored(controls[ref].overrides))) for ref in refs if ref in controls}
+    known = handlers()
+    return {
+        ref: tuple(effective_options(ref, stored(controls[ref].overrides), known)) for ref in refs if ref in controls
+    }

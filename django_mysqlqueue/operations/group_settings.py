@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
+from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.operations import overriding
 from django_mysqlqueue.operations.arguments import alias_for, texts
 from django_mysqlqueue.operations.lookups import group_of
@@ -19,7 +19,7 @@ from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import as_text, broken_by, check_override, usable
+from django_mysqlqueue.subscriptions.options import OVERRIDABLE, as_text, check_override, overridden
 from django_mysqlqueue.subscriptions.registry import handlers
 
 
@@ -58,7 +58,7 @@ def settings(
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
-        handler = handlers().get(ref)
+        handler = handler_of(ref)
         parsed = _parsed(handler, values or {}, names)
         check = partial(_check, handler)
         if dry_run:
@@ -70,7 +70,21 @@ def settings(
         return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
 
 
-def _parsed(handler: Handler | None, values: Mapping[str, Any], unset: Sequence[str]) -> dict[str, Any]:
+def handler_of(ref: GroupRef) -> Handler | None:
+    """Return a group's handler; None if this project declares none.
+
+    Raises:
+        OperationRefused: this project declares two handlers for a group.
+    """
+    try:
+        return handlers().get(ref)
+    except SubscriberError as error:
+        raise OperationRefused(str(error)) from error
+
+
+def _parsed(handler: Handler | None, values: Any, unset: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise OperationRefused(f"values {values!r}: must be a mapping of options to values")
     if not values and not unset:
         raise OperationRefused("values or unset: pass at least one option")
     for name in unset:
@@ -83,12 +97,13 @@ def _parsed(handler: Handler | None, values: Mapping[str, Any], unset: Sequence[
 
 
 def _check(handler: Handler | None, found: Difference) -> None:
-    """Refuse values that are not possible together. Overrides that subscribers ignore do not count."""
-    if handler is None or not found.new:
+    """Refuse a change after which subscribers would ignore an override that they do not ignore now."""
+    if handler is None:
         return
-    values, _ignored = usable(handler, found.after)
-    for rule in broken_by(replace(handler, **values)):
-        raise OperationRefused(rule.text)
+    ignored = overridden(handler, found.before)[1]
+    for name, text in overridden(handler, found.after)[1].items():
+        if name in found.new or name not in ignored:
+            raise OperationRefused(text)
 
 
 def _sentences(ref: GroupRef, found: Difference, *, dry_run: bool) -> list[str]:
@@ -110,15 +125,14 @@ def _sentences(ref: GroupRef, found: Difference, *, dry_run: bool) -> list[str]:
 
 
 def _from_code(one: GroupOption) -> str:
-    return f"{one.code_text} ({one.code_source})"
+    return f"{one.code_text} ({one.source})"
 
 
 def _nothing(ref: GroupRef, values: Mapping[str, Any], unset: Sequence[str]) -> list[str]:
-    return [
-        *(
-            _("%(name)s of the group %(ref)s is already overridden with %(value)s.")
-            % {"name": name, "ref": ref, "value": as_text(name, value)}
-            for name, value in values.items()
-        ),
-        *(_("%(name)s of the group %(ref)s is not overridden.") % {"name": name, "ref": ref} for name in unset),
-    ]
+    same = _("%(name)s of the group %(ref)s is already overridden with %(value)s.")
+    sentences = [same % {"name": name, "ref": ref, "value": as_text(name, value)} for name, value in values.items()]
+    for name in unset:
+        hint = "" if name in OVERRIDABLE else did_you_mean(close_names(name, OVERRIDABLE, most=1))
+        text = _("%(name)s of the group %(ref)s is not overridden.") % {"name": name, "ref": ref}
+        sentences.append(f"{text} {hint}".rstrip())
+    return sentences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.subscriptions.options import as_text, storable
+from django_mysqlqueue.subscriptions.options import Override, as_text, storable, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Difference:
     """Values by option that are set, or set to another value."""
     removed: Collection[str]
     """Options whose override is removed."""
+    before: Mapping[str, Any]
+    """The values of all overrides before, by option."""
     after: Mapping[str, Any]
     """The values of all overrides afterwards, by option."""
 
@@ -30,24 +33,24 @@ class Difference:
         return len(self.new) + len(self.removed)
 
 
-def read(using: str, ref: GroupRef) -> dict[str, dict[str, Any]]:
-    """Return the overrides in a group's row: by option, ``value``, ``at`` and ``by``."""
-    found = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
-    return dict(next(iter(found.values_list("overrides", flat=True)), {}))
+def read(using: str, ref: GroupRef) -> dict[str, Override]:
+    """Return the overrides in a group's row, by option."""
+    rows = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
+    return {one.name: one for column in rows.values_list("overrides", flat=True) for one in stored(json.dumps(column))}
 
 
-def difference(overrides: Mapping[str, Any], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
+def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
     """Return what a change does.
 
     Args:
-        overrides: the column of the group row.
+        overrides: the overrides in effect, by option.
         values: parsed values by option.
         unset: names of options.
     """
-    before = {name: one["value"] for name, one in overrides.items()}
+    before = {name: one.value for name, one in overrides.items()}
     new = {name: value for name, value in values.items() if name not in before or before[name] != storable(value)}
     removed = [name for name in unset if name in before]
-    return Difference(new, removed, {name: one for name, one in before.items() if name not in removed} | new)
+    return Difference(new, removed, before, {name: one for name, one in before.items() if name not in removed} | new)
 
 
 def override(
@@ -83,9 +86,10 @@ def override(
         if not found:
             return found
         now = session.now()
-        kept = {name: one for name, one in overrides.items() if name not in found.removed}
-        added = {name: {"value": storable(value), "at": now, "by": actor} for name, value in found.new.items()}
-        groups.change(session, ref, overrides=kept | added)
+        added = {name: Override(name, storable(value), now, actor) for name, value in found.new.items()}
+        after = {name: one for name, one in overrides.items() if name not in found.removed} | added
+        column = {name: {"value": one.value, "at": one.at, "by": one.by} for name, one in after.items()}
+        groups.change(session, ref, overrides=column)
         detail = [f"{name}={as_text(name, value)}" for name, value in found.new.items()]
         detail += [f"{name} is no longer overridden" for name in found.removed]
         names = {"actor": actor, "reason": reason, "group": ref.group, "topic": ref.topic}

@@ -72,6 +72,8 @@ class Settlement(NamedTuple):
     """Whether the handler's transaction has written it (an ack or a reject): the flush only advances the watermark."""
     handled_ms: int = 0
     """Duration of the handler's call in milliseconds; for a batch, that of the whole call."""
+    is_final: bool | None = None
+    """Whether a failure dead-letters the message, as its handler was told. None: ``max_attempts`` decides."""
     held: object = None
     """An object that the process wants to get back after the flush. The service layer does not use it."""
 

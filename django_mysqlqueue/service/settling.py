@@ -372,7 +372,7 @@ def _apply_failures(
             flushed.locked.append(settlement)
         elif held.get((key, offset)) != delivery.token:
             flushed.stale.append(settlement)
-        elif failed and is_final(ref.topic, attempt, max_attempts, rejected=action is Action.REJECT):
+        elif failed and _is_final(settlement, ref, max_attempts):
             dead.append(FailedDelivery.of(delivery, settlement.error, settlement.handled_ms))
             flushed.dead.append((delivery, settlement.error))
         else:
@@ -394,6 +394,13 @@ def _apply_failures(
         now = session.now()
         for key, offset, delay, _, _, _ in waits:
             flushed.waiting[key, offset] = now + delay if delay else 0
+
+
+def _is_final(settlement: Settlement, ref: GroupRef, max_attempts: int | None) -> bool:
+    """Return whether a failure dead-letters the message. If its handler was told, an override since does not count."""
+    if settlement.is_final is not None:
+        return settlement.is_final
+    return is_final(ref.topic, settlement.delivery.attempt, max_attempts, rejected=settlement.action is Action.REJECT)
 
 
 def _record(session: Session, ref: GroupRef, events: Sequence[Event]) -> None:

@@ -80,8 +80,8 @@ class Delivery:
     def max_attempts(self) -> int | None:
         """The number of failed attempts after which the message is dead-lettered, or None for no limit.
 
-        It takes ``MYSQLQUEUE["GROUPS"]`` into account. A message on a DLQ topic has no limit, whichever options its
-        handler has.
+        It takes ``MYSQLQUEUE["GROUPS"]`` and overrides into account, as they were when the handler was called. A
+        message on a DLQ topic has no limit, whichever options its handler has.
         """
         return None if naming.is_dlq(self.topic) else self._handler.max_attempts
 
@@ -139,7 +139,7 @@ class Delivery:
             reason: the reason to store.
         """
         wait = self._backoff_ms() if delay is None else duration_ms("delay", delay, longest=LONGEST_DELAY)
-        self._verdict = Settlement(self._claimed, Action.NACK, wait, str(reason))
+        self._verdict = Settlement(self._claimed, Action.NACK, wait, str(reason), is_final=self.is_last_attempt)
 
     def snooze(self, delay: float | datetime.timedelta) -> None:
         """Put the message off without counting an attempt.
@@ -178,7 +178,7 @@ class Delivery:
         return round(self._handler.backoff.delay(self.attempt) * 1000)
 
     def _failed(self, error: str) -> Settlement:
-        return Settlement(self._claimed, Action.NACK, self._backoff_ms(), error)
+        return Settlement(self._claimed, Action.NACK, self._backoff_ms(), error, is_final=self.is_last_attempt)
 
     def _rejected(self, error: str) -> Settlement:
         final = dead_letters.is_final(self.topic, self.attempt, None, rejected=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,40 +12,35 @@ from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
     OVERRIDABLE,
-    PROCESS,
     Override,
     as_text,
-    check_override,
+    option_value,
+    overridden,
     without_effect,
 )
-
-OVERRIDE = "override"
-"""The source of an option that an operator has overridden."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOption:
-    """An option of a group, as its subscribers use it."""
+    """An option of a group."""
 
     name: str
     value: Any
-    """The value that applies. Durations are in seconds; None: no limit."""
-    source: str
-    """Where it comes from: ``override``, ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``."""
+    """The value that applies, unless the command line of a process says otherwise (``--claim-size``). Durations are in
+    seconds; None: no limit."""
     code_value: Any
     """The value without an override; None, too, if this project has no handler for the group."""
-    code_source: str
-    """Where that comes from; empty if this project has no handler for the group."""
-    at: int = 0
-    """When it was overridden, in epoch milliseconds; 0: it is not."""
-    by: str = ""
-    """Who has overridden it."""
+    source: str
+    """Where that comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``; empty if this project has no
+    handler for the group. ``PREFETCH`` of ``MYSQLQUEUE`` is that of a process, which its groups share."""
+    override: Override | None = None
+    """What an operator has set; None if nothing."""
     ignored: str = ""
     """Why subscribers ignore the override; empty if they do not."""
 
     @property
     def text(self) -> str:
-        """The value as it is typed, for example ``30s``."""
+        """The value that applies as it is typed, for example ``30s``."""
         return as_text(self.name, self.value)
 
     @property
@@ -54,7 +49,9 @@ class GroupOption:
         return as_text(self.name, self.code_value)
 
 
-def effective_options(ref: GroupRef, overrides: Sequence[Override]) -> list[GroupOption]:
+def effective_options(
+    ref: GroupRef, overrides: Sequence[Override], handlers: Mapping[GroupRef, Handler] | None = None
+) -> list[GroupOption]:
     """Return the options that operators can override, with their values and where these come from.
 
     Without a handler in this project, only the overridden ones are known. Options that have no effect for the handler
@@ -63,28 +60,23 @@ def effective_options(ref: GroupRef, overrides: Sequence[Override]) -> list[Grou
     Args:
         ref: the group and its topic.
         overrides: the overrides in its row.
+        handlers: the handlers of this project, if the caller has resolved them.
+
+    Raises:
+        SubscriberError: this project declares two handlers for a group.
     """
-    handler = registry.handlers().get(ref)
+    handler = (registry.handlers() if handlers is None else handlers).get(ref)
     by_name = {one.name: one for one in overrides}
+    if handler is None:
+        return [GroupOption(one.name, one.value, None, "", one) for one in overrides]
+    after, ignored = overridden(handler, {one.name: one.value for one in overrides})
+    settings = get_settings()
     found: list[GroupOption] = []
-    for name in dict.fromkeys([*OVERRIDABLE, *by_name]):
-        code, source = _in_code(handler, name)
-        override = by_name.get(name)
-        if override is not None:
-            try:
-                value, ignored = check_override(handler, name, override.value), ""
-            except ValueError as error:
-                value, ignored = override.value, str(error)
-            found.append(GroupOption(name, value, OVERRIDE, code, source, override.at, override.by, ignored))
-        elif handler is not None and not without_effect(handler, name):
-            found.append(GroupOption(name, code, source, code, source))
-    return found
-
-
-def _in_code(handler: Handler | None, name: str) -> tuple[Any, str]:
-    """Return an option's value without an override, and where it comes from."""
-    if handler is None or name not in OVERRIDABLE:
-        return None, ""
-    value = getattr(handler, name)
-    general = getattr(get_settings(), name, None)  # what the process uses for options that the handler leaves open
-    return general if value is None and name in PROCESS else value, registry.option_source(handler.ref, name)
+    for name in OVERRIDABLE:
+        override = by_name.pop(name, None)
+        if override is None and without_effect(handler, name):
+            continue
+        value, code = (option_value(one, name, settings) for one in (after, handler))
+        source = registry.option_source(ref, name)
+        found.append(GroupOption(name, value, code, source, override, ignored.get(name, "")))
+    return [*found, *(GroupOption(name, None, None, "", one, ignored[name]) for name, one in by_name.items())]

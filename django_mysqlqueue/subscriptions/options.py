@@ -9,10 +9,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.conf import CODE_OPTIONS, HANDLER_OPTIONS, check_handler_option, get_settings
+from django_mysqlqueue.conf import CODE_OPTIONS, HANDLER_OPTIONS, Settings, check_handler_option, get_settings
 from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -31,7 +33,10 @@ OVERRIDABLE = (
 PROCESS = ("claim_size", "prefetch", "poll_interval", "max_poll_interval")
 """Options that a handler may leave open: then the settings of its process apply."""
 DURATIONS = frozenset({"poll_interval", "max_poll_interval", "visibility_timeout", "timeout"})
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+WITHOUT_LIMIT = frozenset({"max_attempts", "timeout"})
+"""Options that ``none`` turns off."""
+BACKOFF_DURATIONS = frozenset({"initial", "maximum"})
+UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,50 +100,52 @@ SYNC_TIMEOUT = (
 )
 
 
-def usable(handler: Handler, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the parsed values that are possible for a handler, and the reasons why the others are not.
+def overridden(handler: Handler, values: Mapping[str, Any]) -> tuple[Handler, dict[str, str]]:
+    """Return a handler with overrides, and why some of them are ignored, by option.
+
+    Overrides may have been set for code with other options. Those that are not possible for the handler, or not
+    together with its other options, must not stop its subscribers.
 
     Args:
         handler: the handler as it was declared.
-        values: stored values by option.
+        values: the stored values by option.
     """
     found: dict[str, Any] = {}
-    refused: list[str] = []
+    ignored: dict[str, str] = {}
     for name, value in values.items():
         try:
             found[name] = check_override(handler, name, value)
         except ValueError as error:
-            refused.append(str(error))
-    return found, refused
-
-
-def with_overrides(handler: Handler, column: str) -> tuple[Handler, list[str]]:
-    """Return a handler with the overrides of its group row, and the reasons why some of them are ignored.
-
-    Args:
-        handler: the handler as it was declared.
-        column: the JSON text of the group row's column.
-    """
-    values, ignored = usable(handler, {one.name: one.value for one in stored(column)})
-    # They may have been set for code with other options.
-    for rule in list(broken_by(replace(handler, **values))):
-        ignored.append(rule.text)
-        values = {name: value for name, value in values.items() if name not in rule.names}
-    return replace(handler, **values), ignored
+            ignored[name] = str(error)
+    for rule in list(broken_by(replace(handler, **found))):
+        ignored |= {name: rule.text for name in rule.names if name in found}
+        found = {name: value for name, value in found.items() if name not in rule.names}
+    return replace(handler, **found), ignored
 
 
 def broken_by(handler: Handler) -> Iterator[BrokenRule]:
     """Yield the rules between options that a handler breaks, with the process's settings."""
     settings = get_settings()
     options = {one.name: getattr(handler, one.name) for one in fields(Handler)}
-    for name in ("poll_interval", "max_poll_interval"):
-        options[name] = options[name] or getattr(settings, name)
+    options |= {name: option_value(handler, name, settings) for name in PROCESS}
     yield from broken_rules(options)
 
 
 def changed(before: Handler, after: Handler) -> list[str]:
     """Return the names of the options in which two handlers differ."""
     return [name for name in OVERRIDABLE if getattr(before, name) != getattr(after, name)]
+
+
+def option_value(handler: Handler, name: str, settings: Settings) -> Any:
+    """Return the value of an option: that of the process's settings, if the handler leaves it open.
+
+    Args:
+        handler: the handler.
+        name: name of the option.
+        settings: the settings of the queue.
+    """
+    value = getattr(handler, name)
+    return getattr(settings, name) if value is None and name in PROCESS else value
 
 
 def check_override(handler: Handler | None, name: str, value: Any) -> Any:
@@ -176,6 +183,8 @@ def without_effect(handler: Handler, name: str) -> str:
         return "has no effect in ordered mode, in which LEASE_DURATION protects deliveries"
     if name == "timeout" and not handler.is_async:
         return SYNC_TIMEOUT
+    if name == "max_attempts" and naming.is_dlq(handler.ref.topic):
+        return "has no effect on a DLQ topic: its messages are retried until the handler succeeds"
     return ""
 
 
@@ -185,12 +194,25 @@ def without_effect(handler: Handler, name: str) -> str:
 def stored(column: str) -> list[Override]:
     """Return the overrides in a group row's column, in the order of ``OVERRIDABLE``; unknown ones come last.
 
+    Plain SQL may have stored anything there, and no subscriber may stop because of it: a value without ``value``,
+    ``at`` and ``by`` counts as the value alone, and a column that is not an object as empty.
+
     Args:
         column: its JSON text.
     """
+    found = json.loads(column)
+    if not isinstance(found, Mapping):
+        return []
     order = {name: place for place, name in enumerate(OVERRIDABLE)}
-    found = [Override(name, one["value"], one["at"], one["by"]) for name, one in json.loads(column).items()]
-    return sorted(found, key=lambda one: (order.get(one.name, len(order)), one.name))
+    overrides = [_override(name, one) for name, one in found.items()]
+    return sorted(overrides, key=lambda one: (order.get(one.name, len(order)), one.name))
+
+
+def _override(name: str, stored: object) -> Override:
+    if not isinstance(stored, Mapping) or "value" not in stored:
+        return Override(name, stored, 0, "")
+    at = stored.get("at")
+    return Override(name, stored["value"], at if type(at) is int else 0, str(stored.get("by") or ""))
 
 
 def storable(value: Any) -> Any:
@@ -220,23 +242,29 @@ def parse_text(name: str, text: str) -> Any:
     text = text.strip()
     if name not in OVERRIDABLE:
         return text  # check_override refuses it
-    if text.lower() == "none":
+    if text.lower() == "none" and name in WITHOUT_LIMIT:
         return None
     if name == "backoff":
         return _parse_backoff(text)
     if name in DURATIONS:
         return _parse_duration(name, text)
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name}={text!r}: must be an integer") from None
+    if re.fullmatch(r"[0-9]{1,12}", text) is None:
+        raise ValueError(f"{name}={text!r}: must be an integer")
+    return int(text)
 
 
 def _parse_duration(name: str, text: str) -> float:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{name}={text!r}: must be a number of seconds, or a number with ms, s, m, h or d")
-    return float(found[1]) * UNITS[(found[2] or "s").lower()]
+    # Not 0.3 * 0.001: the text of the value is shown, and shall be the one that was typed.
+    return float(Decimal(found[1]) * UNITS[(found[2] or "s").lower()])
+
+
+def _parse_number(name: str, text: str) -> float:
+    if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", text) is None:
+        raise ValueError(f"{name}={text!r}: must be a number")
+    return float(text)
 
 
 def _parse_backoff(text: str) -> dict[str, float]:
@@ -245,7 +273,11 @@ def _parse_backoff(text: str) -> dict[str, float]:
         name, equals, value = part.partition("=")
         if not equals:
             raise ValueError(f"backoff={text!r}: must be a list such as initial=1s,factor=2,maximum=1h,jitter=0.1")
-        found[name.strip()] = _parse_duration(f"backoff: {name.strip()}", value.strip())
+        name = name.strip().lower()
+        if name in found:
+            raise ValueError(f"backoff={text!r}: {name} is given twice")
+        parse = _parse_duration if name in BACKOFF_DURATIONS else _parse_number
+        found[name] = parse(f"backoff: {name}", value.strip())
     return found
 
 
@@ -260,7 +292,14 @@ def as_text(name: str, value: Any) -> str:
         return "none"
     if isinstance(value, Backoff):
         value = storable(value)
-    if isinstance(value, Mapping):
-        seconds = ("initial", "maximum")
-        return ",".join(f"{key}={item:g}{'s' if key in seconds else ''}" for key, item in value.items())
-    return f"{value:g}s" if name in DURATIONS and isinstance(value, (int, float)) else str(value)
+    if isinstance(value, Mapping) and all(isinstance(item, (int, float)) for item in value.values()):
+        return ",".join(f"{key}={_number(item)}{'s' * (key in BACKOFF_DURATIONS)}" for key, item in value.items())
+    if name in DURATIONS and isinstance(value, (int, float)):
+        return f"{_number(value)}s"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _number(value: float) -> str:
+    """Return all digits of a number, without an exponent."""
+    text = f"{Decimal(repr(float(value))):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

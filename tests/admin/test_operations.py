@@ -43,15 +43,38 @@ def test_an_option_is_overridden_shown_and_restored(client, no_handlers):
     subscriber("t", group="g", max_attempts=4)(fail)
     Sub(handler("t", "g"))
     assert "@subscriber" in page(client, "group", group="g", topic="t")
-    told = confirm(client, "settings", group="g", topic="t", option="max_attempts", value="9", reason="at night")
+    told = confirm(client, "override", group="g", topic="t", option="max_attempts", value="9", reason="at night")
     assert told == [
         "max_attempts is 9 now, instead of 4 (@subscriber). The subscribers of the group g/t notice within 10 seconds."
     ]
     assert Operation.objects.get().reason == "at night"
     text = page(client, "group", group="g", topic="t")
     assert re.search(r"overridden</span> at \S+ \S+ by ada0, otherwise 4 \(@subscriber\)", text)
-    confirm(client, "settings", group="g", topic="t", option="max_attempts", value="")
-    assert "overridden" not in page(client, "group", group="g", topic="t")
+    told = confirm(client, "restore", group="g", topic="t", option="max_attempts")
+    assert told[0].startswith("max_attempts is no longer overridden: 4 (@subscriber).")
+    assert "overridden</span>" not in page(client, "group", group="g", topic="t")
+
+
+def test_the_form_of_an_override_waits_for_a_value(client):
+    Sub(handler("t", "g"))
+    text = client.get(f"{ROOT}do/override/", {"group": "g", "topic": "t", "option": "prefetch"}).content.decode()
+    assert '<option value="prefetch" selected>' in text
+    assert "errornote" not in text
+    assert 'name="confirmed"' not in text
+
+
+def test_an_override_that_the_code_no_longer_knows_is_removed(client):
+    Sub(handler("t", "g"))
+    ConsumerGroup.objects.update(overrides={"colour": {"value": "red", "at": 1000, "by": "bob"}})
+    (told,) = confirm(client, "restore", group="g", topic="t", option="colour")
+    assert told.startswith("colour is no longer overridden")
+
+
+def test_the_groups_page_does_not_fail_because_of_a_handler(client, no_handlers):
+    Sub(handler("t", "g"))
+    for _ in range(2):
+        subscriber("t", group="g")(type("Callable", (), {"__call__": lambda self, delivery: None})())
+    assert "Two handlers are declared" in page(client, "group", group="g", topic="t")
 
 
 @pytest.mark.parametrize(
@@ -59,13 +82,13 @@ def test_an_option_is_overridden_shown_and_restored(client, no_handlers):
     [
         ({"option": "max_attempts", "value": "x"}, "max_attempts='x': must be an integer"),
         ({"option": "max_attempts", "value": "0"}, "max_attempts=0: must be from 1"),
-        ({"option": "max_attempts"}, "max_attempts of the group g/t is not overridden."),
+        ({"option": "max_attempts"}, "This field is required."),
         ({"option": "mode", "value": "shared"}, "mode is not one of the available choices"),
     ],
 )
 def test_an_override_that_is_not_possible_is_refused(client, values, says):
     Sub(handler("t", "g"))
-    asked = client.post(f"{ROOT}do/settings/", {"group": "g", "topic": "t", "asked": "yes", **values})
+    asked = client.post(f"{ROOT}do/override/", {"group": "g", "topic": "t", "asked": "yes", **values})
     text = unescape(asked.content.decode())
     assert says in text
     assert 'name="confirmed"' not in text

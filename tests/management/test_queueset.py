@@ -68,28 +68,39 @@ def test_json(registered):
     found = json.loads(run("g", "t", "max_attempts=none", "--noinput", "--format", "json"))
     assert (found["operation"], found["changed"]) == ("settings", 1)
     (one,) = json.loads(run("--format", "json"))["options"]
-    assert one.pop("overridden_at") > 10**12
-    assert "@" in one.pop("overridden_by")
+    override = one.pop("override")
+    assert override["value"] is None
+    assert override["at"] > 10**12
+    assert "@" in override["by"]
     assert one == {
         "group": "g",
         "topic": "t",
         "option": "max_attempts",
         "value": None,
-        "source": "override",
         "code_value": 4,
-        "code_source": "@subscriber",
+        "source": "@subscriber",
         "ignored": "",
     }
 
 
 def test_an_override_that_is_ignored_says_why(registered):
     ConsumerGroup.objects.update(overrides={"timeout": {"value": 5, "at": 1000, "by": "bob"}})
-    assert "by bob, otherwise none (default); ignored: timeout=5 requires an async handler" in run("g", "t")
+    assert "by bob is ignored: timeout=5 requires an async handler" in run("g", "t")
+
+
+def test_options_may_stand_between_the_arguments(registered):
+    run("g", "t", "--reason", "slow", "prefetch=5", "--noinput", "claim_size=5")
+    run("g", "--unset", "prefetch", "t", "--noinput", "claim_size=6")
+    assert {name: one["value"] for name, one in ConsumerGroup.objects.get(consumer_group="g").overrides.items()} == {
+        "claim_size": 6
+    }
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--unset", "claim_size"], "To change options, pass the group and its topic: GROUP TOPIC."),
+        (["g", "t", "--unset", "max_attempt"], "is not overridden. Did you mean max_attempts?"),
         (["g"], "Pass the topic, too: GROUP TOPIC."),
         (["g", "t", "max_attempts"], "'max_attempts': must be OPTION=VALUE."),
         (["g", "t", "max_attempts=x"], "max_attempts='x': must be an integer"),

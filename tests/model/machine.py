@@ -16,7 +16,7 @@ from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
-from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.operations import dropping, overriding
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.runtime.handling import call
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
@@ -47,7 +47,21 @@ KEYS = "xy"
 LEASE, RENEWAL, VISIBILITY = 30.0, 10.0, 20.0
 EPOCH = 1_800_000_000_000
 ACTIONS = ("ack", "nack", "raise", "nack later", "snooze", "snooze later", "reject", "ack inside")
-RARE = ("late", "late", "pause", "resume", "resume", "drop", "register", "collect", "clock", "give up", "give up")
+RARE = (
+    "late",
+    "late",
+    "pause",
+    "resume",
+    "resume",
+    "drop",
+    "register",
+    "collect",
+    "clock",
+    "give up",
+    "give up",
+    "override",
+    "restore",
+)
 LATER = 8
 """Seconds that a put-off delivery waits."""
 
@@ -545,6 +559,10 @@ class Machine(RuleBasedStateMachine):
                 process.outdated.add(ref)
         elif what == "register" and ref != LATE:
             self.register(ref, start)
+        elif what in ("override", "restore") and ref in self.model.lives:
+            values = {"claim_size": 1 + which % 3, "prefetch": 1 + which, "poll_interval": 0.5}
+            changes = (values, ()) if what == "override" else ({}, values)
+            overriding.override(USING, ref, *changes, check=lambda found: None, actor="operator")
         elif what == "give up" and ref in self.model.lives:
             self.give_up(ref)
         elif what == "collect":

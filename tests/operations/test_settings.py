@@ -8,6 +8,7 @@ import time
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import JSONField, Value
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish_many, subscriber
@@ -99,6 +100,8 @@ def test_a_change_says_what_the_code_says(registered):
         ({"poll_interval": 5}, [], "poll_interval=5 must be at most max_poll_interval=1"),
         ({"max_attempts": 3}, ["max_attempts"], "max_attempts: cannot be both set and unset"),
         ({}, "max_attempts", "unset 'max_attempts': must be a list"),
+        (["prefetch"], [], r"values \['prefetch'\]: must be a mapping of options to values"),
+        ({3: 4}, [], "values {3: 4}: must be a mapping of options to values"),
     ],
 )
 def test_what_is_not_possible_is_refused_with_the_rule_and_nothing_is_stored(registered, values, unset, says):
@@ -117,6 +120,39 @@ def test_an_override_that_the_code_no_longer_knows_can_be_unset_and_is_in_nobody
     assert override(prefetch=5).changed == 1
     assert override(unset=["colour"]).changed == 1
     assert stored() == {"prefetch": 5}
+
+
+def test_an_override_is_not_unset_if_another_one_needs_it(registered):
+    subscriber("t", group="g")(lambda delivery: None)
+    override(poll_interval=3, max_poll_interval=9)
+    with pytest.raises(OperationRefused, match="poll_interval=3 must be at most max_poll_interval=1"):
+        override(unset=["max_poll_interval"])
+    assert override(unset=["max_poll_interval", "poll_interval"]).changed == 2
+
+
+def test_an_ignored_override_is_in_nobodys_way(registered):
+    """It has become impossible with a deployment."""
+    subscriber("t", group="g")(lambda delivery: None)
+    ConsumerGroup.objects.update(overrides={"poll_interval": {"value": 3, "at": 5, "by": "bob"}})
+    assert override(claim_size=5).changed == 1
+    assert override(max_poll_interval=9).changed == 1, "which makes it possible again"
+
+
+@pytest.mark.parametrize("column", [[], "x", None, {"max_attempts": 5}, {"max_attempts": None}, {"colour": {"at": 5}}])
+def test_a_column_that_plain_sql_has_spoilt_is_mended(registered, column):
+    ConsumerGroup.objects.update(overrides=Value(column, JSONField()))
+    sub = Sub(handler())
+    sub.step()
+    names = list(column) if isinstance(column, dict) else []
+    assert override(prefetch=7, unset=names).changed == 1 + len(names)
+    assert stored() == {"prefetch": 7}
+
+
+def test_two_handlers_of_a_group_are_a_refusal(registered):
+    for _ in range(2):
+        subscriber("t", group="g")(type("Callable", (), {"__call__": lambda self, delivery: None})())
+    with pytest.raises(OperationRefused, match="Two handlers are declared for the group 'g'"):
+        override(prefetch=5)
 
 
 def test_a_seek_or_drop_that_has_not_finished_comes_first(registered):
@@ -177,16 +213,28 @@ def test_attempts_and_backoff_of_messages_that_wait_already(db):
     assert row.invisible_until - row.delivered_at == 3_600_000
 
 
-def test_one_that_runs_keeps_the_options_with_which_it_started(db):
+@pytest.mark.parametrize("failure", ["nack", "raise"])
+@pytest.mark.parametrize(("before", "now"), [(9, 1), (1, 9)])
+def test_one_that_runs_keeps_the_options_with_which_it_started(db, before, now, failure):
+    """It may have told others that this was the last attempt."""
     log(1)
     got = []
-    sub = Sub(handler(function=lambda delivery: got.append(delivery.max_attempts), max_attempts=9))
+
+    def work(delivery):
+        got.append((delivery.max_attempts, delivery.is_last_attempt))
+        if failure == "raise":
+            raise ValueError("no")
+        delivery.nack()
+
+    sub = Sub(handler(function=work, max_attempts=before))
     sub.step()
     held = sub.take()
-    override(max_attempts=1)
+    override(max_attempts=now)
     sub.step()
     sub.run(held)
-    assert got == [9]
+    sub.flush()
+    assert got == [(before, before == 1)]
+    assert OutboxMessage.objects.filter(topic="t_dlq").count() == (before == 1)
 
 
 def test_the_size_of_claims_and_the_number_that_may_wait(db):

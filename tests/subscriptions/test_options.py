@@ -17,9 +17,10 @@ from django_mysqlqueue.subscriptions.options import (
     Override,
     as_text,
     check_override,
+    overridden,
     parse_text,
     storable,
-    with_overrides,
+    stored,
 )
 from tests.support.harness import handler
 from tests.support.registered import coroutine_function, handle, handlers
@@ -36,6 +37,10 @@ WAITS = {"initial": 2.0, "factor": 2.0, "maximum": 600.0, "jitter": 0.1}
         ("max_attempts", " None ", None, "none"),
         ("claim_size", "500", 500, "500"),
         ("poll_interval", "20ms", 0.02, "0.02s"),
+        ("poll_interval", "0.01ms", 0.00001, "0.00001s"),
+        ("timeout", "123456.7", 123456.7, "123456.7s"),
+        ("visibility_timeout", "30d", 2592000.0, "2592000s"),
+        ("backoff", "maximum=15d, Jitter=0", {"maximum": 1296000.0, "jitter": 0.0}, "maximum=1296000s,jitter=0"),
         ("visibility_timeout", "90", 90.0, "90s"),
         ("visibility_timeout", "5m", 300.0, "300s"),
         ("visibility_timeout", "1.5 H", 5400.0, "5400s"),
@@ -61,6 +66,13 @@ def test_a_text_stands_for_a_value_and_back(name, text, value, again):
         ("timeout", "nan", "timeout='nan': must be a number"),
         ("backoff", "fast", "backoff='fast': must be a list such as initial=1s"),
         ("backoff", "initial=x", "initial='x': must be a number of seconds"),
+        ("backoff", "factor=2m", "factor='2m': must be a number"),
+        ("backoff", "initial=1,initial=2", "initial is given twice"),
+        ("max_attempts", "1_0", "max_attempts='1_0': must be an integer"),
+        ("max_attempts", "\u0661\u0660", "must be an integer"),
+        ("visibility_timeout", "none", "visibility_timeout='none': must be a number of seconds"),
+        ("claim_size", "none", "claim_size='none': must be an integer"),
+        ("claim_size", "", "claim_size='': must be an integer"),
     ],
 )
 def test_a_text_that_is_no_value_is_refused_with_the_rule(name, text, says):
@@ -91,6 +103,7 @@ ASYNC = {"is_async": True}
         ({}, "visibility_timeout", 5, "visibility_timeout=5 has no effect in ordered mode"),
         ({"mode": "shared"}, "visibility_timeout", 0, "visibility_timeout=0: must be above 0"),
         ({}, "timeout", 5, "timeout=5 requires an async handler"),
+        ({"topic": "t_dlq"}, "max_attempts", 5, "max_attempts=5 has no effect on a DLQ topic"),
         ({}, "prefetch", 1.5, "prefetch=1.5: must be an integer"),
         ({}, "backoff", {"first": 1}, "has the unknown key 'first'"),
     ],
@@ -117,6 +130,12 @@ def test_every_option_can_be_overridden_for_some_handler(name):
     assert ignored == []
 
 
+def with_overrides(one, text):
+    """As a subscriber applies the column."""
+    after, ignored = overridden(one, {each.name: each.value for each in stored(text)})
+    return after, list(ignored.values())
+
+
 def column(**values):
     return json.dumps({name: {"value": value, "at": 5, "by": "ada"} for name, value in values.items()})
 
@@ -130,6 +149,33 @@ def test_overrides_that_the_code_no_longer_knows_do_not_stop_the_others():
         "there is no option 'colour'",
         "visibility_timeout",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "attempts"),
+    [
+        ("[]", 5),
+        ("null", 5),
+        ('"x"', 5),
+        ("7", 5),
+        ('{"max_attempts": 3}', 3),
+        ('{"max_attempts": null}', None),
+        ('{"max_attempts": []}', 5),
+        ('{"max_attempts": {"value": 3}}', 3),
+        ('{"max_attempts": {"value": 3, "at": "now", "by": 7}}', 3),
+        ('{"max_attempts": {"at": 5, "by": "ada"}}', 5),
+        ('{"backoff": {"initial": "x"}, "max_attempts": 3}', 3),
+        ('{"prefetch": NaN, "": 1, "max_attempts": 3}', 3),
+    ],
+)
+def test_whatever_plain_sql_has_stored_stops_nobody(text, attempts):
+    after, ignored = with_overrides(handler(), text)
+    assert after.max_attempts == attempts
+    assert all(isinstance(one, str) for one in ignored)
+    for one in stored(text):
+        assert isinstance(one.text, str)
+        assert isinstance(one.at, int)
+        assert isinstance(one.by, str)
 
 
 @pytest.mark.parametrize(
@@ -185,19 +231,27 @@ def test_where_options_come_from(settings, no_handlers):
     found = effective_options(
         GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada"), Override("colour", "red", 1000, "ada")]
     )
-    assert [(one.name, one.text, one.source, one.code_text, one.code_source) for one in found] == [
-        ("claim_size", "50", "MYSQLQUEUE", "50", "MYSQLQUEUE"),
-        ("prefetch", "5", "GROUPS", "5", "GROUPS"),
-        ("poll_interval", "0.1s", "default", "0.1s", "default"),
-        ("max_poll_interval", "1s", "default", "1s", "default"),
-        ("max_attempts", "9", "override", "4", "MYSQLQUEUE"),
-        ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2", "@subscriber"] * 2),
-        ("timeout", "5s", "@subscriber", "5s", "@subscriber"),
-        ("colour", "red", "override", "none", ""),
+    assert [(one.name, one.text, one.code_text, one.source) for one in found] == [
+        ("claim_size", "50", "50", "MYSQLQUEUE"),
+        ("prefetch", "5", "5", "GROUPS"),
+        ("poll_interval", "0.1s", "0.1s", "default"),
+        ("max_poll_interval", "1s", "1s", "default"),
+        ("max_attempts", "9", "4", "MYSQLQUEUE"),
+        ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2"] * 2, "@subscriber"),
+        ("timeout", "5s", "5s", "@subscriber"),
+        ("colour", "none", "none", ""),
     ]
+    assert [one.override and one.override.value for one in found] == [None] * 4 + [9, None, None, "red"]
     assert [bool(one.ignored) for one in found] == [False] * 7 + [True]
+
+
+def test_an_override_that_subscribers_ignore_is_shown_as_ignored(no_handlers):
+    subscriber("t", group="g")(handle)
+    found = {one.name: one for one in effective_options(GroupRef("g", "t"), [Override("poll_interval", 3.0, 5, "ada")])}
+    assert found["poll_interval"].text == "0.1s"
+    assert "must be at most max_poll_interval" in found["poll_interval"].ignored
 
 
 def test_of_a_group_without_a_handler_only_overrides_are_known(no_handlers):
     (one,) = effective_options(GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada")])
-    assert (one.name, one.text, one.code_source, one.ignored) == ("max_attempts", "9", "", "")
+    assert (one.name, one.text, one.source, one.ignored) == ("max_attempts", "9", "", "")

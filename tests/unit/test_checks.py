@@ -417,7 +417,7 @@ def test_an_ignored_override_is_warned_of(db, no_handlers):
     assert checks.check_overrides(databases=["other"]) == checks.check_overrides() == []
 
     assert (found.id, found.level) == ("django_mysqlqueue.W019", django_checks.WARNING)
-    assert "bob overrode timeout of the group 'g' on topic 't'" in found.msg
+    assert "timeout of the group 'g' on topic 't' is overridden with 5s, but subscribers ignore that" in found.msg
     assert "requires an async handler" in found.msg
     assert found.hint == "Remove it: manage.py queueset g t --unset timeout"
 

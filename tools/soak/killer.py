@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import servers
+from django.db import Error, connections
 
+from django_mysqlqueue import operations
+from django_mysqlqueue.exceptions import QueueError
 from soak import plan, records
 from soak.facts import Trouble
 from soak.fleet import Fleet, Slot, children_of
@@ -22,6 +25,8 @@ AIM_TIMEOUT = 6.0
 """Seconds to wait until a process reaches a trap."""
 MISSES = 5
 """How often an action is retried later if it found no process."""
+OVERRIDDEN = 10.0
+"""Seconds for which options are overridden."""
 IMPATIENCE = 12.0
 """Seconds for which the server closes idle connections."""
 SPACING = 1.0
@@ -113,6 +118,8 @@ class Killer:
                 return self._cut(action)
             case plan.IMPATIENT:
                 return self._make_impatient()
+            case plan.OVERRIDE:
+                return self._override(action)
             case plan.RESTART | plan.CRASH:
                 return self._restart(crash=action.kind == plan.CRASH)
             case _:
@@ -224,6 +231,33 @@ class Killer:
         self._server.execute("SET GLOBAL wait_timeout = 2")
         self._undo.append((time.monotonic() + IMPATIENCE, make_patient))
         return f"for {IMPATIENCE:g} s"
+
+    def _override(self, action: Action) -> str:
+        """Make every group claim and prefetch little for a while, as an operator does."""
+        since = records.now()
+        values = {"claim_size": 1 + int(action.draw * 10), "prefetch": 1 + int(action.draw * 20), "poll_interval": 0.05}
+
+        def restore() -> None:
+            self._operate(lambda group: operations.settings(group, plan.TOPIC, unset=list(values), actor="soak"))
+            self._note(plan.OVERRIDE, since)
+
+        self._operate(lambda group: operations.settings(group, plan.TOPIC, values, actor="soak"))
+        self._undo.append((time.monotonic() + OVERRIDDEN, restore))
+        return f"claims of {values['claim_size']} for {OVERRIDDEN:g} s"
+
+    def _operate(self, operation: Callable[[str], object]) -> None:
+        """Run an operation on each group. Connections are cut, so it may have to be run again."""
+        for group in plan.GROUPS:
+            until = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    operation(group.name)
+                    break
+                except (Error, QueueError):
+                    connections.close_all()
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.2)
 
     def _restart(self, *, crash: bool) -> str:
         began = records.now()

@@ -83,6 +83,7 @@ FREEZE_WATERMARK = "SIGSTOP inside a watermark's transaction"
 FREEZE_ATOMIC = "SIGSTOP inside an atomic handler"
 CUT = "KILL of random connections"
 IMPATIENT = "wait_timeout=2 for a while"
+OVERRIDE = "options overridden for a while"
 RESTART = "clean restart of the server"
 CRASH = "SIGKILL of the server"
 
@@ -104,7 +105,7 @@ DECK = (
     *[CUT] * 3,
     *[FREEZE_SUBSCRIBER, FREEZE_SEQUENCER, FREEZE_CLAIM, FREEZE_ATOMIC, FREEZE_WATERMARK, FREEZE_PUBLISHER],
     *[KILL_SEQUENCER, KILL_CLAIM, KILL_WATERMARK, KILL_ATOMIC, KILL_CHILD, KILL_SUPERVISOR],
-    IMPATIENT,
+    *[IMPATIENT, OVERRIDE],
 )
 FREEZES = frozenset(kind for kind in DECK if kind.startswith("SIGSTOP"))
 AWAY = frozenset({RESTART, CRASH})

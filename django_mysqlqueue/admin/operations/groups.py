@@ -144,37 +144,50 @@ class DeadLetter(AdminOperation):
         return operations.dead_letter(*self.ref, offsets=self.values["row"], **how)
 
 
-class OptionForm(GroupForm):
+class OverrideForm(GroupForm):
     """The form of an override."""
 
     option = forms.ChoiceField(label=gettext_lazy("Option"), choices=[(name, name) for name in OVERRIDABLE])
     value = forms.CharField(
         label=gettext_lazy("Value"),
-        required=False,
         max_length=200,
         help_text=gettext_lazy(
-            "For example 100, 30s, 5m, none (no limit) or, for backoff, initial=1s,factor=2,maximum=1h,jitter=0.1. "
-            "Leave it empty to remove the override."
+            "For example 100, 30s, 5m, none (no limit) or, for backoff, initial=1s,factor=2,maximum=1h,jitter=0.1."
         ),
     )
 
 
-class Settings(AdminOperation):
-    """Override an option of a group, or remove the override."""
+class OverrideOption(AdminOperation):
+    """Override an option of a group."""
 
-    name = "settings"
+    name = "override"
     label = gettext_lazy("Override option")
-    form = OptionForm
+    form = OverrideForm
 
     def operate(self, **how: Any) -> Result:
-        option, text = self.values["option"], self.values["value"]
-        if not text:
-            return operations.settings(*self.ref, unset=[option], **how)
+        option = self.values["option"]
         try:
-            value = parse_text(option, text)
+            value = parse_text(option, self.values["value"])
         except ValueError as error:
             raise OperationRefused(str(error)) from error
         return operations.settings(*self.ref, {option: value}, **how)
+
+
+class RestoreForm(GroupForm):
+    """The form with the option whose override to remove. The code may no longer know it."""
+
+    option = forms.CharField(widget=forms.HiddenInput)
+
+
+class RestoreOption(AdminOperation):
+    """Remove an override of a group."""
+
+    name = "restore"
+    label = gettext_lazy("Remove override")
+    form = RestoreForm
+
+    def operate(self, **how: Any) -> Result:
+        return operations.settings(*self.ref, unset=[self.values["option"]], **how)
 
 
 class Drop(AdminOperation):

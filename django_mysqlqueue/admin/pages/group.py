@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, find_problems, get_overview, partitions
 from django_mysqlqueue.inspection.partitions import Partition
@@ -71,12 +72,20 @@ class GroupPage(Page):
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],
-            "options": [(one, moment(one.at)) for one in group.options],
+            **self._options(group),
             "order": order,
             "prefix": prefix,
             "next_after": found[-1].key if order == "key" and len(found) == PAGE_ROWS else None,
             "is_first": not self.text("after"),
         }
+
+    def _options(self, group: GroupOverview) -> dict[str, Any]:
+        """Return the group's options, or why they are not known: this page must not fail because of a handler."""
+        try:
+            found = group.options
+        except (SubscriberError, ImportError) as error:
+            return {"options": [], "options_error": str(error)}
+        return {"options": [(one, "" if one.override is None else moment(one.override.at)) for one in found]}
 
     def _row(self, partition: Partition, group: GroupOverview, now: int, live: set[str]) -> PartitionRow:
         head = partition.head

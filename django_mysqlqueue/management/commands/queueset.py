@@ -42,10 +42,18 @@ class Command(OperationCommand):
         )
         parser.add_argument("--list", action="store_true", help="list the options and where their values come from")
 
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Return a parser that accepts options between the arguments."""
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+        return parser
+
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         if options["group"] is not None and options["topic"] is None:
             raise CommandError("Pass the topic, too: GROUP TOPIC.")
         changes = bool(options["option"] or options["unset"])
+        if changes and options["group"] is None:
+            raise CommandError("To change options, pass the group and its topic: GROUP TOPIC.")
         if changes and options["list"]:
             raise CommandError("--list cannot be combined with OPTION=VALUE or --unset.")
         try:
@@ -78,7 +86,7 @@ class Command(OperationCommand):
             (ref, one)
             for ref, options_of in list_options(group=group, topic=topic, using=using).items()
             for one in options_of
-            if group is not None or one.at
+            if group is not None or one.override
         ]
         if options["format"] == "json":
             facts = [{"group": ref.group, "topic": ref.topic, **_as_json(one)} for ref, one in found]
@@ -94,21 +102,22 @@ class Command(OperationCommand):
 
 
 def _origin(one: GroupOption) -> str:
-    if not one.at:
-        return one.code_source
-    code = f", otherwise {one.code_text} ({one.code_source})" if one.code_source else ""
-    ignored = f"; ignored: {one.ignored}" if one.ignored else ""
-    return f"overridden at {moment(one.at)} by {one.by}{code}{ignored}"
+    override = one.override
+    if override is None:
+        return one.source
+    when = f" at {moment(override.at)} by {override.by}" if override.at else ""
+    if one.ignored:
+        return f"{one.source or 'unknown'}; the override {override.text}{when} is ignored: {one.ignored}"
+    return f"overridden{when}" + (f", otherwise {one.code_text} ({one.source})" if one.source else "")
 
 
 def _as_json(one: GroupOption) -> dict[str, Any]:
+    override = one.override
     return {
         "option": one.name,
         "value": storable(one.value),
-        "source": one.source,
         "code_value": storable(one.code_value),
-        "code_source": one.code_source,
-        "overridden_at": one.at,
-        "overridden_by": one.by,
+        "source": one.source,
+        "override": override and {"value": override.value, "at": override.at, "by": override.by},
         "ignored": one.ignored,
     }

@@ -24,7 +24,7 @@ from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flus
 from django_mysqlqueue.sql.session import Retry
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import as_text, changed, with_overrides
+from django_mysqlqueue.subscriptions.options import as_text, changed, option_value, overridden, stored
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
@@ -119,14 +119,15 @@ class PolledGroup(ABC):
         if column == self._overrides:
             return False
         self._overrides = column
-        handler, refused = with_overrides(self._declared, column)
-        for text in refused:
+        handler, ignored = overridden(self._declared, {one.name: one.value for one in stored(column)})
+        for text in ignored.values():
             event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
-        if handler == self.handler:
+        names = changed(self.handler, handler)
+        if not names:
             return False
-        values = ", ".join(f"{name}={as_text(name, getattr(handler, name))}" for name in changed(self.handler, handler))
+        values = [f"{name}={as_text(name, option_value(handler, name, self.context.settings))}" for name in names]
         self.configure(handler)
-        event(logging.INFO, "settings.changed", group=self.ref.group, topic=self.ref.topic, settings=values)
+        event(logging.INFO, "settings.changed", group=self.ref.group, topic=self.ref.topic, settings=", ".join(values))
         return True
 
     # -- what the poller calls ------------------------------------------------

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from django.db import Error, connections
 
 from django_mysqlqueue.backoff import Backoff, Failures
+from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.log import event, is_worth_a_line
@@ -27,6 +28,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
 from django_mysqlqueue.sql.session import Retry, Session
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.options import option_value
 
 SEQUENCER_PASSES = 4
 """Maximum number of passes of the sequencer per poll, so that flushes and extensions are not starved."""
@@ -40,6 +42,15 @@ FIRST_FREE_PAUSE = 0.25
 """Seconds between the first two ticks for leases that stay free."""
 LOOK_PAUSE = 10
 """The pause after a poll, as a multiple of its duration: reading the outbox walks uncommitted rows too."""
+
+
+def longest_silence(handlers: Iterable[Handler], settings: Settings) -> float:
+    """Return the seconds after which the poller sends a statement even if nothing is due.
+
+    An override of ``max_poll_interval`` does not change it: the session's idle timeout is set when the process starts.
+    """
+    found = [option_value(one, "max_poll_interval", settings) for one in handlers]
+    return max(found, default=settings.max_poll_interval)
 
 
 class Poller:
@@ -61,6 +72,7 @@ class Poller:
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
         self._tail: int | None = None
         self._pace = self._fastest()
+        self._silence = longest_silence(handlers.values(), context.settings)
         self._idle_polls = 0
         """Number of polls in a row that found nothing."""
         self._next_poll = 0.0
@@ -81,10 +93,9 @@ class Poller:
         """Return the time between polls: that of the group that polls most often."""
         settings = self.context.settings
         handlers = [group.handler for group in self.groups]
-        often = min((one.poll_interval or settings.poll_interval for one in handlers), default=settings.poll_interval)
-        seldom = min(
-            (one.max_poll_interval or settings.max_poll_interval for one in handlers),
-            default=settings.max_poll_interval,
+        often, seldom = (
+            min((option_value(one, name, settings) for one in handlers), default=getattr(settings, name))
+            for name in ("poll_interval", "max_poll_interval")
         )
         # Jitter keeps the processes of a fleet from polling at the same time.
         return Backoff(often, 1.5, max(often, seldom), jitter=0.1)
@@ -130,7 +141,7 @@ class Poller:
 
     def keep_alive(self) -> None:
         """Send a statement to the server before the session's idle timeout expires."""
-        if time.monotonic() - self._spoke_at > self.context.settings.max_poll_interval:
+        if time.monotonic() - self._spoke_at > self._silence:
             Session(self.context.using).row("SELECT 1")
             self._spoke_at = time.monotonic()
 
@@ -215,9 +226,7 @@ class Poller:
     def sleep(self) -> None:
         """Sleep until something is due, or until something happens in this process."""
         now = time.monotonic()
-        until = min(
-            self._next_poll, self._next_tick, self.maintenance.next_at, now + self.context.settings.max_poll_interval
-        )
+        until = min(self._next_poll, self._next_tick, self.maintenance.next_at, now + self._silence)
         until = min([until, *(max(group.wake_at(), group.rests_until) for group in self.groups)])
         until = min([until, *(group.rests_until for group in self.groups if group.rests_until > now)])
         clock = self.context.clock.now()

@@ -23,7 +23,7 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.settled_signal import Teller
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context, Progress
-from django_mysqlqueue.runtime.polling.poller import Poller
+from django_mysqlqueue.runtime.polling.poller import Poller, longest_silence
 from django_mysqlqueue.runtime.process import memory
 from django_mysqlqueue.runtime.process.heartbeat import Heart
 from django_mysqlqueue.runtime.process.lifeline import Incarnation, Lifeline
@@ -354,7 +354,12 @@ class Subscriber:
     def _poll(self) -> None:
         sessions.adopt(
             self.using,
-            sessions.Timeouts(idle=max(2.0, 2 * self.settings.max_poll_interval), lock_wait=2, network=2, read=20),
+            sessions.Timeouts(
+                idle=max(2.0, 2 * longest_silence(self.handlers.values(), self.settings)),
+                lock_wait=2,
+                network=2,
+                read=20,
+            ),
         )
         stop_listening = wakeups.listen(self.using, self.inbox.wake)
         try:
