@@ -17,6 +17,7 @@ from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.overriding import Difference
 from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import OVERRIDABLE, as_text, check_override, overridden
@@ -58,11 +59,11 @@ def settings(
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
-        handler = handler_of(ref)
+        handler = _handler_of(ref)
         parsed = _parsed(handler, values or {}, names)
         check = partial(_check, handler)
         if dry_run:
-            found = overriding.difference(overriding.read(alias, ref), parsed, names)
+            found = overriding.difference(overriding.read(Session(alias), ref), parsed, names)
             check(found)
         else:
             found = overriding.override(alias, ref, parsed, names, check=check, actor=actor, reason=reason)
@@ -70,7 +71,7 @@ def settings(
         return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
 
 
-def handler_of(ref: GroupRef) -> Handler | None:
+def _handler_of(ref: GroupRef) -> Handler | None:
     """Return a group's handler; None if this project declares none.
 
     Raises:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import audit, groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
@@ -33,10 +31,10 @@ class Difference:
         return len(self.new) + len(self.removed)
 
 
-def read(using: str, ref: GroupRef) -> dict[str, Override]:
+def read(session: Session, ref: GroupRef) -> dict[str, Override]:
     """Return the overrides in a group's row, by option."""
-    rows = ConsumerGroup.objects.using(using).filter(consumer_group=ref.group, topic=ref.topic)
-    return {one.name: one for column in rows.values_list("overrides", flat=True) for one in stored(json.dumps(column))}
+    found = groups.group_controls(session, [ref]).get(ref)
+    return {} if found is None else {one.name: one for one in stored(found.overrides)}
 
 
 def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
@@ -80,7 +78,7 @@ def override(
 
     def write(session: Session) -> Difference:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
-        overrides = read(session.using, ref)
+        overrides = read(session, ref)
         found = difference(overrides, values, unset)
         check(found)
         if not found:

@@ -136,6 +136,17 @@ def with_overrides(one, text):
     return after, list(ignored.values())
 
 
+@pytest.mark.parametrize("name", OVERRIDABLE)
+def test_none_is_a_value_where_the_option_may_be_none(name):
+    def accepts(parse):
+        try:
+            return parse() is None
+        except ValueError:
+            return False
+
+    assert accepts(lambda: parse_text(name, "none")) == accepts(lambda: check_override(None, name, None))
+
+
 def column(**values):
     return json.dumps({name: {"value": value, "at": 5, "by": "ada"} for name, value in values.items()})
 
