@@ -30,6 +30,7 @@ from django_mysqlqueue.validators import number as _number
 from django_mysqlqueue.validators import or_none as _or_none
 from django_mysqlqueue.validators import ratio as _ratio
 from django_mysqlqueue.validators import rejected_exceptions as _rejected_exceptions
+from django_mysqlqueue.validators import share as _share
 from django_mysqlqueue.validators import suffix as _suffix
 from django_mysqlqueue.validators import token as _token
 
@@ -72,6 +73,7 @@ class Settings:
     max_poll_interval: float = 1.0
     claim_size: int = 100
     prefetch: int = 200
+    priority_share: int = 16
     threads: int = 4
     lease_duration: float = 30.0
     lease_renewal_interval: float = 10.0
@@ -230,6 +232,7 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "batch_size": _integer(1, 10_000),
     "claim_size": _integer(1, 10_000),
     "prefetch": _integer(1, 1_000_000),
+    "priority_share": _share,
     "poll_interval": _number(exclusive=True),
     "max_poll_interval": _number(exclusive=True),
 }
@@ -246,6 +249,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "max_poll_interval": HANDLER_OPTIONS["max_poll_interval"],
     "claim_size": HANDLER_OPTIONS["claim_size"],
     "prefetch": HANDLER_OPTIONS["prefetch"],
+    "priority_share": HANDLER_OPTIONS["priority_share"],
     "threads": _integer(1, 1000),
     "lease_duration": _number(exclusive=True),
     "lease_renewal_interval": _number(exclusive=True),

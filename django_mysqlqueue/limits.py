@@ -23,7 +23,16 @@ KEY_LENGTH = 190
 Three of them with a topic stay below InnoDB's 3,072 bytes for an index entry.
 """
 PARTITION_PREFIX = "__p:"
-"""Prefix of hashed partitions, ``__p:0``, ``__p:1``, …; publishers' keys must not begin with it."""
+"""Prefix of hashed partitions, ``__p:0``, ``__p:1``, …, and of lanes (``lane``); publishers' keys must not begin with
+it."""
+
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
+"""Priorities, as those of Django's tasks: higher ones first. 0 is the priority of messages without one."""
+LANE_PREFIXES = (f"{PARTITION_PREFIX}+", f"{PARTITION_PREFIX}-")
+LANE_LENGTH = len(PARTITION_PREFIX) + len("+010:")
+"""Length of a lane's prefix."""
+LANE_KEY_LENGTH = KEY_LENGTH - LANE_LENGTH
+"""Maximum length of the key of a message with a priority, in characters."""
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 
@@ -145,7 +154,7 @@ def check_key(key: object) -> str:
     text = check_text("key", key)
     if text.startswith(PARTITION_PREFIX):
         raise InvalidMessage(
-            f"key {text!r}: keys that begin with {PARTITION_PREFIX!r} are reserved for hashed partitions"
+            f"key {text!r}: keys that begin with {PARTITION_PREFIX!r} are reserved for hashed partitions and priorities"
         )
     return text
 
@@ -161,6 +170,83 @@ def hashed_partition(value: str, partitions: int) -> str:
         partitions: number of partitions.
     """
     return f"{PARTITION_PREFIX}{zlib.crc32(value.encode()) % partitions}"
+
+
+class Lane(NamedTuple):
+    """A partition of one priority."""
+
+    priority: int
+    partition: str
+    """The partition that messages with the same key and priority 0 are in."""
+
+
+def check_priority(priority: object) -> int:
+    """Return a priority if it is valid.
+
+    Raises:
+        InvalidMessage: it is not an integer from -100 to 100; the text names the value and the rule.
+    """
+    if type(priority) is not int or not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+        raise InvalidMessage(
+            f"priority {priority!r}: must be an integer from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}, higher first"
+        )
+    return priority
+
+
+def lane(partition: str, priority: int) -> str:
+    """Return the name of the partition for messages with a priority: the lane.
+
+    For 10, the lane of the key ``a`` is ``__p:+010:a``, that of the hashed partition ``__p:3`` is ``__p:+010:__p:3``.
+
+    Args:
+        partition: the partition for messages without a priority: a key, or a hashed partition.
+        priority: the priority. 0 has no lane of its own.
+
+    Raises:
+        InvalidMessage: the key is too long for a lane; the text names the value and the rule.
+    """
+    if not priority:
+        return partition
+    if len(partition) > LANE_KEY_LENGTH:
+        raise InvalidMessage(
+            f"key {partition[:40]!r}…: {len(partition)} characters, but with a priority at most {LANE_KEY_LENGTH} are "
+            "allowed"
+        )
+    return f"{PARTITION_PREFIX}{priority:+04d}:{partition}"
+
+
+def lane_of(name: str) -> Lane:
+    """Return the priority of a partition, and the partition for priority 0. Other names have the priority 0.
+
+    Plain SQL may have stored a lane that ``lane`` would not make: a number out of range counts as the nearest one, and
+    anything else as 0. ``Dialect.lane_partition`` is the same rule in SQL.
+
+    Args:
+        name: the name of the partition, as it is stored.
+    """
+    if not name.startswith(LANE_PREFIXES) or name[LANE_LENGTH - 1 : LANE_LENGTH] != ":":
+        return Lane(0, name)
+    number = name[len(PARTITION_PREFIX) : LANE_LENGTH - 1]
+    priority = int(number) if number[1:].isascii() and number[1:].isdigit() else 0
+    return Lane(max(LOWEST_PRIORITY, min(priority, HIGHEST_PRIORITY)), name[LANE_LENGTH:])
+
+
+def priority_of(name: str) -> int:
+    """Return the priority of a partition.
+
+    Args:
+        name: the name of the partition, as it is stored.
+    """
+    return lane_of(name).priority if name.startswith(LANE_PREFIXES) else 0
+
+
+def earliest(priority: int) -> int:
+    """Return ``deliver_at`` of a message without a delay. The sequencer takes lower values first.
+
+    Args:
+        priority: the priority. Those below 0 are not postponed: they keep the order of the outbox.
+    """
+    return -max(priority, 0)
 
 
 def new_message_id() -> str:

@@ -14,9 +14,14 @@ from django_mysqlqueue.limits import (
     TOPIC_COLUMN_LENGTH,
     check_key,
     check_name,
+    check_priority,
     check_text,
+    earliest,
     hashed_partition,
+    lane,
+    lane_of,
     new_message_id,
+    priority_of,
 )
 
 __all__ = [
@@ -26,14 +31,19 @@ __all__ = [
     "TOPIC_COLUMN_LENGTH",
     "check_key",
     "check_name",
+    "check_priority",
     "check_subscribed_topic",
     "check_text",
     "check_topic",
     "dlq_topic",
+    "earliest",
     "first_topic",
     "hashed_partition",
     "is_dlq",
+    "lane",
+    "lane_of",
     "new_message_id",
+    "priority_of",
 ]
 
 

@@ -19,6 +19,7 @@ from django.db.models import Model
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
 from django_mysqlqueue.service import scheduling
@@ -55,6 +56,8 @@ class Published:
     """The publisher's metadata and ``content_type``."""
     deliver_at: datetime.datetime | None
     """When a scheduled message is due (aware, UTC) while it waits in the outbox, else None."""
+    priority: int
+    """The publisher's priority, from -100 to 100."""
     failed_group: str
     """The consumer group that dead-lettered the message; empty if it is not a dead letter."""
     last_error: str
@@ -90,7 +93,8 @@ def _published(row: Model) -> Published:
         id=row.message_id,
         payload=decode(bytes(row.payload), metadata),
         metadata=public_metadata(metadata),
-        deliver_at=datetime.datetime.fromtimestamp(due / 1000, datetime.UTC) if due else None,
+        deliver_at=datetime.datetime.fromtimestamp(due / 1000, datetime.UTC) if due > 0 else None,
+        priority=priority_of(row.partition_key),
         failed_group=row.failed_group,
         last_error=row.last_error,
     )
@@ -107,6 +111,7 @@ def delivery(
     attempt: int = 1,
     max_attempts: int | None = None,
     offset: int = 1,
+    priority: int = 0,
 ) -> Delivery:
     """Return a delivery to call a handler with, to test the handler by itself. Nothing is stored.
 
@@ -124,11 +129,12 @@ def delivery(
         attempt: number of this attempt; 1 is the first.
         max_attempts: maximum number of attempts; None: no limit.
         offset: the message's offset in the log.
+        priority: the message's priority.
 
     Raises:
         InvalidMessage: ``publish`` would refuse the message.
     """
-    row = encode(topic, Message(payload, key=key, id=id, metadata=metadata))
+    row = encode(topic, Message(payload, key=key, id=id, metadata=metadata, priority=priority))
     now = time.time_ns() // 1_000_000
     handler = Handler(
         ref=GroupRef(group, topic),

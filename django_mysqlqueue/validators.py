@@ -50,6 +50,14 @@ def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[Any], int]:
     return parse
 
 
+def share(value: Any) -> int:
+    """Parse the number of claims of which one is for lower priorities: 0 for none, or 2 or more."""
+    parsed = integer(0, 1_000_000)(value)
+    if parsed == 1:
+        raise Invalid("must be 0, or 2 or more: with 1, no claim would be left for the highest priority")
+    return parsed
+
+
 T = TypeVar("T")
 
 

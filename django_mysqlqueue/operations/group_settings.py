@@ -43,9 +43,9 @@ def settings(
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        values: the new values by option: ``claim_size``, ``batch_size``, ``prefetch``, ``poll_interval``,
-            ``max_poll_interval``, ``visibility_timeout``, ``max_attempts``, ``backoff``, ``timeout``. They have the
-            types of the arguments of ``@subscriber``.
+        values: the new values by option: ``claim_size``, ``batch_size``, ``prefetch``, ``priority_share``,
+            ``poll_interval``, ``max_poll_interval``, ``visibility_timeout``, ``max_attempts``, ``backoff``,
+            ``timeout``. They have the types of the arguments of ``@subscriber``.
         unset: names of options whose overrides to remove.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.

@@ -46,6 +46,7 @@ class Message:
     metadata: Mapping[str, Any] | None = None
     delay: float | datetime.timedelta | None = None
     deliver_at: datetime.datetime | None = None
+    priority: int = 0
 
 
 class OutboxRow(NamedTuple):
@@ -73,8 +74,11 @@ def encode(topic: str, message: Message) -> OutboxRow:
         raise InvalidMessage("id '': must not be empty")
     metadata = _metadata(message.metadata)
     payload = _payload(message.payload, metadata)
-    partition_key = _partition(topic, message.key, message_id, metadata)
+    priority = naming.check_priority(message.priority)
+    partition_key = _partition(topic, message.key, message_id, metadata, priority)
     delay_ms, deliver_at = schedule(message.delay, message.deliver_at)
+    if delay_ms is None and not deliver_at:
+        deliver_at = naming.earliest(priority)
     return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at)
 
 
@@ -164,16 +168,17 @@ def _stored(metadata: dict[str, Any]) -> str:
     return text.decode()
 
 
-def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str, Any]) -> str:
+def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str, Any], priority: int) -> str:
     settings = get_settings()
     partitions = settings.partitions_of(topic)
     if key is None:
-        return naming.hashed_partition(message_id, partitions or settings.keyless_partitions)
+        return naming.lane(naming.hashed_partition(message_id, partitions or settings.keyless_partitions), priority)
     naming.check_key(key)
-    if partitions is None:
+    if partitions is None and not priority:
         return key
+    # Earlier releases find the key there, too.
     metadata[PUBLISHER_KEY] = key
-    return naming.hashed_partition(key, partitions)
+    return naming.lane(key if partitions is None else naming.hashed_partition(key, partitions), priority)
 
 
 def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.datetime | None) -> tuple[int | None, int]:
@@ -273,10 +278,16 @@ def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def publisher_key(partition_key: str, metadata: Mapping[str, Any]) -> str | None:
-    """Return the publisher's key, even if it was hashed to a partition; None if there was none."""
-    if partition_key.startswith(naming.PARTITION_PREFIX):
+    """Return the publisher's key, even if it was hashed to a partition; None if there was none.
+
+    Args:
+        partition_key: the partition, which may be a lane.
+        metadata: the metadata as stored. Plain SQL need not store the key of a lane there.
+    """
+    partition = naming.lane_of(partition_key).partition
+    if partition.startswith(naming.PARTITION_PREFIX):
         return metadata.get(PUBLISHER_KEY)
-    return partition_key
+    return partition
 
 
 def decode_metadata(text: str | bytes | Mapping[str, Any]) -> dict[str, Any]:

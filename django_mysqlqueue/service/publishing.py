@@ -52,6 +52,7 @@ def publish(
     metadata: Mapping[str, Any] | None = None,
     delay: float | datetime.timedelta | None = None,
     deliver_at: datetime.datetime | None = None,
+    priority: int = 0,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -70,6 +71,9 @@ def publish(
         delay: time to wait before delivery, in seconds or as a timedelta.
         deliver_at: time of delivery (aware if ``USE_TZ`` is True). If it is in the past, the message is delivered at
             once.
+        priority: from -100 to 100, higher first. A message overtakes waiting messages with a lower priority, not
+            handlers that run. Order and duplicates count within a key and priority. A key may have at most 180
+            characters then.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         on_mismatch: what to do if the queue's database has no open transaction but another database has one:
             ``"error"`` refuses; ``"commit_now"`` commits the message in a transaction of its own (it remains even if
@@ -91,7 +95,7 @@ def publish(
         raise InvalidMessage(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
         )
-    message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at)
+    message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at, priority=priority)
     with publish_hooks.sending(_checked(topic), alias, message) as span:
         row = publish_hooks.encode_stamped(topic, message, span)
         _store(alias, iter((row,)), on_mismatch, single=True)
@@ -139,6 +143,7 @@ async def apublish(
     metadata: Mapping[str, Any] | None = None,
     delay: float | datetime.timedelta | None = None,
     deliver_at: datetime.datetime | None = None,
+    priority: int = 0,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -156,6 +161,7 @@ async def apublish(
         metadata=metadata,
         delay=delay,
         deliver_at=deliver_at,
+        priority=priority,
         using=using,
         on_mismatch=on_mismatch,
     )

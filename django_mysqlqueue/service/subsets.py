@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.naming import KEY_LENGTH
+from django_mysqlqueue.naming import KEY_LENGTH, lane_of
 from django_mysqlqueue.sql.base import Dialect
 
 MOST_STARS = 3
@@ -86,12 +86,14 @@ class Subset:
         return re.compile("|".join(f"(?:{one})" for one in alternatives), re.DOTALL)
 
     def __contains__(self, key: str) -> bool:
+        key = lane_of(key).partition
         if self.patterns and not self._expression.fullmatch(key):
             return False
         return self.shard is None or zlib.crc32(key.encode()) % self.shard[1] == self.shard[0] - 1
 
     def condition(self, dialect: Dialect, column: str) -> tuple[str, tuple[object, ...]]:
         """Return the condition equivalent to ``in`` for a column of partition keys, as ``" AND …"`` with parameters."""
+        column = dialect.lane_partition(column)
         sql = ""
         parameters: list[object] = []
         if self.patterns:

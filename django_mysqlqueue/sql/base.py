@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from django.db import Error
 
-from django_mysqlqueue.limits import SessionVariable
+from django_mysqlqueue.limits import LANE_LENGTH, LANE_PREFIXES, SessionVariable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -101,6 +101,14 @@ class Dialect(ABC):
     @abstractmethod
     def shard(self, column: str) -> str:
         """Return the condition that the CRC-32 of a text column, modulo one parameter, equals the next parameter."""
+
+    def lane_partition(self, column: str) -> str:
+        """Return the partition for priority 0, for a column of partition keys: the rule of ``limits.lane_of``."""
+        prefixes = ", ".join(f"'{prefix}'" for prefix in LANE_PREFIXES)
+        return (
+            f"CASE WHEN SUBSTR({column}, 1, {len(LANE_PREFIXES[0])}) IN ({prefixes}) "
+            f"AND SUBSTR({column}, {LANE_LENGTH}, 1) = ':' THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
+        )
 
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # Only SQLite needs it.
         """With autocommit off, make sure that a transaction is open before a savepoint is set."""

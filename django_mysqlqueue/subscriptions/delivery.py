@@ -100,6 +100,11 @@ class Delivery:
         return publisher_key(self._claimed.key, self._metadata)
 
     @property
+    def priority(self) -> int:
+        """The publisher's priority, from -100 to 100; higher ones are handled first."""
+        return naming.priority_of(self._claimed.key)
+
+    @property
     def published_at(self) -> datetime.datetime:
         """When the message entered the log (aware, UTC, by the database's clock)."""
         return datetime.datetime.fromtimestamp(self._stored.published_at / 1000, datetime.UTC)

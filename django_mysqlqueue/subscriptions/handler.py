@@ -46,6 +46,8 @@ class Handler:
     """Maximum number of messages per claim. None: the process's."""
     prefetch: int | None = None
     """Number of deliveries that may wait in a process. None: a share of the process's."""
+    priority_share: int | None = None
+    """One of every ``priority_share`` claims is for lower priorities; 0: none is. None: the process's."""
     poll_interval: float | None = None
     """Time between two polls while there are messages. None: the process's."""
     max_poll_interval: float | None = None

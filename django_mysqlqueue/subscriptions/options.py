@@ -22,6 +22,7 @@ OVERRIDABLE = (
     "claim_size",
     "batch_size",
     "prefetch",
+    "priority_share",
     "poll_interval",
     "max_poll_interval",
     "visibility_timeout",
@@ -30,7 +31,7 @@ OVERRIDABLE = (
     "timeout",
 )
 """Options that an operator can override while subscribers run, in the order in which they are listed."""
-PROCESS = ("claim_size", "prefetch", "poll_interval", "max_poll_interval")
+PROCESS = ("claim_size", "prefetch", "priority_share", "poll_interval", "max_poll_interval")
 """Options that a handler may leave open: then the settings of its process apply."""
 DURATIONS = frozenset({"poll_interval", "max_poll_interval", "visibility_timeout", "timeout"})
 WITHOUT_LIMIT = frozenset({"max_attempts", "timeout"})

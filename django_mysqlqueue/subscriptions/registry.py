@@ -92,6 +92,7 @@ def subscriber(
     backoff: Backoff | Mapping[str, float] = ...,
     claim_size: int = ...,
     prefetch: int = ...,
+    priority_share: int = ...,
     poll_interval: float = ...,
     max_poll_interval: float = ...,
     reject_on: Exceptions = ...,
@@ -116,6 +117,7 @@ def subscriber(
     backoff: Backoff | Mapping[str, float] = ...,
     claim_size: int = ...,
     prefetch: int = ...,
+    priority_share: int = ...,
     poll_interval: float = ...,
     max_poll_interval: float = ...,
     reject_on: Exceptions = ...,
@@ -140,6 +142,7 @@ def subscriber(
     backoff: Backoff | Mapping[str, float] = UNSET,
     claim_size: int = UNSET,
     prefetch: int = UNSET,
+    priority_share: int = UNSET,
     poll_interval: float = UNSET,
     max_poll_interval: float = UNSET,
     reject_on: Exceptions = UNSET,
@@ -174,6 +177,8 @@ def subscriber(
         claim_size: maximum number of messages that a claim takes.
         prefetch: number of deliveries that may wait in a process until a handler thread is free. By default, the
             groups of a process share ``PREFETCH``.
+        priority_share: while messages with several priorities wait, one of every ``priority_share`` claims, and one of
+            every ``priority_share`` starts, is for a lower priority than the highest; 0: none is.
         poll_interval: seconds between two polls while messages are available. A process polls as often as the group
             that polls most often requires.
         max_poll_interval: longest time in seconds between two polls.
@@ -207,6 +212,7 @@ def subscriber(
         "batch_size": batch_size,
         "claim_size": claim_size,
         "prefetch": prefetch,
+        "priority_share": priority_share,
         "poll_interval": poll_interval,
         "max_poll_interval": max_poll_interval,
         "reject_on": reject_on,

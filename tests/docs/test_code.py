@@ -21,6 +21,7 @@ from django.db import connections
 
 import django_mysqlqueue
 from django_mysqlqueue import conf, publish
+from django_mysqlqueue.limits import lane
 from django_mysqlqueue.models import QueueMessage
 from tests.support.documents import DOCS, PAGES, _block, blocks, identify, parsed
 from tests.support.harness import USING, Sub, handler, lag, sequence
@@ -172,11 +173,13 @@ def test_the_examples_of_publishing_run(db, clock):
     exec(_block("howto/publish.md", "def remind_customers").replace("from orders.models import Order", ""), found)  # noqa: S102
     orders = [SimpleNamespace(pk=pk, email=f"{pk}@example.com") for pk in (1, 2)]
     assert found["remind_customers"](SimpleNamespace(iterator=lambda: iter(orders))) == 2
-    ((_, sql),) = blocks(DOCS / "howto" / "publish.md", "sql")
     with connections[USING].cursor() as cursor:
-        cursor.execute(sql)
+        for _, sql in blocks(DOCS / "howto" / "publish.md", "sql"):
+            cursor.execute(sql)
     sequence()
     assert QueueMessage.objects.get(topic="orders").partition_key == "ada@example.com"
+    mail = QueueMessage.objects.get(topic="mails")
+    assert mail.partition_key == lane("ada@example.com", 10)
     assert QueueMessage.objects.filter(topic="reminders").count() == 3
 
 

@@ -45,13 +45,14 @@ def test_it_sets_lists_and_unsets(registered):
         "option",
         "claim_size",
         "prefetch",
+        "priority_share",
         "poll_interval",
         "max_poll_interval",
         "max_attempts",
         "backoff",
     ]
     assert lines[1] == ["claim_size", "100", "default"]
-    name, value, origin = lines[5]
+    name, value, origin = lines[6]
     assert (name, value) == ("max_attempts", "9")
     assert origin.startswith("overridden at 20")
     assert origin.endswith(f" by {operation.actor}, otherwise 4 (@subscriber)")

@@ -135,7 +135,7 @@ def test_orphans_are_taken_whatever_the_share(db, clock):
     sub.settle()
     assert len(got.deliveries) == 1
     for work in sub.poller.ordered:
-        work.waiting = {key: since - 31 for key, since in work.waiting.items()}
+        work.waiting.update({key: since - 31 for key, since in work.waiting.items()})
     sub.settle()
     assert len(got.deliveries) == 3
 

@@ -44,6 +44,7 @@ def test_signature_is_the_published_one():
         "backoff",
         "claim_size",
         "prefetch",
+        "priority_share",
         "poll_interval",
         "max_poll_interval",
         "reject_on",

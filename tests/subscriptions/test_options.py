@@ -105,6 +105,8 @@ ASYNC = {"is_async": True}
         ({}, "timeout", 5, "timeout=5 requires an async handler"),
         ({"topic": "t_dlq"}, "max_attempts", 5, "max_attempts=5 has no effect on a DLQ topic"),
         ({}, "prefetch", 1.5, "prefetch=1.5: must be an integer"),
+        ({}, "priority_share", 1, "priority_share=1: must be 0, or 2 or more"),
+        ({}, "priority_share", -1, "priority_share=-1: must be from 0 to 1000000"),
         ({}, "backoff", {"first": 1}, "has the unknown key 'first'"),
     ],
 )
@@ -245,6 +247,7 @@ def test_where_options_come_from(settings, no_handlers):
     assert [(one.name, one.text, one.code_text, one.source) for one in found] == [
         ("claim_size", "50", "50", "MYSQLQUEUE"),
         ("prefetch", "5", "5", "GROUPS"),
+        ("priority_share", "16", "16", "default"),
         ("poll_interval", "0.1s", "0.1s", "default"),
         ("max_poll_interval", "1s", "1s", "default"),
         ("max_attempts", "9", "4", "MYSQLQUEUE"),
@@ -252,8 +255,8 @@ def test_where_options_come_from(settings, no_handlers):
         ("timeout", "5s", "5s", "@subscriber"),
         ("colour", "none", "none", ""),
     ]
-    assert [one.override and one.override.value for one in found] == [None] * 4 + [9, None, None, "red"]
-    assert [bool(one.ignored) for one in found] == [False] * 7 + [True]
+    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, None, None, "red"]
+    assert [bool(one.ignored) for one in found] == [False] * 8 + [True]
 
 
 def test_an_override_that_subscribers_ignore_is_shown_as_ignored(no_handlers):

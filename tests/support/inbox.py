@@ -66,7 +66,7 @@ class Queue:
 
     def flush_due(self, group, *, enough):
         """Whether a group's settlements are to be flushed, if ``enough`` are flushed at once."""
-        self.inbox.configure(self.handlers[group], enough=enough)
+        self.inbox.configure(self.handlers[group], enough=enough, priority_share=16)
         return self.inbox.flush_due(self.ref(group))
 
     def ref(self, group):

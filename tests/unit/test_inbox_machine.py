@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from django_mysqlqueue.limits import LOWEST_PRIORITY, lane, priority_of
 from django_mysqlqueue.runtime.handling import inbox as inbox_module
 from django_mysqlqueue.runtime.handling.inbox import SLICE, Inbox
 from django_mysqlqueue.runtime.handling.lanes import Held
@@ -19,7 +20,7 @@ from tests.support.inbox import BLOCK, BODY, ORDERED, SHARED
 BATCH = {"batch": True, "batch_size": 3}
 GROUPS = {"o": ORDERED, "b": BLOCK, "s": SHARED, "ob": {**ORDERED, **BATCH}, "sb": {**SHARED, **BATCH}}
 LEASED = ["o", "b", "ob"]
-KEYS = ["x", "y", "z"]
+KEYS = ["x", "y", "z", lane("x", 5), lane("y", -5)]
 ENDS = [Action.ACK, Action.NACK, Action.SNOOZE, Action.REJECT, Action.RELEASE, Action.STALE]
 
 
@@ -85,9 +86,10 @@ class InboxMachine(RuleBasedStateMachine):
                 self.waiting.append(held)
 
     def startable(self, thread):
-        """Whether anything may start for a thread that leaves its lane."""
+        """The highest priority, by group, of what may start for a thread that leaves its lane."""
+        found = {}
         if self.closed:
-            return False
+            return found
         held_lanes = {
             (lane.ref.group, lane.key)
             for number, at in enumerate(self.threads)
@@ -99,12 +101,11 @@ class InboxMachine(RuleBasedStateMachine):
         for held in self.waiting:
             group, key = held.claimed.ref.group, held.claimed.key
             free = not held.claimed.suspect or self.suspect is None
-            if held.handler.shared:
-                if free:
-                    return True
-            elif heads.setdefault((group, key), held) is held and free and self.good and (group, key) not in held_lanes:
-                return True
-        return False
+            is_head = held.handler.shared or heads.setdefault((group, key), held) is held
+            may_start = held.handler.shared or (self.good and (group, key) not in held_lanes)
+            if free and is_head and may_start:
+                found[group] = max(found.get(group, LOWEST_PRIORITY), priority_of(key))
+        return found
 
     @rule(thread=st.integers(0, 2))
     def take(self, thread):
@@ -113,7 +114,7 @@ class InboxMachine(RuleBasedStateMachine):
             return  # it runs
         possible = self.startable(thread)
         batch = self.inbox.take(None if at is None else at[0], wait=False)
-        assert (batch is not None) == possible, "a lane was lost, or started what must not"
+        assert (batch is not None) == bool(possible), "a lane was lost, or started what must not"
         self.threads[thread] = None if batch is None else (batch, True)
         if batch is None:
             return
@@ -121,6 +122,8 @@ class InboxMachine(RuleBasedStateMachine):
         assert 1 <= len(batch.items) <= handler.batch_size
         assert len(batch.items) == 1 or not any(held.alone for held in batch.items)
         assert {held.handler for held in batch.items} == {handler}
+        # The groups here give lower priorities no share.
+        assert {priority_of(held.claimed.key) for held in batch.items} == {possible[handler.ref.group]}
         assert {lane.key for lane in batch.lanes} == (
             {None} if handler.shared else {held.claimed.key for held in batch.items}
         )

@@ -66,7 +66,7 @@ def test_wake_ends_the_pollers_sleep_and_is_remembered():
 def test_an_outcome_ends_the_pollers_sleep(enough):
     one = handler()
     inbox = Inbox([one.ref], leases_good=lambda: True)
-    inbox.configure(one, enough=enough)
+    inbox.configure(one, enough=enough, priority_share=16)
     inbox.put(Held(Claimed(one.ref, key, 1, 1, 1, False, 1), BODY, one) for key in "ab")
     batch = inbox.take(None)
     began = time.monotonic()

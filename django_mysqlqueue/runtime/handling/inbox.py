@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.service import delivery_events
@@ -61,16 +62,12 @@ class Inbox:
         with self._lock:
             for held in items:
                 group = self._groups[held.claimed.ref]
-                key = None if held.handler.shared else held.claimed.key
-                lane = group.lanes.get(key)
-                if lane is None:
-                    lane = group.lanes[key] = Lane(held.claimed.ref, key)
+                lane = group.lane(held.claimed, shared=held.handler.shared)
                 if lane.blocked or self._closed:
                     self._settle(group, Settlement(held.claimed, Action.RELEASE))
                     continue
                 lane.waiting.append(held)
-                group.waiting += 1
-                group.waiting_bytes += held.claimed.size
+                group.count(lane, held)
                 if not lane.busy or not lane.exclusive:
                     self._make_ready(group, lane)
 
@@ -82,7 +79,7 @@ class Inbox:
             group.deleted += settlement.action is Action.DELETED
             if ordered and settlement.action is Action.RELEASE:
                 # No later message of the partition may start before this one has been redelivered.
-                group.lanes.setdefault(delivery.key, Lane(delivery.ref, delivery.key)).blocked = True
+                group.lane(delivery, shared=False).blocked = True
             self._settle(group, settlement)
 
     def take_settlements(self, ref: GroupRef) -> list[Settlement]:
@@ -121,16 +118,18 @@ class Inbox:
             for settlement in settlements:
                 self._release_suspect(settlement.delivery)
 
-    def configure(self, handler: Handler, *, enough: int) -> None:
+    def configure(self, handler: Handler, *, enough: int, priority_share: int) -> None:
         """Use a handler's options from now on, also for the deliveries that wait.
 
         Args:
             handler: the handler of one of the groups.
             enough: number of its settlements that are flushed at once, before their delay is over.
+            priority_share: one of every ``priority_share`` starts is of a lower priority; 0: none is.
         """
         with self._lock:
             group = self._groups[handler.ref]
             group.enough = enough
+            group.priority_share = priority_share
             for lane in group.lanes.values():
                 for held in lane.waiting:
                     held.handler = handler
@@ -140,14 +139,20 @@ class Inbox:
         with self._lock:
             return self._flush_due(self._groups[ref])
 
-    def waiting(self, ref: GroupRef) -> tuple[int, int]:
-        """Return how many deliveries of a group wait to start, and their payload bytes."""
-        return self.waiting_counts()[ref]
+    def waiting(self, ref: GroupRef, *, priority: int = LOWEST_PRIORITY) -> tuple[int, int]:
+        """Return how many deliveries of a group wait to start, and their payload bytes.
 
-    def waiting_counts(self) -> dict[GroupRef, tuple[int, int]]:
-        """Return ``waiting`` for every group."""
+        Args:
+            ref: the group.
+            priority: the lowest priority to count.
+        """
         with self._lock:
-            return {ref: (group.waiting, group.waiting_bytes) for ref, group in self._groups.items()}
+            return self._groups[ref].waiting_from(priority)
+
+    def waiting_counts(self) -> dict[GroupRef, int]:
+        """Return for every group how many deliveries wait to start."""
+        with self._lock:
+            return {ref: group.waiting for ref, group in self._groups.items()}
 
     def counts(self) -> dict[GroupRef, tuple[int, int]]:
         """Return for every group how many deliveries wait to start, and how many run."""
@@ -180,8 +185,7 @@ class Inbox:
             for lane in group.lanes.values():
                 for held in [held for held in lane.waiting if _name(held.claimed) in lost]:
                     lane.waiting.remove(held)
-                    group.waiting -= 1
-                    group.waiting_bytes -= held.claimed.size
+                    group.count(lane, held, -1)
                     dropped.append(held.claimed)
         return dropped
 
@@ -284,7 +288,8 @@ class Inbox:
     def take(self, before: Batch | None, *, wait: bool = True) -> Batch | None:
         """Start the next batch in the calling thread.
 
-        A thread stays with its lane for a time slice. Then groups take turns, and within a group its lanes.
+        A thread stays with its lane for a time slice, unless another priority has its turn. Then groups take turns, and
+        within a group its lanes.
 
         Args:
             before: the previous batch of the thread.
@@ -298,7 +303,7 @@ class Inbox:
                 lane = before.lanes[0]
                 for other in before.lanes[1:]:
                     self._leave(other)
-                if not self._closed and time.monotonic() < lane.slice_until and self._may_start(lane):
+                if not self._closed and self._may_stay(lane):
                     return self._gather(lane)
                 self._leave(lane)
             while not self._closed:
@@ -359,18 +364,31 @@ class Inbox:
             ref = self._ring[0]
             self._ring.rotate(-1)
             group = self._groups[ref]
-            for _ in range(len(group.ready)):
-                lane = group.ready.popleft()
-                lane.queued = False
-                if not lane.waiting or (lane.exclusive and lane.busy):
-                    continue  # It was emptied meanwhile.
-                if self._may_start(lane):
-                    lane.busy = True
-                    lane.slice_until = time.monotonic() + SLICE
+            for ready in group.ready():
+                lane = self._choose_lane(ready)
+                if lane is not None:
                     return lane
-                lane.queued = True
-                group.ready.append(lane)
         return None
+
+    def _choose_lane(self, ready: deque[Lane]) -> Lane | None:
+        for _ in range(len(ready)):
+            lane = ready.popleft()
+            lane.queued = False
+            if not lane.waiting or (lane.exclusive and lane.busy):
+                continue  # It was emptied meanwhile.
+            if self._may_start(lane):
+                lane.busy = True
+                lane.slice_until = time.monotonic() + SLICE
+                return lane
+            lane.queued = True
+            ready.append(lane)
+        return None
+
+    def _may_stay(self, lane: Lane) -> bool:
+        """Return whether a thread may start the next delivery of the lane that it has worked on."""
+        if time.monotonic() >= lane.slice_until or not self._may_start(lane):
+            return False
+        return self._groups[lane.ref].is_turn_of(lane)
 
     def _may_start(self, lane: Lane) -> bool:
         if self.exhausted() or self._first(lane) is None:
@@ -392,17 +410,19 @@ class Inbox:
 
     def _gather(self, lane: Lane) -> Batch:
         """Start the deliveries for one call, beginning with the lane's first."""
+        group = self._groups[lane.ref]
+        group.took(lane)
         first = self._start(lane)
         batch = Batch([lane], [first])
         if first.handler.batch_size == 1 or first.alone:
             return batch
         self._fill(batch, lane, first.handler.batch_size)
-        group = self._groups[lane.ref]
-        # A shared group has only one lane.
-        for _ in range(len(group.ready) if lane.exclusive else 0):
+        # A batch has messages of one priority, of which a shared group has only one lane.
+        ready = group.levels[lane.priority].ready
+        for _ in range(len(ready) if lane.exclusive else 0):
             if len(batch.items) >= first.handler.batch_size:
                 break
-            other = group.ready.popleft()
+            other = ready.popleft()
             other.queued = False
             if not other.waiting or other.busy:
                 continue  # It was emptied meanwhile.
@@ -433,8 +453,7 @@ class Inbox:
         del lane.waiting[place]
         self._started += 1
         group = self._groups[lane.ref]
-        group.waiting -= 1
-        group.waiting_bytes -= held.claimed.size
+        group.count(lane, held, -1)
         group.running += 1
         held.started_at, held.thread = time.monotonic(), threading.get_ident()
         self._running[id(held)] = held
@@ -442,8 +461,8 @@ class Inbox:
             self._suspect = held.claimed
         if not lane.exclusive and lane.waiting:
             self._make_ready(group, lane)
-        if not group.waiting:
-            self._hungry = True  # Nothing is left to start: the poller should claim.
+        if not group.levels[lane.priority].waiting:
+            self._hungry = True  # Nothing of this priority is left to start: the poller should claim.
             self._poller.notify_all()
         return held
 
@@ -455,19 +474,19 @@ class Inbox:
     def _make_ready(self, group: GroupLanes, lane: Lane) -> None:
         if not lane.queued:
             lane.queued = True
-            group.ready.append(lane)
+            group.levels[lane.priority].ready.append(lane)
         elif lane.exclusive:
             return  # A thread has already been woken for it.
         self._work.notify()
 
-    def _empty(self, group: GroupLanes, key: str | None) -> list[Held]:
+    def _empty(self, group: GroupLanes, key: str | int) -> list[Held]:
         lane = group.lanes.get(key)
         if lane is None:
             return []
         taken = list(lane.waiting)
         lane.waiting.clear()
-        group.waiting -= len(taken)
-        group.waiting_bytes -= sum(held.claimed.size for held in taken)
+        for held in taken:
+            group.count(lane, held, -1)
         return taken
 
     def _settle(self, group: GroupLanes, settlement: Settlement) -> None:

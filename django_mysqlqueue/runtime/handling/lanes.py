@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from django_mysqlqueue.limits import priority_of
+from django_mysqlqueue.runtime.priorities import Turns
 from django_mysqlqueue.service.deliveries import Claimed, Settlement
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
@@ -49,11 +52,12 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A queue of waiting deliveries: one partition of an ordered group, or all of a shared group."""
+    """A queue of waiting deliveries: one partition of an ordered group, or one priority of a shared group."""
 
     ref: GroupRef
     key: str | None
     """The partition; None for a shared group."""
+    priority: int
     waiting: deque[Held] = field(default_factory=deque)
     busy: bool = False
     """Whether a thread works on it. An ordered lane admits only one thread."""
@@ -70,14 +74,26 @@ class Lane:
 
 
 @dataclass(slots=True)
+class Level:
+    """The deliveries of a group with one priority."""
+
+    ready: deque[Lane] = field(default_factory=deque)
+    """Lanes that no thread works on. A lane may have become empty since."""
+    waiting: int = 0
+    waiting_bytes: int = 0
+
+
+@dataclass(slots=True)
 class GroupLanes:
     """The lanes of a group, and the outcomes of its deliveries that are to be written."""
 
-    lanes: dict[str | None, Lane] = field(default_factory=dict)
-    ready: deque[Lane] = field(default_factory=deque)
-    waiting: int = 0
+    lanes: dict[str | int, Lane] = field(default_factory=dict)
+    """By partition; in a shared group by priority."""
+    levels: dict[int, Level] = field(default_factory=dict)
+    """By priority."""
+    turns: Turns = field(default_factory=Turns)
+    priority_share: int = 0
     running: int = 0
-    waiting_bytes: int = 0
     settlements: list[Settlement] = field(default_factory=list)
     enough: int = 1
     """Number of settlements that are flushed at once, before their delay is over."""
@@ -89,6 +105,49 @@ class GroupLanes:
     records_acks: bool = False
     good_until: float = float("inf")
     """Shared mode: until when (monotonic) this process certainly holds the waiting deliveries."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of deliveries that wait to start."""
+        return sum(level.waiting for level in self.levels.values())
+
+    def waiting_from(self, priority: int) -> tuple[int, int]:
+        """Return how many deliveries with a priority or a higher one wait to start, and their payload bytes."""
+        levels = [level for one, level in self.levels.items() if one >= priority]
+        return sum(level.waiting for level in levels), sum(level.waiting_bytes for level in levels)
+
+    def lane(self, claimed: Claimed, *, shared: bool) -> Lane:
+        """Return the lane of a delivery."""
+        priority = priority_of(claimed.key)
+        name: str | int = priority if shared else claimed.key
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = Lane(claimed.ref, None if shared else claimed.key, priority)
+            self.levels.setdefault(priority, Level())
+        return lane
+
+    def count(self, lane: Lane, held: Held, number: int = 1) -> None:
+        """Note that a delivery waits in a lane or, with -1, that it no longer does."""
+        level = self.levels[lane.priority]
+        level.waiting += number
+        level.waiting_bytes += number * held.claimed.size
+
+    def ready(self) -> Iterator[deque[Lane]]:
+        """Yield the queues of lanes that no thread works on, in the order in which they have their turn."""
+        for priority in self.turns.order(self._priorities(), self.priority_share):
+            yield self.levels[priority].ready
+
+    def is_turn_of(self, lane: Lane) -> bool:
+        """Return whether a lane that a thread works on has a priority whose turn it is."""
+        priorities = {lane.priority, *self._priorities()}
+        return self.turns.order(priorities, self.priority_share)[0] == lane.priority
+
+    def took(self, lane: Lane) -> None:
+        """Note that a delivery of a lane starts."""
+        self.turns.took(lane.priority, {lane.priority, *self._priorities()})
+
+    def _priorities(self) -> list[int]:
+        return [priority for priority, level in self.levels.items() if level.ready]
 
 
 @dataclass(slots=True, eq=False)

@@ -115,25 +115,28 @@ class Prefetch:
         """Remove a group that has a number of its own."""
         self._has_work.pop(ref, None)
 
-    def room(self, ref: GroupRef, *, least: int, claim_size: int, max_bytes: int) -> int:
+    def room(self, ref: GroupRef, *, priority: int, least: int, claim_size: int, max_bytes: int) -> int:
         """Return how many deliveries a group may claim now: 0 until there is room for a worthwhile batch.
 
-        A group that gets work later has its equal share even if nothing is free, so at most twice PREFETCH wait.
+        A group that gets work later has its equal share even if nothing is free, so at most twice PREFETCH wait, of
+        each priority.
 
         Args:
             ref: the group.
+            priority: the priority. The group's waiting deliveries with lower ones do not count.
             least: number of the group's deliveries that may wait, however full the others have made the inbox; for a
                 group with a number of its own, that number.
             claim_size: maximum number of messages per claim.
             max_bytes: payload bytes of the group's waiting deliveries at which nothing more is claimed.
         """
         counts = self._inbox.waiting_counts()
-        waiting, size = counts[ref]
+        waiting, size = self._inbox.waiting(ref, priority=priority)
+        counts[ref] = waiting
         share = free = least
         if ref in self._has_work:
-            active = sum(one == ref or counts[one][0] > 0 or busy() for one, busy in self._has_work.items())
+            active = sum(one == ref or counts[one] > 0 or busy() for one, busy in self._has_work.items())
             share = max(least, self._most // active)
-            free = self._most - sum(counts[one][0] for one in self._has_work)
+            free = self._most - sum(counts[one] for one in self._has_work)
         most = min(claim_size, share)
         room = min(most, max(min(share - waiting, free), least - waiting))
         worthwhile = waiting == 0 or room >= (most + 1) // 2

@@ -18,6 +18,7 @@ from django_mysqlqueue.runtime.handling.observers import Settled, flushed_ends, 
 from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.depths import Depths
+from django_mysqlqueue.runtime.priorities import ByPriority, Turns
 from django_mysqlqueue.service import claiming, payloads, rollups, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
@@ -49,8 +50,9 @@ class PolledGroup(ABC):
         """The handler as the code declares it, without overrides."""
         self._overrides = ""
         """The column of the group row that was applied last."""
-        self.todo: dict[str, None] = {}
+        self.todo = ByPriority[None]()
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
+        self._turns = Turns()
         self.depths = Depths(context.threads)
         self.unfinished: set[str] = set()
         """Partitions whose watermark can advance further."""
@@ -103,7 +105,8 @@ class PolledGroup(ABC):
             strict=handler.on_failure == "block" and not handler.shared,
             subset=context.subset,
         )
-        self.inbox.configure(handler, enough=max(1, self.claim_size // 2))
+        self.priority_share = option_value(handler, "priority_share", context.settings)
+        self.inbox.configure(handler, enough=max(1, self.claim_size // 2), priority_share=self.priority_share)
 
     def override(self, column: str) -> bool:
         """Apply the overrides of the group's options, if they are not the ones that were applied last.
@@ -153,16 +156,17 @@ class PolledGroup(ABC):
         return set()
 
     @abstractmethod
-    def _wants(self, room: int) -> list[Want]: ...
+    def _wants(self, priority: int, room: int) -> list[Want]: ...
 
-    @abstractmethod
-    def _max_due(self, room: int) -> int: ...
+    def _expects_due(self) -> bool:
+        """Return whether a claim should look for redeliveries of the group (shared mode)."""
+        return False
 
     @abstractmethod
     def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None: ...
 
     @abstractmethod
-    def _claimed(self, claim: Claim) -> bool:
+    def _claimed(self, wants: Sequence[Want], claim: Claim) -> bool:
         """Remember what a claim found, and return whether to poll soon."""
 
     def reset(self) -> None:
@@ -171,17 +175,29 @@ class PolledGroup(ABC):
         self.unfinished.clear()
         self._skipped.clear()
 
-    def room(self) -> int:
-        """Return how many deliveries to claim now: 0 until there is room for a worthwhile batch."""
+    def room(self, priority: int | None = None) -> int:
+        """Return how many deliveries to claim now: 0 until there is room for a worthwhile batch.
+
+        Args:
+            priority: the priority of their messages (default: the highest that has work). However many messages with
+                lower priorities wait, there is room for it.
+        """
         if self.stopped:
             return 0
+        if priority is None:
+            priority = max(self._priorities(), default=0)
         return self.context.prefetch.room(
-            self.ref, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
+            self.ref, priority=priority, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
         )
+
+    def _priorities(self) -> list[int]:
+        """Return the priorities with work. Redeliveries of a shared group, whose priorities are unknown, count as 0."""
+        found = self.todo.priorities()
+        return [*found, 0] if 0 not in found and self._expects_due() else found
 
     def wants_turn(self) -> bool:
         """Return whether another turn would find work at once."""
-        return bool(self.unfinished) or self._may_claim(self.room())
+        return bool(self.unfinished) or self._next_claim(self._priorities())[1] > 0
 
     def is_idle(self) -> bool:
         """Return whether no work is known for this group."""
@@ -194,16 +210,16 @@ class PolledGroup(ABC):
             Whether to poll soon, because redeliveries were due and more may be.
         """
         self._undo_unknown()
-        room = self.room()
-        may_claim = self._may_claim(room)
-        flushes = may_claim or self.inbox.flush_due(self.ref)
+        priorities = self._priorities()
+        priority, room = self._next_claim(priorities)
+        flushes = room > 0 or self.inbox.flush_due(self.ref)
         settlements = self.inbox.take_settlements(self.ref) if flushes else []
-        wants = self._wants(room) if may_claim else []
-        max_due = self._max_due(room)
+        wants = self._wants(priority, room) if room else []
+        max_due = room if priority == 0 and self._expects_due() else 0
         if not (wants or max_due or settlements or self.unfinished):
             return False
         also = self._take_unfinished()
-        hungry = self.inbox.waiting(self.ref)[0] == 0
+        hungry = self.inbox.waiting(self.ref, priority=priority)[0] == 0
         try:
             if wants or max_due:
                 claim = self._claim(wants, settlements, also, max_due, room)
@@ -214,6 +230,9 @@ class PolledGroup(ABC):
             self.inbox.put_back_settlements(self.ref, settlements)
             self.unfinished |= also
             raise
+        # A claim that finds no offsets row is repeated when the row is there.
+        if claim is not None and (claim.deliveries or not claim.missing):
+            self._turns.took(priority, priorities)
         self._after_flush(settlements, claim.flushed if claim is not None else flushed)
         return claim is not None and self._after_claim(wants, claim, hungry=hungry)
 
@@ -268,8 +287,12 @@ class PolledGroup(ABC):
             claiming.undo(self.using, self.ref, self._undo)
             self._undo = None
 
-    def _may_claim(self, room: int) -> bool:
-        return room > 0 and (bool(self.todo) or self._max_due(room) > 0)
+    def _next_claim(self, priorities: Sequence[int]) -> tuple[int, int]:
+        """Return the priority of the next claim's messages, and their maximum number: 0 if nothing is to be claimed."""
+        for priority in self._turns.order(priorities, self.priority_share):
+            if room := self.room(priority):
+                return priority, room
+        return 0, 0
 
     # -- writing --------------------------------------------------------------
 
@@ -355,7 +378,7 @@ class PolledGroup(ABC):
         if claim.dropped or claim.paused:
             self._stop(dropped=claim.dropped)
             return False
-        poll_soon = self._claimed(claim)
+        poll_soon = self._claimed(wants, claim)
         self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
         # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
         self._hand_out(claim.deliveries)

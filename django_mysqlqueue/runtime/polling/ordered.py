@@ -9,10 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service import leasing, watermarks
 from django_mysqlqueue.service.claiming import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
@@ -25,8 +27,8 @@ LOOKED_AT = 1000
 TAKE_OVER = 1000
 """Maximum number of partitions that one transaction acquires: 50,000 at once took 5 s, and blocked everything else."""
 AHEAD = 5000
-"""Number of partitions in ``todo`` at which no more are acquired, so that the leases, which each tick reads, do not
-grow with the number of keys."""
+"""Number of partitions of one priority in ``todo`` at which no more are acquired, so that the leases, which each tick
+reads, do not grow with the number of keys."""
 CHOICE = 5000
 """Number of partitions without an owner to choose from: those that have waited longest."""
 OVERDUE = 100
@@ -64,7 +66,7 @@ class OrderedGroup(PolledGroup):
     def __init__(self, context: Context, handler: Handler) -> None:
         super().__init__(context, handler)
         self.partitions: dict[str, OwnedPartition] = {}
-        self.waiting: dict[str, float] = {}
+        self.waiting = ByPriority[float]()
         """Partitions with work that this process does not own → since when it knows of them (monotonic)."""
         self._theirs: set[str] = set()
         """Partitions that another live subscriber owned at the last tick."""
@@ -75,6 +77,8 @@ class OrderedGroup(PolledGroup):
         """A heap of (due, key, offset). Entries may be out of date."""
         self._try_now = False
         """Whether to acquire with the next turn, because a partition without an owner has messages."""
+        self._left_out = False
+        """Whether partitions without an owner were left because ``todo`` is long: to be acquired when it is shorter."""
         self._leaving: set[str] = set()
         """Partitions to release as soon as nothing of them is in flight."""
         self._reload: set[str] = set()
@@ -90,7 +94,10 @@ class OrderedGroup(PolledGroup):
         elif key not in self.waiting:
             self.waiting[key] = time.monotonic()
             # A live owner finds the same messages. If it was lost since, the next tick notices it.
-            self._try_now = self._try_now or key not in self._theirs
+            if key not in self._theirs:
+                is_ahead = self._is_ahead(priority_of(key))
+                self._left_out = self._left_out or is_ahead
+                self._try_now = self._try_now or not is_ahead
 
     def _look_at(self, partition: OwnedPartition) -> None:
         partition.busy_at = time.monotonic()
@@ -120,7 +127,7 @@ class OrderedGroup(PolledGroup):
 
     def wants_turn(self) -> bool:
         """Return whether another turn would find work, or partitions to acquire, at once."""
-        return (self._try_now and len(self.todo) < AHEAD) or super().wants_turn()
+        return self._wants_partitions() or super().wants_turn()
 
     def turn(self) -> bool:
         """Load and acquire partitions, write and claim, and release partitions.
@@ -130,8 +137,8 @@ class OrderedGroup(PolledGroup):
         """
         if self._reload:
             self._verify_and_load()
-        if self._try_now and len(self.todo) < AHEAD:
-            self._try_now = False
+        if self._wants_partitions():
+            self._try_now = self._left_out = False
             self._acquire(steal=self.context.stealing.is_allowed())
         self._wake_due()
         poll_soon = super().turn()
@@ -206,22 +213,20 @@ class OrderedGroup(PolledGroup):
         """Acquire partitions that have work and no owner: up to the fair share, and overdue ones beyond it."""
         if not self.waiting or self.stopped or not self.heart_good():
             return
-        full = len(self.todo) >= AHEAD
-        self._try_now = self._try_now or full  # Try again when ``todo`` is shorter.
-        # Only the first ones in the order in which they became known: do not sort a million keys for a thousand.
-        waiting = sorted(islice((key for key in self.waiting if key not in self._theirs), CHOICE))
+        ahead = [priority for priority in self.waiting.priorities() if self._is_ahead(priority)]
+        self._left_out = bool(ahead)
+        waiting = self._first_waiting([one for one in self.waiting.priorities() if one not in ahead])
         cap = self._cap()
         overdue = time.monotonic() - self.context.settings.lease_duration
         wanted = waiting
         if cap is not None and len(self._live) > 1:
             # Each subscriber starts at another place, so that not all try to acquire the same partitions.
             start = self._live.index(self.context.subscriber) * len(waiting) // len(self._live)
-            rotated = waiting[start:] + waiting[:start]
+            rotated = sorted(waiting[start:] + waiting[:start], key=priority_of, reverse=True)
             below_share = rotated[: max(0, cap - len(self.owned()))]
             wanted = below_share + [key for key in rotated[len(below_share) :] if self.waiting[key] <= overdue]
-        if full:
-            # Its partitions may never be drained. So those that have waited for too long are acquired a few at a time.
-            wanted = [key for key in waiting if self.waiting[key] <= overdue][:OVERDUE]
+        # Partitions ahead may never be drained. So those that have waited for too long are acquired a few at a time.
+        wanted += [key for key in self._first_waiting(ahead) if self.waiting[key] <= overdue][:OVERDUE]
         if not wanted:
             return
         more, wanted = len(wanted) > TAKE_OVER or len(waiting) == CHOICE, wanted[:TAKE_OVER]
@@ -236,13 +241,26 @@ class OrderedGroup(PolledGroup):
             self._stop(dropped=taken.dropped)
             return
         # Short transactions, with turns of other groups in between. Locked partitions wait for the next tick.
-        self._try_now = full or (more and bool(taken.held or taken.elsewhere))
+        self._try_now = more and bool(taken.held or taken.elsewhere)
         for key in taken.elsewhere:
             self._theirs.add(key)
             del self.waiting[key]
         if taken.held:
             watermarks.create_missing(self.using, self.ref, taken.held)
             self._take_over(taken.held)
+
+    def _wants_partitions(self) -> bool:
+        return self._try_now or (self._left_out and len(self.todo) < AHEAD)
+
+    def _is_ahead(self, priority: int) -> bool:
+        """Return whether ``todo`` has enough partitions of a priority, so that no more of them are acquired."""
+        return len(self.todo.of(priority)) >= AHEAD
+
+    def _first_waiting(self, priorities: Sequence[int]) -> list[str]:
+        """Return the partitions of some priorities that have waited longest for an owner, sorted within a priority."""
+        # Only the first ones in the order in which they became known: do not sort a million keys for a thousand.
+        keys = (key for one in priorities for key in self.waiting.of(one) if key not in self._theirs)
+        return sorted(sorted(islice(keys, CHOICE)), key=priority_of, reverse=True)
 
     def held_elsewhere(self) -> int:
         """Return the number of partitions that other live subscribers owned at the last tick."""
@@ -371,15 +389,16 @@ class OrderedGroup(PolledGroup):
 
     # -- claiming -------------------------------------------------------------
 
-    def _wants(self, room: int) -> list[Want]:
+    def _wants(self, priority: int, room: int) -> list[Want]:
         wants: list[Want] = []
         left = room
         limit = min(room, MAX_PARTITIONS)
+        partitions = self.todo.of(priority)
         # Only as many as are looked at: the list may be long, and this runs in each turn.
-        for key in list(islice(self.todo, LOOKED_AT)):
+        for key in list(islice(partitions, LOOKED_AT)):
             if left <= 0 or len(wants) >= limit:
                 break
-            look_at = self.depths.look_at(key, room=room, partitions=len(self.todo))
+            look_at = self.depths.look_at(key, room=room, partitions=len(partitions))
             want = self._want(self.partitions[key], min(look_at, left))
             if want is None:
                 continue
@@ -422,9 +441,6 @@ class OrderedGroup(PolledGroup):
         del self.todo[key]
         return None
 
-    def _max_due(self, room: int) -> int:
-        return 0
-
     def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         for settlement in settlements:
             delivery = settlement.delivery
@@ -449,7 +465,7 @@ class OrderedGroup(PolledGroup):
         owned = {key for key in self.unfinished if key in self.partitions and self.partitions[key].owned}
         self.unfinished = owned
 
-    def _claimed(self, claim: Claim) -> bool:
+    def _claimed(self, wants: Sequence[Want], claim: Claim) -> bool:
         for key in claim.lost:
             if key in self.partitions and self.partitions[key].owned:
                 self._lose(key, "no longer the owner")

@@ -84,24 +84,23 @@ class SharedGroup(PolledGroup):
         self.inbox.keep(self.ref, began + self.handler.visibility_timeout)
         self._extend_at = began + self.handler.visibility_timeout / 3
 
-    def _wants(self, room: int) -> list[Want]:
+    def _wants(self, priority: int, room: int) -> list[Want]:
         wants: list[Want] = []
         left = room
-        for key in list(islice(self.todo, MAX_PARTITIONS)):
+        partitions = self.todo.of(priority)
+        for key in list(islice(partitions, MAX_PARTITIONS)):
             if left <= 0:
                 break
-            wants.append(Want(key, look_at=min(self.depths.look_at(key, room=room, partitions=len(self.todo)), left)))
+            look_at = self.depths.look_at(key, room=room, partitions=len(partitions))
+            wants.append(Want(key, look_at=min(look_at, left)))
             left -= self.depths.expected(wants[-1])
-            self.todo[key] = self.todo.pop(key)  # To the end, even if it is locked: the others have their turn.
         return self.depths.fill_up(wants, left)
 
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
 
-    def _max_due(self, room: int) -> int:
-        if room <= 0 or self.stopped:
-            return 0
-        return room if self._is_due() or self._expects_clock_step else 0
+    def _expects_due(self) -> bool:
+        return self._is_due() or self._expects_clock_step
 
     def _is_due(self) -> bool:
         return self._next_due is not None and self._next_due <= self.context.clock.now()
@@ -117,7 +116,11 @@ class SharedGroup(PolledGroup):
         for due in flushed.waiting.values():
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
-    def _claimed(self, claim: Claim) -> bool:
+    def _claimed(self, wants: Sequence[Want], claim: Claim) -> bool:
+        for want in wants:
+            # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
+            if want.key not in claim.missing:
+                self.todo[want.key] = self.todo.pop(want.key)
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
         self._window = min(max(2 * self._window, 2 * self.claim_size), MAX_WINDOW) if claim.locked else 0
         poll_soon = False

@@ -1,0 +1,281 @@
+"""Messages with a higher priority are handled first, and lower ones keep a share."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
+from django_mysqlqueue.limits import KEY_LENGTH, lane
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.service import retention, sequencing
+from django_mysqlqueue.service.subsets import Subset
+from django_mysqlqueue.sql.session import Session
+from tests.support.harness import USING, Sub, handler, sequence
+
+pytestmark = pytest.mark.promise("Priority")
+
+MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
+
+
+def listener(got, **options):
+    return handler(function=lambda delivery: got.append(delivery.payload), **options)
+
+
+# -- publishing ---------------------------------------------------------------
+
+
+def test_a_message_is_in_the_lane_of_its_key_and_priority(db):
+    got = []
+    publish("t", 1, key="a", priority=10, metadata={"m": 1})
+    publish("t", 2, key="a")
+    assert set(OutboxMessage.objects.values_list("partition_key", "deliver_at")) == {("__p:+010:a", -10), ("a", 0)}
+    sub = Sub(handler(function=lambda one: got.append((one.payload, one.key, one.priority, dict(one.metadata)))))
+    sub.settle()
+    content = {"content_type": "application/json"}
+    assert got == [(1, "a", 10, {"m": 1, **content}), (2, "a", 0, content)]
+
+
+def test_keys_are_hashed_as_without_a_priority(db, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 4}}}
+    got = []
+    for priority in (0, 7):
+        publish("t", priority, key="a", priority=priority)
+        publish("t", priority, id="x", priority=priority)
+    low, high = (
+        list(OutboxMessage.objects.filter(deliver_at=at).order_by("pk").values_list("partition_key", flat=True))
+        for at in (0, -7)
+    )
+    assert high == [f"__p:+007:{one}" for one in low]
+    assert all(one.startswith("__p:") for one in low)
+    Sub(handler(function=lambda one: got.append((one.priority, one.key)))).settle()
+    assert sorted(got, key=str) == [(0, "a"), (0, None), (7, "a"), (7, None)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"priority": 101}, "priority 101: must be an integer from -100 to 100, higher first"),
+        ({"priority": True}, "priority True: must be an integer"),
+        ({"priority": 1, "key": "k" * KEY_LENGTH}, "190 characters, but with a priority at most 181 are allowed"),
+    ],
+)
+def test_what_is_refused(db, arguments, text):
+    with pytest.raises(InvalidMessage, match=text):
+        publish("t", 1, **arguments)
+    with pytest.raises(InvalidMessage, match=text):
+        publish_many("t", [Message(0), Message(1, **arguments)])
+    assert not OutboxMessage.objects.exists()
+
+
+def test_a_priority_may_be_combined_with_a_delay(db):
+    got = []
+    publish("t", "later", key="a", priority=10, delay=1000)
+    publish("t", "now", key="a")
+    sub = Sub(listener(got))
+    sub.settle()
+    assert got == ["now"]
+    assert OutboxMessage.objects.get().deliver_at > 0
+
+
+def test_duplicates_are_those_of_a_key_and_priority(db):
+    got = []
+    for priority in (0, 0, 5, 5):
+        publish("t", priority, key="a", id="same", priority=priority)
+    Sub(listener(got)).settle()
+    assert sorted(got) == [0, 5]
+
+
+def test_the_sequencer_takes_high_priorities_first(db):
+    publish_many("t", [Message(n, key="a") for n in range(20)])
+    publish("t", "high", key="a", priority=1)
+    publish("t", "low", key="a", priority=-1)
+    publish("t", "highest", key="b", priority=100)
+    assert sequencing.sequence(USING, max_rows=2).moved == 2
+    assert set(QueueMessage.objects.values_list("partition_key", flat=True)) == {"__p:+001:a", "__p:+100:b"}
+    sequence()
+    assert QueueMessage.objects.order_by("offset").last().partition_key == "__p:-001:a"
+
+
+@MODES
+def test_whatever_lane_plain_sql_stores_is_handled(db, mode):
+    names = ["__p:+010:a", "__p:+999:a", "__p:-999:a", "__p:+1x0:a", "__p:+:", "__p:++++:", "__p:-000:a", "__p:+010:"]
+    OutboxMessage.objects.bulk_create(
+        OutboxMessage(topic="t", partition_key=name, message_id=str(n), payload=str(n).encode(), metadata="{}")
+        for n, name in enumerate(names)
+    )
+    got = []
+    Sub(handler(mode=mode, function=lambda one: got.append((one.payload, one.key, one.priority)))).settle()
+    assert {payload: rest for payload, *rest in got} == {
+        0: ["a", 10],
+        1: ["a", 100],
+        2: ["a", -100],
+        3: ["a", 0],
+        4: [None, 0],
+        5: ["", 0],
+        6: ["a", 0],
+        7: ["", 10],
+    }
+
+
+# -- order --------------------------------------------------------------------
+
+
+@MODES
+def test_what_waits_in_the_log_is_taken_by_priority(db, mode):
+    got = []
+    for priority in (0, -5, 10, 100, -100):
+        publish_many("t", [Message([priority, n], key="a", priority=priority) for n in range(3)])
+    sequence()
+    Sub(listener(got, mode=mode), claim_size=2, prefetch=2, priority_share=0).settle()
+    assert got == [[priority, n] for priority in (100, 10, 0, -5, -100) for n in range(3)]
+
+
+@MODES
+def test_prefetched_messages_are_overtaken(db, mode):
+    got = []
+    sub = Sub(listener(got, mode=mode), claim_size=10, prefetch=10)
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(50)])
+    sub.step(times=3)
+    assert sub.inbox.waiting(sub.poller.groups[0].ref)[0] == 10, "there is no room for more of that priority"
+    publish("t", "high", key="k0", priority=1)
+    publish("t", "low", key="k0", priority=-1)
+    sub.step(times=3)
+    assert sub.inbox.waiting(sub.poller.groups[0].ref)[0] == 11
+    assert sub.work(limit=1) == 1
+    assert got == ["high"]
+    sub.settle()
+    assert sorted(got[1:51], key=str) == sorted(range(50), key=str)
+    assert got[51] == "low"
+
+
+@MODES
+@pytest.mark.parametrize("share", [0, 2, 16])
+def test_lower_priorities_keep_a_share(db, mode, share):
+    got = []
+    number = 150 + 50 * share
+    for priority in (0, 10):
+        publish_many("t", [Message(priority, key=f"k{n % 10}", priority=priority) for n in range(number)])
+    sub = Sub(listener(got, mode=mode, priority_share=share or None), prefetch=20, priority_share=0)
+    sub.settle(rounds=1000)
+    assert (got.count(0), got.count(10)) == (number, number)
+    last = len(got) - got[::-1].index(10)
+    share_of_lower = got[:last].count(0) / last
+    assert share_of_lower == 0 if not share else 0.5 / share <= share_of_lower <= 1.5 / share
+
+
+@MODES
+def test_a_thread_leaves_its_partition_for_a_higher_priority(db, mode):
+    """Even within the time for which it stays with one."""
+    got = []
+    sub = Sub(listener(got, mode=mode), claim_size=50)
+    publish_many("t", [Message(n, key="a") for n in range(50)])
+    sub.step(times=3)
+    batch = sub.inbox.take(None, wait=False)
+    publish("t", "high", key="a", priority=1)
+    sub.step(times=3)
+    after = sub.inbox.take(batch, wait=False)
+    assert after.items[0].claimed.key == "__p:+001:a"
+    sub.inbox.leave(after)
+
+
+@MODES
+def test_a_batch_has_messages_of_one_priority(db, mode):
+    got = []
+    one = handler(
+        mode=mode, batch=True, batch_size=10, function=lambda batch: got.append([each.payload for each in batch])
+    )
+    for priority in (0, 10):
+        publish_many("t", [Message(priority, key=f"k{n}", priority=priority) for n in range(15)])
+    Sub(one).settle()
+    assert [(len(batch), set(batch)) for batch in got] == [(10, {10}), (5, {10}), (10, {0}), (5, {0})]
+
+
+def test_redeliveries_of_a_shared_group_do_not_hold_up_higher_priorities(db):
+    got = []
+
+    def work(delivery):
+        got.append(delivery.payload)
+        if delivery.attempt < 3:
+            raise ValueError
+
+    one = handler(mode="shared", function=work, backoff=handler().backoff.__class__(0, 1, 0))
+    sub = Sub(one, claim_size=10, prefetch=10)
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(30)])
+    sub.step(times=3)
+    sub.work(limit=10)
+    publish("t", "high", key="a", priority=1)
+    del got[:]
+    sub.step(times=3)
+    sub.work(limit=1)
+    assert got == ["high"]
+    sub.settle(rounds=200)
+    assert got.count("high") == 3
+
+
+def test_partitions_of_a_higher_priority_are_acquired_however_many_have_work(db, monkeypatch):
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 5)
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.TAKE_OVER", 10)
+    got = []
+    sub = Sub(listener(got), claim_size=2, prefetch=2)
+    publish_many("t", [Message(n, key=f"k{n:02}") for n in range(40)])
+    sub.step(times=3)
+    (group,) = sub.poller.ordered
+    assert group.waiting
+    held = len(group.owned())
+    publish("t", "high", key="k00", priority=1)
+    sub.step(times=2)
+    assert lane("k00", 1) in group.owned()
+    assert len(group.owned()) == held + 1, "no more of the others"
+    sub.work(limit=1)
+    assert got == ["high"]
+    sub.settle(rounds=500)
+    assert len(got) == 41
+
+
+# -- what treats a lane as a partition ----------------------------------------
+
+
+@MODES
+def test_subsets_are_those_of_keys(db, mode):
+    keys = [f"k{n}" for n in range(20)]
+    publish_many("t", [Message((key, priority), key=key, priority=priority) for key in keys for priority in (0, 7)])
+    found = []
+    for part in (1, 2):
+        got = []
+
+        def work(delivery, got=got):
+            got.append(tuple(delivery.payload))
+            if delivery.attempt == 1:
+                delivery.snooze(0)
+
+        Sub(handler(mode=mode, function=work), subset=Subset.parse([], f"{part}/2"), name=f"s{part}").settle(rounds=200)
+        assert {(key, 7) for key, priority in got if priority == 0} == {one for one in got if one[1] == 7}
+        found.append(set(got))
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == {(key, priority) for key in keys for priority in (0, 7)}
+
+
+@pytest.mark.parametrize("name", ["a", "__p:+010:a", "__p:-100:a", "__p:+010", "__p:3", "__p:+010:__p:3", "__p:+1x0:a"])
+@pytest.mark.parametrize("pattern", ["a", "__p:3", "__p:*", "?"])
+def test_subsets_in_sql_are_those_in_python(db, name, pattern):
+    OutboxMessage.objects.bulk_create([OutboxMessage(topic="t", partition_key=name, message_id="1", payload=b"1")])
+    sequence()
+    session = Session(USING)
+    for subset in (Subset.parse([pattern], None), Subset.parse([], "1/2"), Subset.parse([pattern], "2/3")):
+        inside, parameters = subset.condition(session.dialect, "partition_key")
+        rows = session.rows(f"SELECT 1 FROM queue_messages WHERE topic = %s{inside}", ("t", *parameters))
+        assert bool(rows) == (name in subset)
+
+
+@MODES
+def test_everything_is_settled_and_collected(db, settings, mode):
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+    for priority in (-3, 0, 3):
+        publish_many("t", [Message(n, key=f"k{n}", priority=priority) for n in range(10)])
+    sub = Sub(handler(mode=mode), lease_renewal_interval=0.0)
+    sub.settle(rounds=100)
+    sub.step(times=2)
+    retention.collect(USING)
+    retention.collect(USING)
+    for model in (QueueMessage, DeliveryState, ConsumerOffset):
+        assert not model.objects.exists()
