@@ -156,6 +156,11 @@ def _(world: World) -> None:
     publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
 
 
+@case("publish with a priority", registered, again=None, unsure=True)
+def _(world: World) -> None:
+    publish(TOPIC, "a9", key="a", id="a9", priority=10, using=ALIAS)
+
+
 @case("publish and once more with the same id", sequenced, unsure=True, commits=None)
 def _(world: World) -> None:
     publish(TOPIC, "a9", key="a", id="a9", using=ALIAS)
@@ -183,6 +188,18 @@ def _(world: World) -> None:
 
 
 @case("sequence", scheduled)
+def _(world: World) -> None:
+    sequencing.sequence(ALIAS)
+
+
+def prioritized() -> World:
+    """Messages of two keys with priorities, behind those without."""
+    world = registered()
+    publish_many(TOPIC, [*messages("a7", "b7", priority=10), *messages("a8", "b8", priority=-10)])
+    return world
+
+
+@case("sequence priorities", prioritized)
 def _(world: World) -> None:
     sequencing.sequence(ALIAS)
 

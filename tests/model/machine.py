@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.inspection import get_overview
+from django_mysqlqueue.limits import lane, lane_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dropping, overriding
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
@@ -43,7 +44,7 @@ SPECS = [
     Spec(GroupRef("shared", "b"), mode="shared", atomic=True, max_attempts=2),
     Spec(LATE, max_attempts=1),
 ]
-KEYS = "xy"
+KEYS = ("x", "y", lane("x", 10), lane("y", -10))
 LEASE, RENEWAL, VISIBILITY = 30.0, 10.0, 20.0
 EPOCH = 1_800_000_000_000
 ACTIONS = ("ack", "nack", "raise", "nack later", "snooze", "snooze later", "reject", "ack inside")
@@ -222,7 +223,8 @@ class Publisher:
 
     def publish(self, messages: list[tuple[Published, int]]) -> None:
         for one, delay in messages:
-            message = Message(one.number, key=one.key, id=one.id, delay=delay or None)
+            priority, key = lane_of(one.key)
+            message = Message(one.number, key=key, id=one.id, delay=delay or None, priority=priority)
             self._do(lambda message=message, topic=one.topic: publish_many(topic, [message]))
             self.messages.append(one)
 

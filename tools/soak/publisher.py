@@ -28,6 +28,7 @@ from soak import plan, records
 ROLLBACKS = 0.05
 LATER = 0.02
 """Share of the messages that are scheduled."""
+PRIORITIES = [0] * 8 + [10, -10]
 REPEATS = 0.03
 """Share of the transactions after which a message is published again."""
 HOLD = "hold-back"
@@ -104,11 +105,12 @@ class Publisher:
             if self._rng.random() < REPEATS:
                 self._repeat(*self._rng.choice(ids))
 
-    def _publish(self, numbers: range, seconds: float) -> list[tuple[str, str]]:
-        """Publish messages, with pauses in between. Return the id and the key of each."""
+    def _publish(self, numbers: range, seconds: float) -> list[tuple[str, str, int]]:
+        """Publish messages, with pauses in between. Return the id, the key and the priority of each."""
         from django.db import connection
 
         from django_mysqlqueue import Message, publish, publish_many
+        from django_mysqlqueue.limits import lane
 
         sent = []
         rows: list[str | int] = []
@@ -119,12 +121,13 @@ class Publisher:
             key, message_id = key_of(event), f"{self.name}:{number}"
             delay = self._rng.uniform(0, 3) if self._rng.random() < LATER else None
             event[plan.NAME_INSIDE] = message_id
-            message = Message(event, key=key, id=message_id, delay=delay)
+            priority = self._rng.choice(PRIORITIES)
+            message = Message(event, key=key, id=message_id, delay=delay, priority=priority)
             batch.append(message)
-            sent.append((message_id, key))
-            rows += [message_id, self.name, number, key, delay is not None]
+            sent.append((message_id, key, priority))
+            rows += [message_id, self.name, number, lane(key, priority), delay is not None]
             if not at_once:
-                publish(plan.TOPIC, event, key=key, id=message_id, delay=delay)
+                publish(plan.TOPIC, event, key=key, id=message_id, delay=delay, priority=priority)
                 self._pause(seconds / len(numbers))
         if at_once:
             publish_many(plan.TOPIC, batch)
@@ -144,7 +147,7 @@ class Publisher:
                 with connection.cursor() as cursor:
                     cursor.execute("SELECT 1")
 
-    def _repeat(self, message_id: str, key: str) -> None:
+    def _repeat(self, message_id: str, key: str, priority: int) -> None:
         """Publish a duplicate. It must not be delivered in addition to the first message, nor instead of it.
 
         If the first message is scheduled and not in the log yet, the duplicate may be delivered instead.
@@ -154,7 +157,8 @@ class Publisher:
         from django_mysqlqueue import publish
 
         try:
-            publish(plan.TOPIC, {plan.NAME_INSIDE: message_id, plan.REPEAT: True}, key=key, id=message_id)
+            body = {plan.NAME_INSIDE: message_id, plan.REPEAT: True}
+            publish(plan.TOPIC, body, key=key, id=message_id, priority=priority)
         except Error:
             connection.close()
         else:

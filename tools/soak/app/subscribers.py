@@ -11,6 +11,7 @@ from pathlib import Path
 from django.db import connection
 
 from django_mysqlqueue import Delivery, subscriber
+from django_mysqlqueue.limits import lane
 from soak import plan, records
 from soak.app import traps
 
@@ -27,7 +28,10 @@ def note(verb: str, deliveries: Sequence[Delivery]) -> None:
         at, me = records.now(), records.me()
         records.write(
             records.group_file(FOLDER, deliveries[0].group),
-            [records.Step(verb, one.id, one.key or "", one.offset, one.attempt, at, me) for one in deliveries],
+            [
+                records.Step(verb, one.id, lane(one.key or "", one.priority), one.offset, one.attempt, at, me)
+                for one in deliveries
+            ],
         )
 
 
