@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.inspection.bounds import Bounds
+from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.log import Ends
@@ -69,8 +71,32 @@ def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
     return Count(min(in_flight, most), all_ <= most), Count(min(retrying, most), all_ <= most)
 
 
-def claimed(session: Session, ref: GroupRef, most: int) -> tuple[Count, dict[str, int]]:
-    """Return the number of messages that are claimed and not settled, and the first of each partition.
+class Unsettled(NamedTuple):
+    """Messages of a group."""
+
+    all: Count
+    by_partition: dict[str, int]
+    """How many of them were counted in each partition."""
+    firsts: dict[str, int]
+    """The offset of the first one in each partition."""
+
+
+def by_priority(*parts: Unsettled) -> dict[int, Count]:
+    """Return the number of messages with each priority. All are lower bounds if one of the counts stopped.
+
+    Args:
+        parts: messages of one group.
+    """
+    found: dict[int, int] = {}
+    for part in parts:
+        for key, number in part.by_partition.items():
+            found[priority_of(key)] = found.get(priority_of(key), 0) + number
+    exact = all(part.all.exact for part in parts)
+    return {priority: Count(found[priority], exact) for priority in sorted(found, reverse=True)}
+
+
+def claimed(session: Session, ref: GroupRef, most: int) -> Unsettled:
+    """Return the messages that are claimed and not settled.
 
     Args:
         session: session on the queue's database.
@@ -82,16 +108,16 @@ def claimed(session: Session, ref: GroupRef, most: int) -> tuple[Count, dict[str
         f"{log_queries.claimed(session)} LIMIT %s) w GROUP BY w.partition_key",
         (*ref, False, most + 1),
     )
-    number = sum(int(count) for *_, count in rows)
-    return Count.up_to(most, number), {key: int(first) for key, first, _ in rows}
+    numbers = {key: int(count) for key, _, count in rows}
+    return Unsettled(Count.up_to(most, sum(numbers.values())), numbers, {key: int(first) for key, first, _ in rows})
 
 
-def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> tuple[Count, dict[str, int]]:
-    """Return the number of messages that the group has not claimed, and the first of each partition.
+def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
+    """Return the messages that the group has not claimed.
 
-    Partitions are read in the order of the group's position, the furthest behind first, until the limit of the count
-    is reached or the group's share of the time is over; then the count is not exact. The first ones are read in any
-    case, so that no group with a backlog seems to have none.
+    Partitions are read in the order of their priority and the group's position, the furthest behind first, until the
+    limit of the count is reached or the group's share of the time is over; then the count is not exact. The first ones
+    are read in any case, so that no group with a backlog seems to have none.
 
     Args:
         reader: shared state of the counts.
@@ -112,11 +138,12 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> tuple[Count, 
     if not whole:
         cursors.update(_cursors(session, ref, [key for key in last if key not in cursors]))
     behind = sorted((cursors.get(key, start), key) for key, end in last.items() if end > cursors.get(key, start))
+    behind.sort(key=lambda one: priority_of(one[1]), reverse=True)
     select = (
         "SELECT %s AS k, COUNT(*), MIN(w.place) FROM (SELECT m.`offset` AS place "
         f"{log_queries.unclaimed_of_partition(session)} ORDER BY m.`offset` LIMIT %s) w"
     )
-    number, firsts = 0, {}
+    number, numbers, firsts = 0, {}, {}
     patience.begin()
     for place in range(0, len(behind), bounds.piece):
         if number > most or (place and patience.is_over()):
@@ -137,9 +164,10 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> tuple[Count, 
                 ((_, count, _),) = session.rows(
                     select, (key, ref.topic, key, places[key], ref.group, max(bounds.depth, most + 1 - number))
                 )
-            number += int(count)
+            numbers[key] = int(count)
+            number += numbers[key]
     patience.end()
-    return Count(min(number, most), whole and number <= most), firsts
+    return Unsettled(Count(min(number, most), whole and number <= most), numbers, firsts)
 
 
 def _cursors(session: Session, ref: GroupRef, keys: Sequence[str]) -> dict[str, int]:

@@ -66,6 +66,8 @@ class GroupOverview:
     """Options that operators have overridden."""
     lag: Count
     """Messages in the log that it has not settled."""
+    lag_by_priority: dict[int, Count]
+    """Of these, the number with each priority, the highest first."""
     waiting: DueMessages | None
     """Messages for the group that are due in the outbox; None if there are none."""
     in_flight: Count
@@ -282,11 +284,10 @@ def _group(
     dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
     in_flight, retrying = backlog.held(session, ref, most)
-    claimed, first = backlog.claimed(session, ref, most)
-    unclaimed, firsts = backlog.unclaimed(reader, ref, int(start_offset))
-    for key, offset in firsts.items():
-        first.setdefault(key, offset)
-    candidates = sorted((offset, key) for key, offset in first.items())[: reader.bounds.heads]
+    claimed = backlog.claimed(session, ref, most)
+    unclaimed = backlog.unclaimed(reader, ref, int(start_offset))
+    firsts = unclaimed.firsts | claimed.firsts
+    candidates = sorted((offset, key) for key, offset in firsts.items())[: reader.bounds.heads]
     return GroupOverview(
         ref=ref,
         mode=mode,
@@ -296,7 +297,8 @@ def _group(
         registered_at=int(registered_at),
         sought_at=int(sought_at),
         overrides=tuple(stored(overrides)),
-        lag=(claimed + unclaimed).capped(most),
+        lag=(claimed.all + unclaimed.all).capped(most),
+        lag_by_priority=backlog.by_priority(claimed, unclaimed),
         waiting=outbox.of(ref),
         in_flight=in_flight,
         retrying=retrying,

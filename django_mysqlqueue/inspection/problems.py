@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import HealthSettings, get_settings
-from django_mysqlqueue.humanize import duration
+from django_mysqlqueue.humanize import duration, partition_text
 from django_mysqlqueue.inspection import groupless
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, get_overview
@@ -232,7 +232,12 @@ def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
             if naming.is_dlq(group.ref.topic):
                 text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
             failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
-            values = {"key": repr(head.key), "ref": group.ref, "offset": head.offset, "times": failures}
+            values = {
+                "key": partition_text(head.key, quoted=True),
+                "ref": group.ref,
+                "offset": head.offset,
+                "times": failures,
+            }
             severity = 1 if ordered else 2
             yield Problem(
                 severity, "stuck", text % {**values, "age": duration(waits)}, group.ref, head.key, head.offset
@@ -265,7 +270,13 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
             and _age(now, group.waiting_since(head.published_at)) >= times.stuck
         ):
             text = _("No live subscriber of %(ref)s claims partition %(key)s: it is in none of their subsets.")
-            yield Problem(0, "unserved", text % {"ref": group.ref, "key": repr(head.key)}, group.ref, head.key)
+            yield Problem(
+                0,
+                "unserved",
+                text % {"ref": group.ref, "key": partition_text(head.key, quoted=True)},
+                group.ref,
+                head.key,
+            )
             return
 
 

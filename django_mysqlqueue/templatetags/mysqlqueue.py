@@ -8,8 +8,10 @@ from django import template
 from django.urls import reverse
 
 from django_mysqlqueue.addresses import url
+from django_mysqlqueue.humanize import partition_text
 
 register = template.Library()
+register.filter("partition", partition_text)
 
 
 @register.simple_tag(takes_context=True)

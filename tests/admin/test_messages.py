@@ -116,6 +116,9 @@ def test_the_partition_whose_key_is_empty(client):
         ({"key": "a"}, "Enter the topic"),
         ({"offset": "x"}, "offset='x': must be an integer"),
         ({"before": "-1"}, "before='-1': must be an integer"),
+        ({"topic": "t", "key": "a", "priority": "101"}, "priority 101: must be an integer from -100 to 100"),
+        ({"topic": "t", "key": "a", "priority": "-101"}, "priority='-101': must be an integer"),
+        ({"topic": "t", "key": "k" * 190, "priority": "1"}, "with a priority at most 181 are allowed"),
         ({"time": "yesterday"}, "time='yesterday' is not a valid date and time"),
         ({"time": "2026-13-40T00:00:00"}, "is not a valid date and time"),
     ],
@@ -185,3 +188,16 @@ def test_marks_of_dead_letters_and_redriven_ones(client):
     text = page(client, "messages", topic="t")
     assert "redriven" in text
     assert "only for g" in text
+
+
+def test_the_partition_of_a_key_and_priority(client):
+    publish("t", 1, key="a")
+    publish("t", 2, key="a", priority=10)
+    sequence()
+    low, high = offsets_of("t")
+    assert listed(client, topic="t", key="a")[0] == [low]
+    found, answer = listed(client, topic="t", key="a", priority=10)
+    assert found == [high]
+    assert "<code>a (priority 10)</code>" in answer.content.decode()
+    assert listed(client, topic="t", key="a", priority=0)[0] == [low]
+    assert listed(client, topic="t", key=naming.lane("a", 10))[0] == [high]

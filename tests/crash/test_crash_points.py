@@ -18,7 +18,7 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.models import Operation
+from django_mysqlqueue.models import Operation, QueueMessage
 from django_mysqlqueue.operations import seeking, steps
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, groups
@@ -387,8 +387,9 @@ def check_drained(one: Case, world: World, there: Picture, end: Picture, done: l
             letters = end.letters[group, name] - there.letters[group, name]
             assert handled[group, name] + letters == (not settled), f"{name} by {group}"
         if world.mode == "ordered" or group == "other":
-            for key in "ab":
-                order = [name for by, name, _ in done if by == group and name[0] == key]
+            partitions = dict(QueueMessage.objects.values_list("message_id", "partition_key"))
+            for key in {"a", "b", *partitions.values()}:
+                order = [name for by, name, _ in done if by == group and partitions.get(name, name[0]) == key]
                 assert order == sorted(order), "out of order"
     for group, name, attempt in done:
         failed = 0 if one.forgets else there.failures.get((group, name), 0)

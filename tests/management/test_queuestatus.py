@@ -12,6 +12,8 @@ from django.core.management.color import no_style
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.inspection import get_overview
+from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.management.banner import show_banner
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -296,3 +298,32 @@ def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
         claim_size=1, subset=EVERYTHING,
     )  # fmt: skip
     assert "topic 'order' has no messages; topics with messages but no handler here: orders." in out._out.getvalue()
+
+
+def test_the_backlog_by_priority(db):
+    publish_many("t", [Message(n, key="a", priority=10) for n in range(3)])
+    publish_many("t", [Message(n, key="a") for n in range(2)])
+    sub = Sub(handler(), handler(group="other", topic="u"))
+    assert "Backlog by priority" not in run("queuestatus")
+    sequence()
+    sub.step(times=3)
+    sub.work(limit=1)
+    sub.flush()
+    assert table(run("queuestatus"), "Backlog by priority") == [
+        {"group": "g", "topic": "t", "priority": "10", "backlog": "2"},
+        {"group": "g", "topic": "t", "priority": "0", "backlog": "2"},
+    ]
+    assert group_status()["lag_by_priority"] == {"10": 2, "0": 2}
+    assert group_status("other", "u")["lag_by_priority"] == {}
+
+
+def test_high_priorities_are_counted_before_a_long_backlog(db):
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    publish_many("t", [Message(n, key=f"k{n % 7}") for n in range(50)])
+    publish("t", "high", key="k3", priority=10)
+    publish("t", "low", key="k3", priority=-10)
+    sequence()
+    (found,) = get_overview(bounds=Bounds(count=20)).groups
+    assert not found.lag.exact
+    assert found.lag_by_priority[10].value == 1
+    assert not found.lag_by_priority[10].exact

@@ -70,6 +70,7 @@ class GroupPage(Page):
             "group": group,
             "problems": [one for one in problems if one.ref == ref],
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
+            "priorities": _priorities(group),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],
             **self._options(group),
@@ -96,3 +97,9 @@ class GroupPage(Page):
             if not head.delivered_by and head.invisible_until > now:
                 next_at = duration((head.invisible_until - now) / 1000)
         return PartitionRow(partition, json.dumps(partition.key), oldest, next_at, error, partition.owner in live)
+
+
+def _priorities(group: GroupOverview) -> str:
+    """Return the backlog of each priority, or an empty string if there is only the default one."""
+    found = group.lag_by_priority
+    return ", ".join(f"{priority}: {count}" for priority, count in found.items()) if any(found) else ""

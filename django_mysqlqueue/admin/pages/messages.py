@@ -12,12 +12,14 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
+from django_mysqlqueue.limits import LOWEST_PRIORITY, check_priority, lane
 from django_mysqlqueue.service import log
 from django_mysqlqueue.sql.session import Session
 
-FILTERS = ("topic", "key", "keyed", "offset", "time", "id")
+FILTERS = ("topic", "key", "priority", "keyed", "offset", "time", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,16 @@ class MessagesPage(Page):
             return None
         if self.text("topic") is None:
             raise BadQuery(_("Enter the topic of the partition, too."))
-        return key or ""
+        return self._lane(key or "")
+
+    def _lane(self, key: str) -> str:
+        priority = self.number("priority", minimum=LOWEST_PRIORITY)
+        if priority is None:
+            return key
+        try:
+            return lane(key, check_priority(priority))
+        except InvalidMessage as error:
+            raise BadQuery(str(error)) from None
 
     def _start(self, session: Session) -> int | None:
         """Return the offset below which the list starts, if the query string has an offset or a time."""

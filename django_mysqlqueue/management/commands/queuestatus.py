@@ -98,6 +98,16 @@ class Command(QueueCommand):
                 for one in queue.groups
             ],
         )
+        priorities = [
+            (*group.ref, priority, str(count))
+            for group in queue.groups
+            if any(group.lag_by_priority)
+            for priority, count in group.lag_by_priority.items()
+        ]
+        if priorities:
+            self.stdout.write("")
+            self.stdout.write(heading("Backlog by priority"))
+            write_table(self.stdout, ("group", "topic", "priority", "backlog"), priorities)
         overrides = [
             (*group.ref, one.name, one.text, moment(one.at), one.by)
             for group in queue.groups
@@ -170,6 +180,7 @@ def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, 
         "mode": group.mode,
         "paused": group.paused,
         "lag": group.lag.value,
+        "lag_by_priority": {str(priority): count.value for priority, count in group.lag_by_priority.items()},
         "oldest_unacked_age": None if group.oldest_at is None else max(0.0, (now - group.oldest_at) / 1000),
         "in_flight": group.in_flight.value,
         "retrying": group.retrying.value,
