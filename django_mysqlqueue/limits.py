@@ -28,6 +28,8 @@ it."""
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 """Priorities, as those of Django's tasks: higher ones first. 0 is the priority of messages without one."""
+AT_ONCE = HIGHEST_PRIORITY
+"""A message with a ``deliver_at`` up to this is not scheduled, see ``earliest``."""
 LANE_PREFIXES = (f"{PARTITION_PREFIX}+", f"{PARTITION_PREFIX}-")
 LANE_LENGTH = len(PARTITION_PREFIX) + len("+010:")
 """Length of a lane's prefix."""
@@ -186,11 +188,11 @@ def check_priority(priority: object) -> int:
     Raises:
         InvalidMessage: it is not an integer from -100 to 100; the text names the value and the rule.
     """
-    if type(priority) is not int or not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > HIGHEST_PRIORITY:
         raise InvalidMessage(
             f"priority {priority!r}: must be an integer from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}, higher first"
         )
-    return priority
+    return int(priority)
 
 
 def lane(partition: str, priority: int) -> str:
@@ -241,12 +243,15 @@ def priority_of(name: str) -> int:
 
 
 def earliest(priority: int) -> int:
-    """Return ``deliver_at`` of a message without a delay. The sequencer takes lower values first.
+    """Return ``deliver_at`` of a message without a delay. The sequencer takes lower values above 0 first.
+
+    So messages with a priority above 0 need not wait behind a long outbox. Every release takes them: to an earlier one,
+    they are scheduled messages that are long due.
 
     Args:
-        priority: the priority. Those below 0 are not postponed: they keep the order of the outbox.
+        priority: the priority. Those up to 0 keep the order of the outbox.
     """
-    return -max(priority, 0)
+    return HIGHEST_PRIORITY + 1 - priority if priority > 0 else 0
 
 
 def new_message_id() -> str:

@@ -19,7 +19,7 @@ from django.db.models import Model
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import LONGEST_DELAY, get_settings
 from django_mysqlqueue.exceptions import SubscriberError
-from django_mysqlqueue.limits import priority_of
+from django_mysqlqueue.limits import AT_ONCE, priority_of
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
 from django_mysqlqueue.service import scheduling
@@ -93,7 +93,7 @@ def _published(row: Model) -> Published:
         id=row.message_id,
         payload=decode(bytes(row.payload), metadata),
         metadata=public_metadata(metadata),
-        deliver_at=datetime.datetime.fromtimestamp(due / 1000, datetime.UTC) if due > 0 else None,
+        deliver_at=datetime.datetime.fromtimestamp(due / 1000, datetime.UTC) if due > AT_ONCE else None,
         priority=priority_of(row.partition_key),
         failed_group=row.failed_group,
         last_error=row.last_error,

@@ -115,9 +115,9 @@ def claimed(session: Session, ref: GroupRef, most: int) -> Unsettled:
 def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
     """Return the messages that the group has not claimed.
 
-    Partitions are read in the order of their priority and the group's position, the furthest behind first, until the
-    limit of the count is reached or the group's share of the time is over; then the count is not exact. The first ones
-    are read in any case, so that no group with a backlog seems to have none.
+    Partitions are read in the order of the group's position, the furthest behind first, until the limit of the count
+    is reached or the group's share of the time is over; then the count is not exact. The first ones are read in any
+    case, so that no group with a backlog seems to have none.
 
     Args:
         reader: shared state of the counts.
@@ -138,7 +138,6 @@ def unclaimed(reader: BacklogReader, ref: GroupRef, start: int) -> Unsettled:
     if not whole:
         cursors.update(_cursors(session, ref, [key for key in last if key not in cursors]))
     behind = sorted((cursors.get(key, start), key) for key, end in last.items() if end > cursors.get(key, start))
-    behind.sort(key=lambda one: priority_of(one[1]), reverse=True)
     select = (
         "SELECT %s AS k, COUNT(*), MIN(w.place) FROM (SELECT m.`offset` AS place "
         f"{log_queries.unclaimed_of_partition(session)} ORDER BY m.`offset` LIMIT %s) w"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.limits import AT_ONCE
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
@@ -71,7 +72,7 @@ def read_outbox(session: Session, now: int, *, bounds: Bounds = PAGES) -> Outbox
     hint = session.dialect.force_index("queue_outbox_due")
     rows = session.rows(
         "SELECT w.topic, w.target_group, COUNT(*), "
-        "MIN(CASE WHEN w.deliver_at <= 0 THEN w.created_at ELSE w.deliver_at END) FROM "
+        f"MIN(CASE WHEN w.deliver_at <= {AT_ONCE} THEN w.created_at ELSE w.deliver_at END) FROM "
         f"(SELECT topic, target_group, deliver_at, created_at FROM {OUTBOX}{hint} WHERE deliver_at <= %s "
         "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic, w.target_group",
         (now, most + 1),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.limits import AT_ONCE
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import messages, payloads
 from django_mysqlqueue.service.counts import Count
@@ -100,8 +101,8 @@ def _behind(session: Session, start: tuple[int, int]) -> tuple[str, tuple[int, .
     at, last = start
     hint = session.dialect.force_index("queue_outbox_due")
     return (
-        f"FROM {OUTBOX}{hint} WHERE deliver_at >= %s AND deliver_at > 0 AND (deliver_at > %s OR outbox_id > %s)",
-        (at, at, last),
+        f"FROM {OUTBOX}{hint} WHERE deliver_at >= %s AND deliver_at > %s AND (deliver_at > %s OR outbox_id > %s)",
+        (at, AT_ONCE, at, last),
     )
 
 
@@ -113,7 +114,7 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
             for row in session.rows(
                 "SELECT s.outbox_id, s.topic, s.partition_key, s.id, s.size, s.deliver_at, s.created_at "
                 f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
-                "ON s.outbox_id = v.i AND s.deliver_at > 0",
+                f"ON s.outbox_id = v.i AND s.deliver_at > {AT_ONCE}",
                 chunk,
             )
         ]
@@ -186,8 +187,8 @@ def next_scheduled(
     of_topic, parameters = ("", ()) if topic is None else (" AND topic = %s", (topic,))
     rows = session.rows(
         "SELECT outbox_id, topic, partition_key, id, size, deliver_at, created_at "
-        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE deliver_at >= %s AND deliver_at > 0 "
+        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE deliver_at >= %s AND deliver_at > %s "
         f"AND (deliver_at > %s OR outbox_id > %s){of_topic} ORDER BY deliver_at, outbox_id LIMIT %s",
-        (at, at, last, *parameters, limit),
+        (at, AT_ONCE, at, last, *parameters, limit),
     )
     return [ScheduledMessage(*row) for row in rows]

@@ -72,7 +72,7 @@ def publish(
         deliver_at: time of delivery (aware if ``USE_TZ`` is True). If it is in the past, the message is delivered at
             once.
         priority: from -100 to 100, higher first. A message overtakes waiting messages with a lower priority, not
-            handlers that run. Order and duplicates count within a key and priority. A key may have at most 180
+            handlers that run. Order and duplicates count within a key and priority. A key may have at most 181
             characters then.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         on_mismatch: what to do if the queue's database has no open transaction but another database has one:

@@ -12,8 +12,6 @@ from django.core.management.color import no_style
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.inspection import get_overview
-from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.management.banner import show_banner
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -315,15 +313,3 @@ def test_the_backlog_by_priority(db):
     ]
     assert group_status()["lag_by_priority"] == {"10": 2, "0": 2}
     assert group_status("other", "u")["lag_by_priority"] == {}
-
-
-def test_high_priorities_are_counted_before_a_long_backlog(db):
-    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
-    publish_many("t", [Message(n, key=f"k{n % 7}") for n in range(50)])
-    publish("t", "high", key="k3", priority=10)
-    publish("t", "low", key="k3", priority=-10)
-    sequence()
-    (found,) = get_overview(bounds=Bounds(count=20)).groups
-    assert not found.lag.exact
-    assert found.lag_by_priority[10].value == 1
-    assert not found.lag_by_priority[10].exact

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.inspection import get_overview
-from django_mysqlqueue.limits import lane, lane_of
+from django_mysqlqueue.limits import AT_ONCE, lane, lane_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dropping, overriding
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
@@ -598,7 +598,7 @@ class Machine(RuleBasedStateMachine):
             count, oldest = oracle.unsettled(Session(USING), ref)
             due = OutboxMessage.objects.filter(topic=ref.topic, deliver_at__lte=overview.now)
             waiting = [
-                max(created_at if deliver_at <= 0 else deliver_at, shown.registered_at, shown.sought_at)
+                max(created_at if deliver_at <= AT_ONCE else deliver_at, shown.registered_at, shown.sought_at)
                 for created_at, deliver_at in due.values_list("created_at", "deliver_at")
             ]
             first = min([*waiting, *([] if oldest is None else [oldest])], default=None)

@@ -281,14 +281,17 @@ class Model:
         self._check_commit_order()
 
     def _check_commit_order(self) -> None:
-        latest = latest_number = 0
+        latest: dict[int, tuple[int, int]] = {}
         for row in self.logged.values():
             one = None if naming.is_dlq(row.topic) else self.committed[number_of(row)]
             if one is None or one.due:
                 continue
-            assert one.committed >= latest, f"{one} was committed before {latest_number} began and comes after it"
-            if one.began > latest:
-                latest, latest_number = one.began, one.number
+            # Those with priorities above 0 enter the log before others that wait in the outbox.
+            priority = max(naming.priority_of(row.key), 0)
+            began, number = latest.get(priority, (0, 0))
+            assert one.committed >= began, f"{one} was committed before {number} began and comes after it"
+            if one.began > began:
+                latest[priority] = one.began, one.number
 
     def _check_outbox(self, now: Tables) -> None:
         waiting = {number_of(row) for row in now.outbox if not row.failed_group}

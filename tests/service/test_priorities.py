@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
-from django_mysqlqueue.limits import KEY_LENGTH, lane
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.limits import AT_ONCE, KEY_LENGTH, lane
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import retention, sequencing
 from django_mysqlqueue.service.subsets import Subset
@@ -28,7 +29,7 @@ def test_a_message_is_in_the_lane_of_its_key_and_priority(db):
     got = []
     publish("t", 1, key="a", priority=10, metadata={"m": 1})
     publish("t", 2, key="a")
-    assert set(OutboxMessage.objects.values_list("partition_key", "deliver_at")) == {("__p:+010:a", -10), ("a", 0)}
+    assert set(OutboxMessage.objects.values_list("partition_key", "deliver_at")) == {("__p:+010:a", 91), ("a", 0)}
     sub = Sub(handler(function=lambda one: got.append((one.payload, one.key, one.priority, dict(one.metadata)))))
     sub.settle()
     content = {"content_type": "application/json"}
@@ -43,7 +44,7 @@ def test_keys_are_hashed_as_without_a_priority(db, settings):
         publish("t", priority, id="x", priority=priority)
     low, high = (
         list(OutboxMessage.objects.filter(deliver_at=at).order_by("pk").values_list("partition_key", flat=True))
-        for at in (0, -7)
+        for at in (0, 94)
     )
     assert high == [f"__p:+007:{one}" for one in low]
     assert all(one.startswith("__p:") for one in low)
@@ -74,7 +75,7 @@ def test_a_priority_may_be_combined_with_a_delay(db):
     sub = Sub(listener(got))
     sub.settle()
     assert got == ["now"]
-    assert OutboxMessage.objects.get().deliver_at > 0
+    assert OutboxMessage.objects.get().deliver_at > AT_ONCE
 
 
 def test_duplicates_are_those_of_a_key_and_priority(db):
@@ -91,7 +92,9 @@ def test_the_sequencer_takes_high_priorities_first(db):
     publish("t", "low", key="a", priority=-1)
     publish("t", "highest", key="b", priority=100)
     assert sequencing.sequence(USING, max_rows=2).moved == 2
-    assert set(QueueMessage.objects.values_list("partition_key", flat=True)) == {"__p:+001:a", "__p:+100:b"}
+    assert set(QueueMessage.objects.values_list("partition_key", flat=True)) == {"a", "__p:+100:b"}, "half of a pass"
+    assert sequencing.sequence(USING, max_rows=2).moved == 2
+    assert set(QueueMessage.objects.values_list("partition_key", flat=True)) == {"a", "__p:+001:a", "__p:+100:b"}
     sequence()
     assert QueueMessage.objects.order_by("offset").last().partition_key == "__p:-001:a"
 
@@ -198,7 +201,7 @@ def test_redeliveries_of_a_shared_group_do_not_hold_up_higher_priorities(db):
         if delivery.attempt < 3:
             raise ValueError
 
-    one = handler(mode="shared", function=work, backoff=handler().backoff.__class__(0, 1, 0))
+    one = handler(mode="shared", function=work, backoff=Backoff(0, 1, 0))
     sub = Sub(one, claim_size=10, prefetch=10)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(30)])
     sub.step(times=3)
@@ -210,6 +213,85 @@ def test_redeliveries_of_a_shared_group_do_not_hold_up_higher_priorities(db):
     assert got == ["high"]
     sub.settle(rounds=200)
     assert got.count("high") == 3
+
+
+def failing_once(got, **options):
+    def work(delivery):
+        got.append((delivery.priority, delivery.attempt))
+        if delivery.attempt == 1 and delivery.payload == "fails":
+            raise ValueError
+
+    return handler(mode="shared", function=work, backoff=Backoff(1, 1, 1, 0), **options)
+
+
+def fail_all(sub, clock, number, priority=0):
+    publish_many("t", [Message("fails", key=f"k{n}", priority=priority) for n in range(number)])
+    sub.settle(rounds=200)
+    clock.advance(2)
+
+
+def test_redeliveries_of_a_shared_group_keep_a_share(db, clock):
+    """Claims for another priority forgot that they were due."""
+    got = []
+    sub = Sub(failing_once(got), claim_size=2, prefetch=2)
+    fail_all(sub, clock, 100)
+    publish_many("t", [Message("works", key=f"k{n % 10}", priority=10) for n in range(800)])
+    sequence()
+    del got[:]
+    for number in range(2000):
+        if number % 20 == 0:
+            sub.poller.poll_soon()
+        sub.poller.step()
+        sub.work()
+        if got.count((10, 1)) >= 700:
+            break
+    assert 20 <= got.count((0, 2)) <= 80
+
+
+def test_redeliveries_of_a_low_priority_do_not_fill_the_memory(db, clock):
+    got = []
+    sub = Sub(failing_once(got), claim_size=10, prefetch=10)
+    fail_all(sub, clock, 60, priority=-10)
+    for _ in range(30):
+        sub.step()
+    (group,) = sub.poller.groups
+    assert sub.inbox.waiting(group.ref)[0] == 10
+    assert not group.wants_turn()
+    assert not group.has_room_for_due()
+    sub.settle(rounds=100)
+    assert got.count((-10, 2)) == 60
+
+
+def test_rows_left_in_the_future_are_looked_for_behind_higher_priorities(db):
+    got = []
+    sub = Sub(listener(got, mode="shared"))
+    publish("t", "lost", key="a")
+    sub.step(times=3)
+    DeliveryState.objects.update(invisible_until=4 * 10**12, delivered_at=4 * 10**12)
+    sub.leave()
+    other = Sub(listener(got, mode="shared"), name="other")
+    other.step(times=2)
+    publish_many("t", [Message("new", key="a", priority=10) for _ in range(3)])
+    other.poller.shared[0].expect_clock_step()
+    for _ in range(5):
+        other.step()
+        other.work()
+    assert sorted(got) == ["lost", "new", "new", "new"]
+
+
+def test_partitions_that_were_left_out_are_acquired_when_those_of_their_priority_are_done(db, monkeypatch):
+    """However many of a lower priority have work."""
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.AHEAD", 5)
+    monkeypatch.setattr("django_mysqlqueue.runtime.polling.ordered.TAKE_OVER", 5)
+    got = []
+    for priority in (0, 10):
+        publish_many("t", [Message(priority, key=f"k{n}", priority=priority) for n in range(40)])
+    sub = Sub(listener(got, priority_share=None), claim_size=1, prefetch=1, priority_share=0)
+    sub.step(times=3)
+    while len(got) < 80:
+        sub.poller.step()
+        sub.work()
+    assert got == [10] * 40 + [0] * 40
 
 
 def test_partitions_of_a_higher_priority_are_acquired_however_many_have_work(db, monkeypatch):

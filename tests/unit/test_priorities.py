@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +66,14 @@ def test_what_plain_sql_may_have_stored_has_a_priority_too(name, found):
 @pytest.mark.parametrize("priority", [-100, 0, 100])
 def test_possible_priorities(priority):
     assert check_priority(priority) == priority
+
+
+def test_members_of_an_enumeration_are_integers():
+    class Priority(enum.IntEnum):
+        HIGH = 10
+
+    assert type(check_priority(Priority.HIGH)) is int
+    assert lane("a", check_priority(Priority.HIGH)) == "__p:+010:a"
 
 
 @pytest.mark.parametrize("priority", [101, -101, 1.0, "5", True, None])

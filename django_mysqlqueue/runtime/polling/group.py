@@ -158,15 +158,18 @@ class PolledGroup(ABC):
     @abstractmethod
     def _wants(self, priority: int, room: int) -> list[Want]: ...
 
-    def _expects_due(self) -> bool:
-        """Return whether a claim should look for redeliveries of the group (shared mode)."""
-        return False
+    def _max_due(self) -> int:
+        """Return how many redeliveries a claim may take, from any partition (shared mode).
+
+        Their priorities are not known before. So there is room for them only if there is room for the lowest.
+        """
+        return 0
 
     @abstractmethod
     def _written(self, settlements: Sequence[Settlement], flushed: Flushed) -> None: ...
 
     @abstractmethod
-    def _claimed(self, wants: Sequence[Want], claim: Claim) -> bool:
+    def _claimed(self, wants: Sequence[Want], max_due: int, claim: Claim) -> bool:
         """Remember what a claim found, and return whether to poll soon."""
 
     def reset(self) -> None:
@@ -190,10 +193,14 @@ class PolledGroup(ABC):
             self.ref, priority=priority, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
         )
 
+    def has_room_for_due(self) -> bool:
+        """Return whether redeliveries may be claimed when they come due."""
+        return self.room() > 0
+
     def _priorities(self) -> list[int]:
         """Return the priorities with work. Redeliveries of a shared group, whose priorities are unknown, count as 0."""
         found = self.todo.priorities()
-        return [*found, 0] if 0 not in found and self._expects_due() else found
+        return [*found, 0] if 0 not in found and self._max_due() else found
 
     def wants_turn(self) -> bool:
         """Return whether another turn would find work at once."""
@@ -215,7 +222,7 @@ class PolledGroup(ABC):
         flushes = room > 0 or self.inbox.flush_due(self.ref)
         settlements = self.inbox.take_settlements(self.ref) if flushes else []
         wants = self._wants(priority, room) if room else []
-        max_due = room if priority == 0 and self._expects_due() else 0
+        max_due = min(room, self._max_due()) if priority == 0 else 0
         if not (wants or max_due or settlements or self.unfinished):
             return False
         also = self._take_unfinished()
@@ -234,7 +241,7 @@ class PolledGroup(ABC):
         if claim is not None and (claim.deliveries or not claim.missing):
             self._turns.took(priority, priorities)
         self._after_flush(settlements, claim.flushed if claim is not None else flushed)
-        return claim is not None and self._after_claim(wants, claim, hungry=hungry)
+        return claim is not None and self._after_claim(wants, max_due, claim, hungry=hungry)
 
     def failed(self) -> int:
         """Note that a turn failed, and pause the group for a while.
@@ -362,14 +369,14 @@ class PolledGroup(ABC):
                     exclude=self._held() if max_due else (),
                     max_rows=room,
                     max_bytes=self.max_bytes,
-                    after_clock_step=self._after_clock_step(),
+                    after_clock_step=max_due > 0 and self._after_clock_step(),
                 ),
             )
         except CommitOutcomeUnknown:
             self._undo = token
             raise
 
-    def _after_claim(self, wants: Sequence[Want], claim: Claim, *, hungry: bool) -> bool:
+    def _after_claim(self, wants: Sequence[Want], max_due: int, claim: Claim, *, hungry: bool) -> bool:
         self._log_dead(claim.dead)
         self.unfinished |= {delivery.key for delivery, _ in claim.dead}
         if claim.other_mode:
@@ -378,7 +385,7 @@ class PolledGroup(ABC):
         if claim.dropped or claim.paused:
             self._stop(dropped=claim.dropped)
             return False
-        poll_soon = self._claimed(wants, claim)
+        poll_soon = self._claimed(wants, max_due, claim)
         self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
         # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
         self._hand_out(claim.deliveries)

@@ -77,8 +77,8 @@ class OrderedGroup(PolledGroup):
         """A heap of (due, key, offset). Entries may be out of date."""
         self._try_now = False
         """Whether to acquire with the next turn, because a partition without an owner has messages."""
-        self._left_out = False
-        """Whether partitions without an owner were left because ``todo`` is long: to be acquired when it is shorter."""
+        self._left_out: set[int] = set()
+        """Priorities of which partitions were left without an owner until ``todo`` has fewer."""
         self._leaving: set[str] = set()
         """Partitions to release as soon as nothing of them is in flight."""
         self._reload: set[str] = set()
@@ -95,9 +95,11 @@ class OrderedGroup(PolledGroup):
             self.waiting[key] = time.monotonic()
             # A live owner finds the same messages. If it was lost since, the next tick notices it.
             if key not in self._theirs:
-                is_ahead = self._is_ahead(priority_of(key))
-                self._left_out = self._left_out or is_ahead
-                self._try_now = self._try_now or not is_ahead
+                priority = priority_of(key)
+                if self._is_ahead(priority):
+                    self._left_out.add(priority)
+                else:
+                    self._try_now = True
 
     def _look_at(self, partition: OwnedPartition) -> None:
         partition.busy_at = time.monotonic()
@@ -138,7 +140,7 @@ class OrderedGroup(PolledGroup):
         if self._reload:
             self._verify_and_load()
         if self._wants_partitions():
-            self._try_now = self._left_out = False
+            self._try_now, self._left_out = False, set()
             self._acquire(steal=self.context.stealing.is_allowed())
         self._wake_due()
         poll_soon = super().turn()
@@ -214,7 +216,7 @@ class OrderedGroup(PolledGroup):
         if not self.waiting or self.stopped or not self.heart_good():
             return
         ahead = [priority for priority in self.waiting.priorities() if self._is_ahead(priority)]
-        self._left_out = bool(ahead)
+        self._left_out = set(ahead)
         waiting = self._first_waiting([one for one in self.waiting.priorities() if one not in ahead])
         cap = self._cap()
         overdue = time.monotonic() - self.context.settings.lease_duration
@@ -250,7 +252,7 @@ class OrderedGroup(PolledGroup):
             self._take_over(taken.held)
 
     def _wants_partitions(self) -> bool:
-        return self._try_now or (self._left_out and len(self.todo) < AHEAD)
+        return self._try_now or not all(map(self._is_ahead, self._left_out))
 
     def _is_ahead(self, priority: int) -> bool:
         """Return whether ``todo`` has enough partitions of a priority, so that no more of them are acquired."""
@@ -465,7 +467,7 @@ class OrderedGroup(PolledGroup):
         owned = {key for key in self.unfinished if key in self.partitions and self.partitions[key].owned}
         self.unfinished = owned
 
-    def _claimed(self, wants: Sequence[Want], claim: Claim) -> bool:
+    def _claimed(self, wants: Sequence[Want], max_due: int, claim: Claim) -> bool:
         for key in claim.lost:
             if key in self.partitions and self.partitions[key].owned:
                 self._lose(key, "no longer the owner")

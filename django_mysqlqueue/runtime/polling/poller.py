@@ -230,7 +230,7 @@ class Poller:
         until = min([until, *(max(group.wake_at(), group.rests_until) for group in self.groups)])
         until = min([until, *(group.rests_until for group in self.groups if group.rests_until > now)])
         clock = self.context.clock.now()
-        times = [group.next_at() for group in self.groups if group.rests_until <= now and group.room() > 0]
+        times = [group.next_at() for group in self.groups if group.rests_until <= now and group.has_room_for_due()]
         times.append(self.next_deliver_at)
         for moment in times:
             if moment is not None:

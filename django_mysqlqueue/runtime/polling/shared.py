@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
+from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
@@ -99,8 +100,12 @@ class SharedGroup(PolledGroup):
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
 
-    def _expects_due(self) -> bool:
-        return self._is_due() or self._expects_clock_step
+    def has_room_for_due(self) -> bool:
+        """Return whether redeliveries may be claimed when they come due: their priorities are not known."""
+        return self.room(LOWEST_PRIORITY) > 0
+
+    def _max_due(self) -> int:
+        return self.room(LOWEST_PRIORITY) if self._is_due() or self._expects_clock_step else 0
 
     def _is_due(self) -> bool:
         return self._next_due is not None and self._next_due <= self.context.clock.now()
@@ -116,15 +121,16 @@ class SharedGroup(PolledGroup):
         for due in flushed.waiting.values():
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
-    def _claimed(self, wants: Sequence[Want], claim: Claim) -> bool:
+    def _claimed(self, wants: Sequence[Want], max_due: int, claim: Claim) -> bool:
         for want in wants:
             # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
             if want.key not in claim.missing:
                 self.todo[want.key] = self.todo.pop(want.key)
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
-        self._window = min(max(2 * self._window, 2 * self.claim_size), MAX_WINDOW) if claim.locked else 0
         poll_soon = False
-        if self._is_due():
+        if max_due:
+            self._window = min(max(2 * self._window, 2 * self.claim_size), MAX_WINDOW) if claim.locked else 0
+        if max_due and self._is_due():
             # Taken, or locked by another transaction: the next poll tells when more is due.
             self._next_due = None
             poll_soon = redelivered > 0
