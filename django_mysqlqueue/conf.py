@@ -245,10 +245,7 @@ CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "database": _or_none(_alias),
-    "poll_interval": HANDLER_OPTIONS["poll_interval"],
-    "max_poll_interval": HANDLER_OPTIONS["max_poll_interval"],
-    "claim_size": HANDLER_OPTIONS["claim_size"],
-    "prefetch": HANDLER_OPTIONS["prefetch"],
+    **{name: HANDLER_OPTIONS[name] for name in ("poll_interval", "max_poll_interval", "claim_size", "prefetch")},
     "priority_share": HANDLER_OPTIONS["priority_share"],
     "threads": _integer(1, 1000),
     "lease_duration": _number(exclusive=True),

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from django_mysqlqueue import limits
 from django_mysqlqueue.pipeline import log_offsets
 from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
@@ -18,6 +19,10 @@ CLOCK_STEP = datetime.timedelta(hours=26)
 
 It covers a clock that was set to a wrong time zone.
 """
+
+LANE_PREFIX = rf"(?s)\A{limits.PARTITION_PREFIX}[+-].{{3}}:"
+LANE_NUMBER = rf"\A{limits.PARTITION_PREFIX}([+-][0-9]{{3}}):"
+"""Regular expressions in Java's syntax: the rule of ``limits.lane_of``."""
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,6 +45,33 @@ def json_payload(schema: StructType | str, payload: str = "payload") -> Column:
 
     # Not CAST, which fails the query if a payload is not UTF-8.
     return functions.from_json(functions.try_validate_utf8(functions.col(payload).cast("string")), schema)
+
+
+def priority(partition_key: str = "partition_key") -> Column:
+    """Return a column with the priority of a message: an INT from -100 to 100, 0 for messages without one.
+
+    Args:
+        partition_key: The name of the column with the partition, as it is stored.
+    """
+    from pyspark.sql import functions
+
+    number = functions.regexp_extract(partition_key, LANE_NUMBER, 1).try_cast("int")
+    lowest, highest = functions.lit(limits.LOWEST_PRIORITY), functions.lit(limits.HIGHEST_PRIORITY)
+    return functions.greatest(lowest, functions.least(functions.coalesce(number, functions.lit(0)), highest))
+
+
+def publisher_key(partition_key: str = "partition_key", metadata: str = "metadata") -> Column:
+    """Return a column with the key that a message was published with, as ``delivery.key``: NULL if there was none.
+
+    Args:
+        partition_key: The name of the column with the partition, as it is stored.
+        metadata: The name of the column with the metadata, which has the key if it was hashed.
+    """
+    from pyspark.sql import functions
+
+    partition = functions.regexp_replace(partition_key, LANE_PREFIX, "")
+    hashed = functions.get_json_object(metadata, f"$['{limits.PUBLISHER_KEY}']")
+    return functions.when(partition.startswith(limits.PARTITION_PREFIX), hashed).otherwise(partition)
 
 
 def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = None, **options: str) -> DataFrame:

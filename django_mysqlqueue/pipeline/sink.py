@@ -39,6 +39,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {
     "metadata": ("string",),
     "target_group": ("string",),
     "deliver_at": ("timestamp", "bigint"),
+    "priority": ("tinyint", "smallint", "int", "bigint"),
 }
 """The columns that the sink accepts, and their types."""
 REQUIRED = ("topic", "id", "payload")
@@ -101,12 +102,18 @@ class Sink:
         for name in REQUIRED:
             if name not in names:
                 raise PipelineError(f"missing column {name!r}: the sink requires {', '.join(REQUIRED)}")
+        keep_partitions = flag(options, "keepPartitions", default=False)
+        if keep_partitions and "priority" in names:
+            raise PipelineError(
+                "column 'priority' with the option keepPartitions: the partition keys that are kept contain the "
+                "priority; drop the column, or write publishers' keys without the option"
+            )
         return cls(
             place,
             names,
             number(options, "partitions", most=100_000),
             number(options, "maxPayloadBytes", most=LARGEST) or limits.MAX_PAYLOAD_BYTES,
-            flag(options, "keepPartitions", default=False),
+            keep_partitions,
         )
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> int:
@@ -141,6 +148,7 @@ class Sink:
                 columns.get("metadata", absent),
                 columns.get("target_group", absent),
                 columns.get("deliver_at", absent),
+                columns.get("priority", absent),
             )
 
 
@@ -156,16 +164,22 @@ class _Checked:
         self.names: dict[tuple[str, Any], str] = {}
         self.metadata: dict[str, tuple[dict[str, Any], str]] = {}
 
-    def __call__(
-        self, topic: Any, message_id: Any, payload: Any, key: Any, metadata: Any, group: Any, deliver_at: Any
-    ) -> Row:
+    def __call__(self, topic: Any, message_id: Any, *rest: Any) -> Row:
         try:
-            return self._row(topic, message_id, payload, key, metadata, group, deliver_at)
+            return self._row(topic, message_id, *rest)
         except InvalidMessage as error:
             raise PipelineError(f"the row with topic {topic!r} and id {message_id!r}: {error}") from error
 
     def _row(
-        self, topic: Any, message_id: Any, payload: Any, key: Any, metadata: Any, group: Any, deliver_at: Any
+        self,
+        topic: Any,
+        message_id: Any,
+        payload: Any,
+        key: Any,
+        metadata: Any,
+        group: Any,
+        deliver_at: Any,
+        priority: Any,
     ) -> Row:
         if not message_id:
             raise InvalidMessage(
@@ -177,7 +191,8 @@ class _Checked:
         body = payload.encode() if isinstance(payload, str) else payload
         if len(body) > self.max_payload_bytes:
             raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
-        partition, text = self._partition(key, limits.check_text("id", message_id), metadata)
+        wanted = 0 if priority is None else limits.check_priority(priority)
+        partition, text = self._partition(key, limits.check_text("id", message_id), metadata, wanted)
         return Row(
             self._name("topic", topic),
             partition,
@@ -185,7 +200,8 @@ class _Checked:
             body,
             text,
             self._name("target_group", group) if group else "",
-            _when(deliver_at),
+            # By the partition: one that is kept has a priority, too.
+            _when(deliver_at) or limits.earliest(limits.priority_of(partition)),
         )
 
     def _name(self, kind: str, name: Any) -> str:
@@ -193,19 +209,21 @@ class _Checked:
             self.names[kind, name] = limits.check_name(kind, name)
         return self.names[kind, name]
 
-    def _partition(self, key: Any, message_id: str, metadata: Any) -> tuple[str, str]:
+    def _partition(self, key: Any, message_id: str, metadata: Any, priority: int) -> tuple[str, str]:
         text = metadata or "{}"
         if text not in self.metadata:
             if len(self.metadata) > 1000:
                 self.metadata.clear()
             self.metadata[text] = self._metadata(text)
         value, text = self.metadata[text]
-        if self.partitions is None:
-            return "" if key is None else self.check_key(key), text
         if key is None:
-            return limits.hashed_partition(message_id, self.partitions), text
+            partition = "" if self.partitions is None else limits.hashed_partition(message_id, self.partitions)
+            return limits.lane(partition, priority), text
+        if self.partitions is None and not priority:
+            return self.check_key(key), text
         given = {**value, limits.PUBLISHER_KEY: limits.check_key(key)}
-        return limits.hashed_partition(key, self.partitions), json.dumps(given, ensure_ascii=False)
+        partition = key if self.partitions is None else limits.hashed_partition(key, self.partitions)
+        return limits.lane(partition, priority), json.dumps(given, ensure_ascii=False)
 
     def _metadata(self, text: str) -> tuple[dict[str, Any], str]:
         value, text = _metadata(text, self.max_metadata_bytes)

@@ -12,6 +12,8 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django_mysqlqueue.service.deliveries import Claimed
     from django_mysqlqueue.service.retention import Orphans
 
@@ -63,6 +65,13 @@ def delivery_fields(claimed: Claimed) -> dict[str, Any]:
         "offset": claimed.offset,
         "attempt": claimed.attempt,
     }
+
+
+def dead_lettered(dead: Iterable[tuple[Claimed, str]]) -> None:
+    """Log deliveries that were dead-lettered, with the last line of their errors: the dead letter has all of it."""
+    for delivery, error in dead:
+        text = error.strip().rsplit("\n", 1)[-1]
+        event(logging.ERROR, "delivery.dead_lettered", **delivery_fields(delivery), error=text)
 
 
 def orphans_deleted(orphans: Orphans) -> None:

@@ -131,7 +131,7 @@ def test_move_the_selected(client, settings):
 
 def test_what_came_due_meanwhile_is_said(client):
     first, second = schedule(2)
-    OutboxMessage.objects.filter(pk=first).update(deliver_at=1)
+    OutboxMessage.objects.filter(pk=first).update(deliver_at=1000)
     (told,) = confirm(client, "cancel", row=[str(first), str(second)])
     left = "Messages not changed, because they came due or another transaction is changing them: 1."
     assert told == f"Scheduled messages cancelled: 1. {left}"

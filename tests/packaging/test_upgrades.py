@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,12 @@ from django.db import connection, migrations, models
 from django.db.migrations.loader import MigrationLoader
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.service import groups, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
 from tests.support import accounts
+from tests.support.harness import USING, Sub, handler
 from tests.support.migration_rules import contractions
 from tests.support.paths import ROOT
 from tests.support.processes import Worker, environment, wait_for
@@ -212,6 +214,106 @@ def test_the_last_releases_schema_migrates_with_what_is_in_it(scene):
     new = scene.subscriber(ROOT, "new")
     scene.goes_on(new)
     scene.finish(new)
+
+
+# -- priorities ---------------------------------------------------------------
+
+PRIORITIES = (0, -5, 10, 100, -100, 0)
+
+
+def publish_with_priorities(settings):
+    """To topics with and without hashed keys. Return (topic, id) → (priority, metadata, partition) of what waits."""
+    settings.MYSQLQUEUE = {"TOPICS": {"p.shared": {"PARTITIONS": 3}}}
+    for topic in ("p.plain", "p.shared"):
+        for n, priority in enumerate(PRIORITIES):
+            publish(topic, {"n": n}, key=f"k{n % 2}", priority=priority, metadata={"priority": priority})
+    return {
+        (row.topic, row.message_id): (row.metadata["priority"], row.metadata, row.partition_key)
+        for row in OutboxMessage.objects.all()
+    }
+
+
+def in_the_log():
+    return {
+        (row.topic, row.message_id): (row.metadata["priority"], row.metadata, row.partition_key)
+        for row in QueueMessage.objects.all()
+    }
+
+
+def sequence_with(code):
+    """Run ``queuesequence`` of this code."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SAY_WHERE, "queuesequence"],
+        env=project(code),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith(f"code {code}{os.sep}")
+
+
+@pytest.mark.promise("Rolling upgrades")
+@pytest.mark.processes
+def test_the_last_release_sequences_priorities_as_they_are(db, settings):
+    """Those above 0 are scheduled messages to it, which came due long ago."""
+    wanted = publish_with_priorities(settings)
+    sequence_with(OLD)
+    assert in_the_log() == wanted
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.promise("Rolling upgrades")
+@pytest.mark.processes
+def test_a_subscriber_of_the_last_release_handles_priorities(scene, settings):
+    """It has the publishers' keys. Then this release handles what the old one sequenced, with keys and priorities."""
+    publish_with_priorities(settings)
+    sequencing.sequence(USING)
+    old = scene.subscriber(OLD, "old")
+    wait_for(accounts.is_drained, old)
+    expected = sorted((f"k{n % 2}", n) for n in range(len(PRIORITIES)))
+    for group in accounts.GROUPS:
+        assert sorted(accounts.effects(group)) == expected, group
+    scene.leave(old)
+    assert "group.failed" not in old.output
+    assert not QueueMessage.objects.filter(topic__endswith="_dlq").exists()
+
+    # The old one sequences, and handles nothing any more.
+    publish_with_priorities(settings)
+    sequence_with(OLD)
+    got = []
+
+    def note(one):
+        got.append((one.group, one.payload["n"], one.key, one.priority))
+
+    handlers = [
+        handler(topic="p.plain", group="plain", function=note),
+        handler(topic="p.shared", group="shared", mode="shared", function=note),
+    ]
+    Sub(*handlers, priority_share=0).settle()
+    for group in ("plain", "shared"):
+        of_group = [one[1:] for one in got if one[0] == group]
+        assert sorted(of_group) == [(n, f"k{n % 2}", priority) for n, priority in enumerate(PRIORITIES)]
+        priorities = [priority for *_, priority in of_group]
+        assert priorities == sorted(priorities, reverse=True)
+
+
+@pytest.mark.promise("Rolling upgrades")
+@pytest.mark.processes
+def test_priorities_during_a_rolling_upgrade(scene, settings):
+    """Old and new subscribers side by side: every message is handled by one or the other."""
+    old = scene.subscriber(OLD, "old")
+    new = scene.subscriber(ROOT, "new")
+    for _ in range(10):
+        publish_with_priorities(settings)
+    wait_for(accounts.is_drained, new, timeout=60)
+    expected = {(f"k{n % 2}", n) for n in range(len(PRIORITIES))}
+    for group in accounts.GROUPS:
+        found = Counter(accounts.effects(group))
+        assert set(found) == expected, group
+        assert min(found.values()) >= 10, group
+    scene.leave(old, new)
+    assert "group.failed" not in old.output + new.output
 
 
 def last_migration_of(package):

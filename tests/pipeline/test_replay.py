@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.limits import earliest, priority_of
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
 from django_mysqlqueue.pipeline import replay
 from django_mysqlqueue.pipeline.archive import run
@@ -211,6 +212,38 @@ def test_hashed_partitions_stay(job, settings):
     after = QueueMessage.objects.order_by("offset")
     assert sorted(row.partition_key for row in after) == sorted(row.partition_key for row in before)
     assert all(row.partition_key.startswith("__p:") for row in after)
+
+
+@pytest.mark.promise("Priority")
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("target", [{"to": "again"}, {"group": "g"}])
+def test_priorities_stay(job, settings, partitions, target):
+    """In the outbox, copies are ordered as messages that are published: by priority, then as the originals."""
+    of_topic = {"PARTITIONS": partitions} if partitions else {}
+    settings.MYSQLQUEUE = {"TOPICS": {"t": of_topic}}
+    got = []
+    topic = target.get("to", "t")
+    one = handler(topic=topic, group="g", function=lambda one: got.append((one.priority, one.key, one.payload)))
+    sub = Sub(one, priority_share=0)
+    numbers = range(24)
+    publish_many("t", [Message(n, key=f"k{n % 2}", priority=(0, 10, -10)[n % 3]) for n in numbers])
+    sequence()
+    run.grow(job)
+    before = {row.offset: row.partition_key for row in QueueMessage.objects.all()}
+    QueueMessage.objects.all().delete()
+    assert replay.play(job, Replay("t", **target)) == 24
+    for row in OutboxMessage.objects.all():
+        assert row.partition_key == before[row.metadata[CAME_FROM]["offset"]]
+        assert row.deliver_at == earliest(priority_of(row.partition_key))
+    sequence()
+    sub.settle()
+    assert [priority for priority, _, _ in got] == [10] * 8 + [0] * 8 + [-10] * 8
+    assert sorted(n for _, _, n in got) == list(numbers)
+    for priority, key, n in got:
+        assert (priority, key) == ((0, 10, -10)[n % 3], f"k{n % 2}")
+    for lane in {one[:2] for one in got}:
+        handled = [n for *of, n in got if tuple(of) == lane]
+        assert handled == sorted(handled)
 
 
 @pytest.mark.parametrize(

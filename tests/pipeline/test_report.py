@@ -17,6 +17,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.limits import lane
 from django_mysqlqueue.models import CollectedTopic
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.report import run_report, words
@@ -282,6 +283,16 @@ def test_many_topics_are_told_apart_as_far_as_colours_go():
     assert "t4: 9 messages" in html
     assert "t5: 9 messages" not in html
     assert "all others: 135 messages" in html
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [("ada", "priority +10: ada"), ("", "priority +10: (empty)"), ("__p:3", "priority +10: __p:3")],
+)
+def test_keys_with_a_priority_are_shown_with_both(key, shown):
+    text = Outline(render(page(full(lane(key, 10))))).text
+    assert f"The largest, “{shown}”, has 66.7 % of the messages" in text
+    assert f"{shown}: 600 messages" in text
 
 
 # -- the page -----------------------------------------------------------------

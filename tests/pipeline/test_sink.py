@@ -10,7 +10,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.limits import earliest, priority_of
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.pipeline.frames import priority, publisher_key
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
 
@@ -107,6 +110,135 @@ def test_hashed_partitions_are_those_of_publish(spark, settings):
     ours = QueueMessage.objects.filter(message_id__startswith="p-").values_list("payload", "partition_key")
     assert sorted((bytes(body), key) for body, key in spark_rows) == sorted((bytes(body), key) for body, key in ours)
     assert {row.metadata["mysqlqueue.key"] for row in QueueMessage.objects.all()} == {"k0", "k1", "k2"}
+
+
+# -- priorities ---------------------------------------------------------------
+
+PRIORITIES = (0, 1, 10, 100, -1, -100)
+LATER = datetime.datetime(2031, 2, 3, tzinfo=datetime.UTC)
+COLUMNS = ("message_id", "partition_key", "metadata", "deliver_at", "payload")
+
+
+def with_priorities() -> list[tuple[Any, ...]]:
+    """Topic, id, payload, key, metadata, time, priority."""
+    metadata = {"m": [1, "é"]}
+    return [
+        ("t", f"{priority} {key[:9]} {deliver_at}", '{"n":1}', key, metadata, deliver_at, priority)
+        for priority in PRIORITIES
+        for key in ("a", "", "k \N{PILE OF POO}", "k" * 181, ":+010:")
+        for deliver_at in (None, LATER)
+    ]
+
+
+@pytest.mark.promise("Priority")
+@pytest.mark.parametrize("partitions", [None, 5])
+@pytest.mark.parametrize("kind", ["TINYINT", "SMALLINT", "INT", "BIGINT"])
+def test_a_priority_is_stored_as_publish_stores_it(spark, settings, partitions, kind):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": partitions} if partitions else {}}}
+    wanted = with_priorities()
+    if partitions:  # Without partitions, messages that have no key share one in the sink.
+        wanted += [("t", f"{one} -", '{"n":1}', None, {"m": 1}, None, one) for one in PRIORITIES]
+    publish_many(
+        "t",
+        [
+            Message({"n": 1}, key=key, id=message_id, metadata=metadata, deliver_at=deliver_at, priority=priority)
+            for _, message_id, _, key, metadata, deliver_at, priority in wanted
+        ],
+    )
+    ours = list(OutboxMessage.objects.order_by("message_id").values_list(*COLUMNS))
+    OutboxMessage.objects.all().delete()
+    frame = spark.createDataFrame(
+        [(*one[:4], json.dumps({"content_type": "application/json", **one[4]}), *one[5:]) for one in wanted],
+        f"{MINIMAL}, partition_key STRING, metadata STRING, deliver_at TIMESTAMP, priority {kind}",
+    )
+    write(frame, **({"partitions": partitions} if partitions else {}))
+    assert list(OutboxMessage.objects.order_by("message_id").values_list(*COLUMNS)) == ours
+    assert len(ours) == len(wanted)
+
+
+def test_rows_without_a_priority_or_key(spark):
+    frame = spark.createDataFrame(
+        [("t", "1", "x", "a", None), ("t", "2", "x", "a", 0), ("t", "3", "x", None, 5), ("t", "4", "x", None, None)],
+        f"{MINIMAL}, partition_key STRING, priority INT",
+    )
+    write(frame)
+    found = OutboxMessage.objects.order_by("message_id").values_list("partition_key", "metadata", "deliver_at")
+    assert list(found) == [("a", {}, 0), ("a", {}, 0), ("__p:+005:", {}, -5), ("", {}, 0)]
+
+
+@pytest.mark.any_engine
+@pytest.mark.parametrize(
+    ("priority", "key", "says"),
+    [
+        (101, "a", "priority 101: must be an integer from -100 to 100, higher first"),
+        (-(2**63), None, "must be an integer from -100 to 100, higher first"),
+        (1, "k" * 182, "182 characters, but with a priority at most 181 are allowed"),
+        (1, "k" * 191, "191 characters, but at most 190 are allowed"),
+        (1, "__p:3", "are reserved for hashed partitions and priorities"),
+    ],
+)
+def test_a_bad_priority_is_named(spark, priority, key, says):
+    frame = spark.createDataFrame(
+        [("t", "good", "x", "a", 1), ("t", "bad", "x", key, priority)],
+        f"{MINIMAL}, partition_key STRING, priority BIGINT",
+    )
+    with pytest.raises(PySparkException) as caught:
+        write(frame.coalesce(1))
+    assert "id 'bad'" in str(caught.value)
+    assert says in str(caught.value)
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.any_engine
+def test_a_priority_of_another_type_is_refused(spark):
+    with pytest.raises(PySparkException, match="'priority' of type double: must be tinyint or smallint or int or big"):
+        write(spark.createDataFrame([], f"{MINIMAL}, priority DOUBLE"))
+
+
+@pytest.mark.any_engine
+def test_a_priority_beside_partitions_that_have_one_is_refused(spark):
+    with pytest.raises(PySparkException, match="column 'priority' with the option keepPartitions"):
+        write(spark.createDataFrame([], f"{MINIMAL}, priority INT"), keepPartitions=True)
+
+
+@pytest.mark.promise("Priority")
+@pytest.mark.parametrize("partitions", [None, 5])
+@pytest.mark.parametrize("way", ["partitions", "keys"])
+def test_a_copy_of_the_log_keeps_priorities_and_keys(spark, settings, partitions, way):
+    """By partitions, or by publishers' keys: both ways that the how-to guide shows."""
+    of_topic = {"PARTITIONS": partitions} if partitions else {}
+    settings.MYSQLQUEUE = {"TOPICS": {"t": of_topic, "copy": of_topic}}
+    publish_many(
+        "t", [Message([p, key], key=key, priority=p, metadata={"m": 1}) for p in PRIORITIES for key in ("a", "b")]
+    )
+    sequence()
+    log = spark.read.format("mysqlqueue").load().where("topic = 't'")
+    if way == "partitions":
+        rows = log.select(F.lit("copy").alias("topic"), "id", "payload", "partition_key", "metadata")
+        write(rows, keepPartitions=True)
+    else:
+        rows = log.select(
+            F.lit("copy").alias("topic"),
+            "id",
+            "payload",
+            publisher_key().alias("partition_key"),
+            priority().alias("priority"),
+        )
+        write(rows, **({"partitions": partitions} if partitions else {}))
+    stored = {row.message_id: row for row in QueueMessage.objects.filter(topic="t")}
+    copies = list(OutboxMessage.objects.filter(topic="copy"))
+    assert len(copies) == len(stored) == 12
+    for copy in copies:
+        assert copy.partition_key == stored[copy.message_id].partition_key
+        assert copy.deliver_at == earliest(priority_of(copy.partition_key))
+    got: list[Any] = []
+    Sub(handler(topic="copy", function=lambda one: got.append(([one.priority, one.key], one.payload)))).settle()
+    assert len(got) == 12
+    # Without its metadata, a copy has no content type; it is JSON nevertheless.
+    assert all(found == payload for found, payload in got)
+
+
+# -- statements ---------------------------------------------------------------
 
 
 def test_statements_are_small(place):

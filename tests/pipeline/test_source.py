@@ -15,11 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.limits import lane, lane_of
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
 from django_mysqlqueue.pipeline import log_offsets, log_schema
 from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.service import retention
+from django_mysqlqueue.pipeline.frames import priority, publisher_key
+from django_mysqlqueue.service import messages, retention
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.spark_log import HOSTILE, collected, expected
@@ -448,3 +450,48 @@ def test_json_payloads_by_a_schema(spark):
     assert (rows[0].body.n, rows[0].body.name) == (1, "é")
     assert [row.body.n if row.body else None for row in rows[1:]] == [None, None, None]
     assert log(spark).where(F.col("size") > 1000).count() == 0
+
+
+# -- priorities and keys ------------------------------------------------------
+
+NAMES = [
+    *(
+        lane(key, number)
+        for key in ("", "a", "__p:3", ":=+x", "k\nl", "\N{PILE OF POO}")
+        for number in range(-100, 101)
+    ),
+    *("__p:", "__p:+", "__p:3", "__p:+10:a", "__p:+0010:a", "__p:+999:a", "__p:-101:a", "__p:+1x3:a", "__p:+010"),
+    *("__p:+²²²:a", "__p:+٣٣٣:a", "__p:++10:a", "__p:-000:a", "__P:+010:a", " __p:+010:a", "\n__p:+010:a"),
+    *("__p:+0\n1:a", "__p:+ 10:a", "__p:+1 0:a", "__p:+\N{PILE OF POO}10:a", "__p:+010:__p:+020:a", "a__p:+010:a"),
+    *HOSTILE,
+]
+"""Also names that plain SQL may have stored, and that are no lanes."""
+
+
+@pytest.mark.any_engine
+@pytest.mark.promise("Priority")
+def test_priorities_and_keys_are_those_of_a_delivery(spark):
+    forms = ['{"mysqlqueue.key": "é\\n \\"}"}', '{"mysqlqueue.key": ""}', '{"key": {"mysqlqueue.key": 1}}', "{}", "[1]"]
+    rows = [(name, text) for name in NAMES for text in forms]
+    frame = spark.createDataFrame(rows, "partition_key STRING, metadata STRING").select(
+        "*", priority().alias("priority"), publisher_key().alias("key")
+    )
+    assert frame.schema["priority"].dataType.simpleString() == "int"
+    for row in frame.collect():
+        decoded = messages.decode_metadata(row.metadata)
+        assert row.priority == lane_of(row.partition_key).priority, row
+        assert row["key"] == messages.publisher_key(row.partition_key, decoded), row
+    assert frame.count() == len(rows)
+
+
+def test_priorities_and_keys_of_the_log(spark, settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"hashed": {"PARTITIONS": 3}}}
+    wanted = [
+        (publish(topic, 1, key=key, priority=number), number, key)
+        for topic in ("t", "hashed")
+        for number in (0, 7, -7)
+        for key in ("a", None)
+    ]
+    sequence()
+    found = log(spark).select("id", priority().alias("priority"), publisher_key().alias("key")).collect()
+    assert sorted(map(tuple, found)) == sorted(wanted)

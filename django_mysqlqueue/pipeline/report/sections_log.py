@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from django_mysqlqueue import limits
 from django_mysqlqueue.pipeline.analytics import growth
 from django_mysqlqueue.pipeline.report import charts, words
 from django_mysqlqueue.pipeline.report.model import Column, Picture, Section, Table
@@ -164,7 +165,8 @@ def hours(facts: Facts) -> Section:
 
 def skew(facts: Facts) -> Section:
     """Return the section about the distribution of messages over keys."""
-    rows, keys = facts.rows("skew"), facts.rows("top_keys")
+    rows = facts.rows("skew")
+    keys = [{**row, "partition_key": _key(row["partition_key"])} for row in facts.rows("top_keys")]
     says: list[str] = []
     pictures: list[Picture] = []
     if rows:
@@ -234,6 +236,12 @@ def _skewness(top: Row, busiest: Row) -> str:
         f"{words.name(busiest['partition_key'])}, has {words.share(top['top_share'])} of the messages; the largest "
         f"10 % of the keys have {words.share(top['top_10_percent'])} (Gini coefficient {top['gini']:.2f})."
     )
+
+
+def _key(partition: str) -> str:
+    """Return the partition for priority 0, after the priority if there is one: ``priority +10: ada``."""
+    priority, key = limits.lane_of(partition)
+    return f"priority {priority:+}: {key or '(empty)'}" if priority else key
 
 
 def _key_tip(row: Row) -> str:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from django_mysqlqueue.limits import LOWEST_PRIORITY
-from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane
+from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane, holds_back
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
@@ -340,19 +340,12 @@ class Inbox:
                     held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)
                     settlement = settlement._replace(held=held)
                 self._settle(group, settlement)
-                if not held.handler.shared and self._holds_back(held.handler, settlement.action):
+                if not held.handler.shared and holds_back(held.handler, settlement.action):
                     group.lanes[held.claimed.key].blocked = True
                     for behind in self._empty(group, held.claimed.key):
                         self._settle(group, Settlement(behind.claimed, Action.RELEASE))
 
     # -- under the lock -------------------------------------------------------
-
-    @staticmethod
-    def _holds_back(handler: Handler, action: Action) -> bool:
-        """Return whether later messages of the partition must not start before this one has been redelivered."""
-        if action is Action.RELEASE:
-            return True  # It never started, so no later message may start.
-        return handler.on_failure == "block" and action in (Action.NACK, Action.SNOOZE)
 
     def _release_suspect(self, claimed: Claimed) -> None:
         if claimed is self._suspect:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.runtime.priorities import Turns
-from django_mysqlqueue.service.deliveries import Claimed, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -156,3 +156,15 @@ class Batch:
 
     lanes: list[Lane]
     items: list[Held]
+
+
+def holds_back(handler: Handler, action: Action) -> bool:
+    """Return whether later messages of a partition must not start before one has been redelivered.
+
+    Args:
+        handler: the handler.
+        action: how the delivery of that message ended.
+    """
+    if action is Action.RELEASE:
+        return True  # It never started, so no later message may start.
+    return handler.on_failure == "block" and action in (Action.NACK, Action.SNOOZE)

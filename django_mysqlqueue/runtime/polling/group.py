@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from django.db import Error
@@ -15,7 +15,7 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import Settled, flushed_ends, latency
-from django_mysqlqueue.runtime.log import delivery_fields, event, is_worth_a_line
+from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.depths import Depths
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
@@ -323,7 +323,7 @@ class PolledGroup(ABC):
         for settlement in flushed.stale:
             delivery = settlement.delivery
             event(logging.WARNING, "delivery.lost", **delivery_fields(delivery), outcome=OUTCOMES[settlement.action])
-        self._log_dead(flushed.dead)
+        dead_lettered(flushed.dead)
         self._count_failures(settlements, flushed)
         if self.context.watch.is_wanted():
             self.context.watch.tell(flushed_ends(settlements, flushed, self.context.clock.now()))
@@ -338,16 +338,6 @@ class PolledGroup(ABC):
                 tally.failed += settlement.action in FAILED
                 tally.dead_lettered += settlement.is_written
         tally.dead_lettered += len(flushed.dead)
-
-    def _log_dead(self, dead: Iterable[tuple[Claimed, str]]) -> None:
-        for delivery, error in dead:
-            # Only the last line of a traceback, which names the exception: the dead letter has all of it.
-            event(
-                logging.ERROR,
-                "delivery.dead_lettered",
-                **delivery_fields(delivery),
-                error=error.strip().rsplit("\n", 1)[-1],
-            )
 
     # -- claiming -------------------------------------------------------------
 
@@ -377,7 +367,7 @@ class PolledGroup(ABC):
             raise
 
     def _after_claim(self, wants: Sequence[Want], max_due: int, claim: Claim, *, hungry: bool) -> bool:
-        self._log_dead(claim.dead)
+        dead_lettered(claim.dead)
         self.unfinished |= {delivery.key for delivery, _ in claim.dead}
         if claim.other_mode:
             self.check_mode(claim.other_mode)
