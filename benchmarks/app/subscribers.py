@@ -1,7 +1,8 @@
 """The handlers of the benchmarks, and records of their calls.
 
 If BENCH_RECORD names a folder, each process writes a file there at its end: when its first and its last message arrived
-(epoch seconds), the number of messages, and for the topic "latency" each message's number and the start of its handler.
+(epoch seconds), the number of messages, and for the topics "latency" and "control" the number of each measured message
+and the start of its handler. BENCH_SLEEP is the duration of the handlers of "control" in seconds.
 """
 
 from __future__ import annotations
@@ -81,3 +82,15 @@ def batch(deliveries: list[Delivery]) -> None:
 def latency(delivery: Delivery) -> None:
     Record.starts.append((delivery.payload["n"], time.time()))
     note()
+
+
+SLEEP = float(os.environ.get("BENCH_SLEEP", "0"))
+
+
+@subscriber("control", group="ordered")
+@subscriber("control", group="shared", mode="shared")
+def control(delivery: Delivery) -> None:
+    if "n" in delivery.payload:
+        Record.starts.append((delivery.payload["n"], time.time()))
+    note()
+    time.sleep(SLEEP)

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Measure how long single messages wait while a subscriber works on a large backlog, and how long without one.
+
+    python tools/servers.py run mariadb -- python benchmarks/control.py
+
+- priority: messages with priority 10. The backlog has priority 0 and many keys.
+- fairness: messages of some keys. The backlog belongs to one other key.
+
+The backlog is in the log before a measurement starts. One message is published every 50 to 150 ms. The time is from
+the call of publish() to the start of the handler. Subscriber and publisher run on the same machine and use the same
+clock. The baseline is the same measurement on empty tables, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import common
+
+TOPIC = "control"
+MODES = ("ordered", "shared")
+"""Each mode is measured with a group of the same name, so that one backlog serves both."""
+PRIORITY = 10
+KEYS = {"priority": 1000, "fairness": 50}
+"""Number of keys of the measured messages. With priorities, the backlog has the same keys."""
+SETTINGS = {"POLL_INTERVAL": 0.1, "MAX_POLL_INTERVAL": 0.1}
+"""A fixed interval: otherwise an idle subscriber would poll less and less often, and the baseline would be slower."""
+WARM_UP = 2.0
+LAST = 5.0
+"""Seconds to wait for the last message."""
+
+
+def fill(case: str, backlog: int) -> None:
+    """Publish the backlog and move it into the log."""
+    from django_mysqlqueue import Message, publish_many
+    from django_mysqlqueue.service.sequencing import sequence
+
+    for start in range(0, backlog, 10_000):
+        numbers = range(start, min(start + 10_000, backlog))
+        publish_many(
+            TOPIC,
+            [
+                Message(common.PAYLOAD, key="noise" if case == "fairness" else f"k{number % KEYS[case]}")
+                for number in numbers
+            ],
+        )
+    while sequence("default").moved:
+        pass
+
+
+def publish_slowly(case: str, messages: int, seed: str) -> dict[int, float]:
+    """Publish one message every 50 to 150 ms. Return when publish() was called for each, in epoch seconds."""
+    from django_mysqlqueue import publish
+
+    chance = random.Random(seed)
+    called: dict[int, float] = {}
+    for number in range(messages):
+        time.sleep(chance.uniform(0.05, 0.15))
+        key = f"k{chance.randrange(KEYS[case])}"
+        called[number] = time.time()
+        publish(TOPIC, {"n": number, **common.PAYLOAD}, key=key, priority=PRIORITY if case == "priority" else 0)
+    return called
+
+
+def measure(case: str, mode: str, options: argparse.Namespace, seed: str) -> tuple[list[float], int]:
+    """Return the milliseconds that each message waited, and the number of other messages that were handled."""
+    from django_mysqlqueue.models import SubscriberHeartbeat
+
+    os.environ["BENCH_SLEEP"] = str(options.handler_ms / 1000)
+    arguments = ("--topic", TOPIC, "--group", mode, "--threads", str(options.threads))
+    with common.subscribers(1, *arguments, **SETTINGS) as running:
+        common.wait_for(lambda: SubscriberHeartbeat.objects.exists())
+        time.sleep(WARM_UP)
+        called = publish_slowly(case, options.messages, seed)
+        time.sleep(LAST)
+    (record,) = running.records
+    starts = dict(record["starts"])
+    if starts.keys() != called.keys():
+        raise RuntimeError(f"published {len(called)} messages, but {len(starts)} were handled within {LAST:g} s")
+    return [1000 * (starts[number] - at) for number, at in called.items()], record["count"] - len(called)
+
+
+def percentiles(waits: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(waits, n=100)
+    return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1), "longest": round(max(waits), 1)}
+
+
+def run(case: str, options: argparse.Namespace) -> tuple[dict[str, Any], float]:
+    """Measure all modes without and with the backlog. Return the figures and how long it took to make the backlog."""
+    waits: dict[str, dict[str, list[float]]] = {mode: {"baseline": [], "backlog": []} for mode in MODES}
+    handled = dict.fromkeys(MODES, 0)
+    seconds = 0.0
+    for state in ("baseline", "backlog"):
+        if state == "backlog":
+            common.reset()
+            began = time.monotonic()
+            fill(case, options.backlog)
+            seconds = time.monotonic() - began
+        for number in range(options.rounds):
+            for mode in MODES:
+                if state == "baseline":
+                    common.reset()  # A new group would begin with the messages of the others.
+                found, others = measure(case, mode, options, f"{case} {mode} {number}")
+                waits[mode][state] += found
+                handled[mode] += others
+                text = f"  {case}, {mode}, {state}: {percentiles(found)}, {others:,} others"
+                print(text, file=sys.stderr, flush=True)
+    result: dict[str, Any] = {}
+    for mode, by_state in waits.items():
+        if not 0 < handled[mode] < options.backlog:
+            raise RuntimeError(f"{case}, {mode}: {handled[mode]:,} of {options.backlog:,} other messages were handled")
+        figures = {state: percentiles(values) for state, values in by_state.items()}
+        ratios = {name: round(figures["backlog"][name] / figures["baseline"][name], 2) for name in ("p50", "p99")}
+        result[mode] = {**figures, "ratio": ratios, "others_handled": handled[mode]}
+    return result, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backlog", type=int, default=1_000_000, help="messages that wait (default: 1000000)")
+    parser.add_argument("--messages", type=int, default=200, help="measured messages per round (default: 200)")
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds (default: 2)")
+    parser.add_argument("--threads", type=int, default=4, help="handler threads (default: 4)")
+    parser.add_argument("--handler-ms", type=float, default=2.0, help="duration of each handler (default: 2)")
+    parser.add_argument("--only", choices=tuple(KEYS), help="measure only one of the two")
+    parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
+    options = parser.parse_args()
+    common.set_up()
+    environment = common.environment()
+    results: dict[str, Any] = {}
+    filled: dict[str, float] = {}
+    table = [["publish() to handler, ms", "p50", "p99", "longest"]]
+    for case in [options.only] if options.only else KEYS:
+        found, seconds = run(case, options)
+        results[case], filled[case] = found, round(seconds, 1)
+        for mode, figures in found.items():
+            for state, name in (("baseline", "without backlog"), ("backlog", f"{options.backlog:,} waiting")):
+                table.append([f"{case}, {mode}, {name}", *(f"{value:,}" for value in figures[state].values())])
+            table.append([f"{case}, {mode}, ratio", *(str(value) for value in figures["ratio"].values()), ""])
+    names = ("backlog", "messages", "rounds", "threads", "handler_ms")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names}
+    settings |= {"queue": SETTINGS, "pause_ms": [50, 150], "keys": KEYS, "priority": PRIORITY}
+    result = {"settings": settings, "environment": environment, "seconds_to_fill": filled, "results": results}
+    common.report("control", result, table, options.json)
+
+
+if __name__ == "__main__":
+    main()
