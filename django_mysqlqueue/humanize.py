@@ -11,22 +11,20 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.limits import lane_of
-
 LISTED = 20
 """Maximum number of names that an error lists."""
 UNITS = (86_400, 3600, 60, 1)
 """Seconds of a day, an hour, a minute and a second."""
 
 
-def partition_text(name: str, *, quoted: bool = False) -> str:
-    """Format the name of a partition: ``ada``, ``ada (priority 10)``, ``''``.
+def partition_text(priority: int, partition: str, *, quoted: bool = False) -> str:
+    """Format a partition: ``ada``, ``ada (priority 10)``, ``''``.
 
     Args:
-        name: the name, as it is stored.
-        quoted: whether to write the key as a Python string.
+        priority: the priority of its messages.
+        partition: the partition for priority 0.
+        quoted: whether to write it as a Python string.
     """
-    priority, partition = lane_of(name)
     text = repr(partition) if quoted or not partition else partition
     return f"{text} ({_('priority')} {priority})" if priority else text
 

@@ -233,7 +233,7 @@ def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
                 text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
             failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
             values = {
-                "key": partition_text(head.key, quoted=True),
+                "key": partition_text(*naming.lane_of(head.key), quoted=True),
                 "ref": group.ref,
                 "offset": head.offset,
                 "times": failures,
@@ -273,7 +273,7 @@ def _unserved(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Pro
             yield Problem(
                 0,
                 "unserved",
-                text % {"ref": group.ref, "key": partition_text(head.key, quoted=True)},
+                text % {"ref": group.ref, "key": partition_text(*naming.lane_of(head.key), quoted=True)},
                 group.ref,
                 head.key,
             )

@@ -9,9 +9,15 @@ from django.urls import reverse
 
 from django_mysqlqueue.addresses import url
 from django_mysqlqueue.humanize import partition_text
+from django_mysqlqueue.limits import lane_of
 
 register = template.Library()
-register.filter("partition", partition_text)
+
+
+@register.filter
+def partition(name: str) -> str:
+    """Return the text for a partition's name."""
+    return partition_text(*lane_of(name))
 
 
 @register.simple_tag(takes_context=True)

@@ -11,7 +11,6 @@ from django_mysqlqueue.humanize import (
     duration,
     listed,
     messages,
-    partition_text,
     up_to,
 )
 
@@ -73,19 +72,3 @@ def test_close_names_ignores_case_and_puts_the_nearest_first():
 def test_did_you_mean_asks_only_if_there_is_a_name():
     assert did_you_mean([]) == ""
     assert did_you_mean(["a", "b"]) == "Did you mean a or b?"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "quoted"),
-    [
-        ("ada", "ada", "'ada'"),
-        ("", "''", "''"),
-        ("__p:3", "__p:3", "'__p:3'"),
-        ("__p:+010:ada", "ada (priority 10)", "'ada' (priority 10)"),
-        ("__p:-100:__p:3", "__p:3 (priority -100)", "'__p:3' (priority -100)"),
-        ("__p:+010:", "'' (priority 10)", "'' (priority 10)"),
-    ],
-)
-def test_partitions(name, text, quoted):
-    assert partition_text(name) == text
-    assert partition_text(name, quoted=True) == quoted

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.humanize import partition_text
 from django_mysqlqueue.limits import KEY_LENGTH, LANE_KEY_LENGTH, Lane, check_priority, lane, lane_of, priority_of
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
 
@@ -87,6 +88,22 @@ def test_the_longest_key():
     with pytest.raises(InvalidMessage, match="182 characters, but with a priority at most 181 are allowed"):
         lane("k" * (LANE_KEY_LENGTH + 1), 1)
     assert lane("k" * KEY_LENGTH, 0) == "k" * KEY_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "quoted"),
+    [
+        ("ada", "ada", "'ada'"),
+        ("", "''", "''"),
+        ("__p:3", "__p:3", "'__p:3'"),
+        ("__p:+010:ada", "ada (priority 10)", "'ada' (priority 10)"),
+        ("__p:-100:__p:3", "__p:3 (priority -100)", "'__p:3' (priority -100)"),
+        ("__p:+010:", "'' (priority 10)", "'' (priority 10)"),
+    ],
+)
+def test_names_for_people(name, text, quoted):
+    assert partition_text(*lane_of(name)) == text
+    assert partition_text(*lane_of(name), quoted=True) == quoted
 
 
 # -- partitions by priority ---------------------------------------------------
