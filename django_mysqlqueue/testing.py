@@ -56,12 +56,12 @@ class Published:
     """The publisher's metadata and ``content_type``."""
     deliver_at: datetime.datetime | None
     """When a scheduled message is due (aware, UTC) while it waits in the outbox, else None."""
-    priority: int
-    """The publisher's priority, from -100 to 100."""
     failed_group: str
     """The consumer group that dead-lettered the message; empty if it is not a dead letter."""
     last_error: str
     """The end of the last traceback, or the reason; empty if it is not a dead letter."""
+    priority: int = 0
+    """The publisher's priority, from -100 to 100."""
 
 
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
