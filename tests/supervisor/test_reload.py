@@ -58,10 +58,12 @@ class Project(Supervised):
             )
 
     def write(self, text):
-        """As an editor does. Each version is younger than the one before, however coarse the clock."""
-        self._code.write_text(text)
+        """As an editor does, at once: no child reads half of it. Each version has a later time."""
+        draft = self._code.with_suffix(".draft")
+        draft.write_text(text)
         self._written_at += 1
-        os.utime(self._code, (self._written_at, self._written_at))
+        os.utime(draft, (self._written_at, self._written_at))
+        draft.replace(self._code)
 
     def write_until(self, text, condition):
         """Again and again: the reloader may not have seen the version before."""
