@@ -124,9 +124,7 @@ class InboxMachine(RuleBasedStateMachine):
         assert {held.handler for held in batch.items} == {handler}
         # The groups here give lower priorities no share.
         assert {priority_of(held.claimed.key) for held in batch.items} == {possible[handler.ref.group]}
-        assert {lane.key for lane in batch.lanes} == (
-            {None} if handler.shared else {held.claimed.key for held in batch.items}
-        )
+        assert {lane.key for lane in batch.lanes} == {held.claimed.key for held in batch.items}
         before = list(self.running)
         for held in batch.items:
             self.starts(held, before)

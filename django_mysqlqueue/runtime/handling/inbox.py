@@ -66,8 +66,7 @@ class Inbox:
                 if lane.blocked or self._closed:
                     self._settle(group, Settlement(held.claimed, Action.RELEASE))
                     continue
-                lane.waiting.append(held)
-                group.count(lane, held)
+                group.add(lane, held)
                 if not lane.busy or not lane.exclusive:
                     self._make_ready(group, lane)
 
@@ -149,6 +148,11 @@ class Inbox:
         with self._lock:
             return self._groups[ref].waiting_from(priority)
 
+    def newcomers(self, ref: GroupRef, keys: Iterable[str], *, priority: int, most: int) -> list[str]:
+        """See ``GroupLanes.newcomers``."""
+        with self._lock:
+            return self._groups[ref].newcomers(keys, priority, most)
+
     def waiting_counts(self) -> dict[GroupRef, int]:
         """Return for every group how many deliveries wait to start."""
         with self._lock:
@@ -182,11 +186,9 @@ class Inbox:
             return dropped
         with self._lock:
             group = self._groups[ref]
-            for lane in group.lanes.values():
-                for held in [held for held in lane.waiting if _name(held.claimed) in lost]:
-                    lane.waiting.remove(held)
-                    group.count(lane, held, -1)
-                    dropped.append(held.claimed)
+            for lane in list(group.lanes.values()):
+                places = [place for place, held in enumerate(lane.waiting) if _name(held.claimed) in lost]
+                dropped += [group.remove(lane, place).claimed for place in reversed(places)]
         return dropped
 
     def keep(self, ref: GroupRef, until: float) -> None:
@@ -410,14 +412,13 @@ class Inbox:
         if first.handler.batch_size == 1 or first.alone:
             return batch
         self._fill(batch, lane, first.handler.batch_size)
-        # A batch has messages of one priority, of which a shared group has only one lane.
         ready = group.levels[lane.priority].ready
-        for _ in range(len(ready) if lane.exclusive else 0):
+        for _ in range(len(ready)):
             if len(batch.items) >= first.handler.batch_size:
                 break
             other = ready.popleft()
             other.queued = False
-            if not other.waiting or other.busy:
+            if not other.waiting or (other.exclusive and other.busy):
                 continue  # It was emptied meanwhile.
             if self._may_start(other) and not other.waiting[0].alone:
                 other.busy = True
@@ -442,11 +443,9 @@ class Inbox:
         if place is None:
             place = self._first(lane)
         assert place is not None  # noqa: S101  # _may_start has checked it under the same lock.
-        held = lane.waiting[place]
-        del lane.waiting[place]
         self._started += 1
         group = self._groups[lane.ref]
-        group.count(lane, held, -1)
+        held = group.remove(lane, place)
         group.running += 1
         held.started_at, held.thread = time.monotonic(), threading.get_ident()
         self._running[id(held)] = held
@@ -472,15 +471,9 @@ class Inbox:
             return  # A thread has already been woken for it.
         self._work.notify()
 
-    def _empty(self, group: GroupLanes, key: str | int) -> list[Held]:
+    def _empty(self, group: GroupLanes, key: str) -> list[Held]:
         lane = group.lanes.get(key)
-        if lane is None:
-            return []
-        taken = list(lane.waiting)
-        lane.waiting.clear()
-        for held in taken:
-            group.count(lane, held, -1)
-        return taken
+        return [] if lane is None else [group.remove(lane) for _ in range(len(lane.waiting))]
 
     def _settle(self, group: GroupLanes, settlement: Settlement) -> None:
         if not group.settlements:

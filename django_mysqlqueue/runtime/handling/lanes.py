@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from django_mysqlqueue.limits import priority_of
@@ -52,11 +53,12 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A queue of waiting deliveries: one partition of an ordered group, or one priority of a shared group."""
+    """The waiting deliveries of one partition."""
 
     ref: GroupRef
-    key: str | None
-    """The partition; None for a shared group."""
+    key: str
+    exclusive: bool
+    """Whether only one thread at a time may work on it (ordered mode)."""
     priority: int
     waiting: deque[Held] = field(default_factory=deque)
     busy: bool = False
@@ -67,18 +69,15 @@ class Lane:
     """Whether it is in its group's queue of lanes with deliveries to start."""
     slice_until: float = 0.0
 
-    @property
-    def exclusive(self) -> bool:
-        """Whether only one thread at a time may work on it (ordered mode)."""
-        return self.key is not None
-
 
 @dataclass(slots=True)
 class Level:
     """The deliveries of a group with one priority."""
 
     ready: deque[Lane] = field(default_factory=deque)
-    """Lanes that no thread works on. A lane may have become empty since."""
+    """Lanes that a thread may begin to work on. A lane may have become empty since."""
+    lanes: int = 0
+    """Number of lanes with waiting deliveries."""
     waiting: int = 0
     waiting_bytes: int = 0
 
@@ -87,8 +86,8 @@ class Level:
 class GroupLanes:
     """The lanes of a group, and the outcomes of its deliveries that are to be written."""
 
-    lanes: dict[str | int, Lane] = field(default_factory=dict)
-    """By partition; in a shared group by priority."""
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    """By partition; in a shared group only those with waiting deliveries."""
     levels: dict[int, Level] = field(default_factory=dict)
     """By priority."""
     turns: Turns = field(default_factory=Turns)
@@ -116,21 +115,48 @@ class GroupLanes:
         levels = [level for one, level in self.levels.items() if one >= priority]
         return sum(level.waiting for level in levels), sum(level.waiting_bytes for level in levels)
 
+    def newcomers(self, keys: Iterable[str], priority: int, most: int) -> list[str]:
+        """Return partitions of which no delivery waits: as many as can be added until ``most`` partitions have some.
+
+        Args:
+            keys: partitions of one priority.
+            priority: their priority. Partitions with lower ones do not count.
+            most: number of partitions with waiting deliveries.
+        """
+        left = most - sum(level.lanes for one, level in self.levels.items() if one >= priority)
+        if left <= 0:
+            return []
+        lanes = self.lanes
+        return list(islice((key for key in keys if key not in lanes or not lanes[key].waiting), left))
+
     def lane(self, claimed: Claimed, *, shared: bool) -> Lane:
         """Return the lane of a delivery."""
-        priority = priority_of(claimed.key)
-        name: str | int = priority if shared else claimed.key
-        lane = self.lanes.get(name)
+        lane = self.lanes.get(claimed.key)
         if lane is None:
-            lane = self.lanes[name] = Lane(claimed.ref, None if shared else claimed.key, priority)
-            self.levels.setdefault(priority, Level())
+            lane = self.lanes[claimed.key] = Lane(claimed.ref, claimed.key, not shared, priority_of(claimed.key))
+            self.levels.setdefault(lane.priority, Level())
         return lane
 
-    def count(self, lane: Lane, held: Held, number: int = 1) -> None:
-        """Note that a delivery waits in a lane or, with -1, that it no longer does."""
+    def add(self, lane: Lane, held: Held) -> None:
+        """Add a delivery to those that wait in a lane."""
         level = self.levels[lane.priority]
-        level.waiting += number
-        level.waiting_bytes += number * held.claimed.size
+        level.lanes += not lane.waiting
+        level.waiting += 1
+        level.waiting_bytes += held.claimed.size
+        lane.waiting.append(held)
+
+    def remove(self, lane: Lane, place: int = 0) -> Held:
+        """Remove a delivery from those that wait in a lane, and return it."""
+        held = lane.waiting[place]
+        del lane.waiting[place]
+        level = self.levels[lane.priority]
+        level.waiting -= 1
+        level.waiting_bytes -= held.claimed.size
+        if not lane.waiting:
+            level.lanes -= 1
+            if not lane.exclusive:
+                del self.lanes[lane.key]
+        return held
 
     def ready(self) -> Iterator[deque[Lane]]:
         """Yield the queues of lanes that no thread works on, in the order in which they have their turn."""

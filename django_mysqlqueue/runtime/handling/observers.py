@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -18,9 +18,10 @@ from django_mysqlqueue import signals
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import error_line, event
-from django_mysqlqueue.service.deliveries import OUTCOMES, Flushed, Settlement
+from django_mysqlqueue.service.deliveries import OUTCOMES, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.subscriptions.delivery import Delivery
+from django_mysqlqueue.subscriptions.handler import Handler
 
 
 class Settled(NamedTuple):
@@ -151,6 +152,25 @@ def flushed_ends(settlements: Iterable[Settlement], flushed: Flushed, now: int) 
         waited = latency(held.body, now)
         ends.append(Settled(held.delivery, outcome, settlement.error, held.seconds, waited, held.messages))
     return ends
+
+
+def dead_ends(
+    handler: Handler, dead: Iterable[tuple[Claimed, str]], bodies: Mapping[int, Body], using: str, now: int
+) -> list[Settled]:
+    """Return the settled deliveries of messages that were dead-lettered without another call of the handler.
+
+    Args:
+        handler: the group's handler.
+        dead: the deliveries, with errors.
+        bodies: the stored messages by offset. Deliveries without one are left out.
+        using: alias of the queue's database.
+        now: the database's time in epoch milliseconds.
+    """
+    return [
+        Settled(Delivery(handler, claimed, body, using), Outcome.DEAD_LETTERED, error, 0.0, latency(body, now), 0)
+        for claimed, error in dead
+        if (body := bodies.get(claimed.offset)) is not None
+    ]
 
 
 def latency(body: Body, now: int) -> float:

@@ -10,6 +10,8 @@ MOST = 10_000
 """Maximum number of partitions whose depth is remembered."""
 MAX_PARTITIONS = 100
 """Maximum number of partitions that one claim looks at."""
+LOOKED_AT = 1000
+"""Maximum number of partitions in ``todo`` that one turn goes through."""
 
 
 class Depths:

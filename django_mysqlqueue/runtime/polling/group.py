@@ -12,18 +12,16 @@ from django.db import Error
 
 from django_mysqlqueue.backoff import Backoff, Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.runtime.handling.observers import Settled, flushed_ends, latency
+from django_mysqlqueue.runtime.handling.observers import dead_ends, flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.depths import Depths
+from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, Depths
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
 from django_mysqlqueue.service import claiming, payloads, rollups, settling, watermarks
 from django_mysqlqueue.service.claiming import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.sql.session import Retry
-from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import as_text, changed, option_value, overridden, stored
 
@@ -158,6 +156,9 @@ class PolledGroup(ABC):
     @abstractmethod
     def _wants(self, priority: int, room: int) -> list[Want]: ...
 
+    @abstractmethod
+    def _want_one(self, key: str) -> Want | None: ...
+
     def _max_due(self) -> int:
         """Return how many redeliveries a claim may take, from any partition (shared mode).
 
@@ -223,6 +224,9 @@ class PolledGroup(ABC):
         settlements = self.inbox.take_settlements(self.ref) if flushes else []
         wants = self._wants(priority, room) if room else []
         max_due = min(room, self._max_due()) if priority == 0 else 0
+        if not room:
+            priority, wants = self._newcomers(priorities)
+            room, priorities = len(wants), []
         if not (wants or max_due or settlements or self.unfinished):
             return False
         also = self._take_unfinished()
@@ -300,6 +304,21 @@ class PolledGroup(ABC):
             if room := self.room(priority):
                 return priority, room
         return 0, 0
+
+    def _newcomers(self, priorities: Sequence[int]) -> tuple[int, list[Want]]:
+        """Return wants for one message of each partition of which none waits in this process, and their priority.
+
+        They need no room: otherwise they would wait until half a claim of the partitions that use all of it is handled.
+        """
+        if self.stopped or self.inbox.waiting(self.ref)[1] >= self.max_bytes:
+            return 0, []
+        most = min(self.claim_size, self.least) // 2
+        for priority in self._turns.order(priorities, self.priority_share):
+            keys = islice(self.todo.of(priority), LOOKED_AT)
+            found = self.inbox.newcomers(self.ref, keys, priority=priority, most=most)
+            if wants := [want for want in map(self._want_one, found) if want is not None]:
+                return priority, wants
+        return 0, []
 
     # -- writing --------------------------------------------------------------
 
@@ -386,23 +405,8 @@ class PolledGroup(ABC):
         return poll_soon
 
     def _tell_dead(self, dead: Sequence[tuple[Claimed, str]]) -> None:
-        """Report messages that were dead-lettered without another call of the handler."""
         found = payloads.read(self.using, [delivery.offset for delivery, _ in dead])
-        now = self.context.clock.now()
-        self.context.watch.tell(
-            [
-                Settled(
-                    Delivery(self.handler, claimed, body, self.using),
-                    Outcome.DEAD_LETTERED,
-                    error,
-                    0.0,
-                    latency(body, now),
-                    0,
-                )
-                for claimed, error in dead
-                if (body := found.get(claimed.offset)) is not None
-            ]
-        )
+        self.context.watch.tell(dead_ends(self.handler, dead, found, self.using, self.context.clock.now()))
 
     def _due_window(self, max_due: int) -> int:
         """Return how many due rows to look at to claim ``max_due``."""

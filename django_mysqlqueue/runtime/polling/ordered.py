@@ -12,7 +12,7 @@ from itertools import islice
 from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.runtime.polling.context import Context
-from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
+from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service import leasing, watermarks
@@ -22,8 +22,6 @@ from django_mysqlqueue.service.leasing import Lease
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
-LOOKED_AT = 1000
-"""Maximum number of partitions in ``todo`` that one turn goes through."""
 TAKE_OVER = 1000
 """Maximum number of partitions that one transaction acquires: 50,000 at once took 5 s, and blocked everything else."""
 AHEAD = 5000
@@ -408,6 +406,10 @@ class OrderedGroup(PolledGroup):
             left -= self.depths.expected(want)
             self.todo[key] = self.todo.pop(key)  # To the end: the others have their turn.
         return self.depths.fill_up(wants, left)
+
+    def _want_one(self, key: str) -> Want | None:
+        partition = self.partitions[key]
+        return None if partition.in_flight else self._want(partition, 1)
 
     def _want(self, partition: OwnedPartition, limit: int) -> Want | None:
         """Return what to take from a partition now. If there is nothing, remove it from ``todo`` and return None."""

@@ -97,6 +97,9 @@ class SharedGroup(PolledGroup):
             left -= self.depths.expected(wants[-1])
         return self.depths.fill_up(wants, left)
 
+    def _want_one(self, key: str) -> Want:
+        return Want(key, look_at=1)
+
     def _held(self) -> set[tuple[str, int]]:
         return {(delivery.key, delivery.offset) for delivery in self.inbox.held(self.ref)}
 
