@@ -133,7 +133,7 @@ def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PA
     rows = session.rows(
         f"SELECT w.topic, COUNT(*) FROM (SELECT topic FROM {OUTBOX}{hint} WHERE deliver_at > %s "
         "ORDER BY deliver_at, outbox_id LIMIT %s) w GROUP BY w.topic",
-        (0 if scheduled_only else EARLIEST, bounds.scheduled + 1),
+        (AT_ONCE if scheduled_only else EARLIEST, bounds.scheduled + 1),
     )
     exact = sum(int(number) for _, number in rows) <= bounds.scheduled
     return sorted((topic, Count(min(int(number), bounds.scheduled), exact)) for topic, number in rows)
@@ -183,12 +183,11 @@ def next_scheduled(
         limit: maximum number of messages.
     """
     session = Session(using)
-    at, last = after or (0, 0)
-    of_topic, parameters = ("", ()) if topic is None else (" AND topic = %s", (topic,))
+    source, parameters = _behind(session, after or (0, 0))
+    of_topic, name = ("", ()) if topic is None else (" AND topic = %s", (topic,))
     rows = session.rows(
-        "SELECT outbox_id, topic, partition_key, id, size, deliver_at, created_at "
-        f"FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} WHERE deliver_at >= %s AND deliver_at > %s "
-        f"AND (deliver_at > %s OR outbox_id > %s){of_topic} ORDER BY deliver_at, outbox_id LIMIT %s",
-        (at, AT_ONCE, at, last, *parameters, limit),
+        f"SELECT outbox_id, topic, partition_key, id, size, deliver_at, created_at {source}{of_topic} "
+        "ORDER BY deliver_at, outbox_id LIMIT %s",
+        (*parameters, *name, limit),
     )
     return [ScheduledMessage(*row) for row in rows]
