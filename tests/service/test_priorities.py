@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
+from django_mysqlqueue import InvalidMessage, Message, publish, publish_many, testing
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.inspection import scheduled
+from django_mysqlqueue.inspection.topics import read_topics
 from django_mysqlqueue.limits import AT_ONCE, KEY_LENGTH, lane
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.service import retention, sequencing
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
 from tests.support.harness import USING, Sub, handler, sequence
@@ -76,6 +79,28 @@ def test_a_priority_may_be_combined_with_a_delay(db):
     sub.settle()
     assert got == ["now"]
     assert OutboxMessage.objects.get().deliver_at > AT_ONCE
+
+
+def test_a_message_with_a_priority_is_not_scheduled(db):
+    """Though the column of the outbox with the time has its priority."""
+    publish("t", "now", priority=100)
+    publish("t", "now", priority=1)
+    publish("t", "later", key="a", priority=10, delay=1000)
+    assert [(one.priority, one.deliver_at is None) for one in testing.published()] == [
+        (100, True),
+        (1, True),
+        (10, False),
+    ]
+    session = Session(USING)
+    (row,) = scheduled.next_scheduled(USING)
+    assert row.key == lane("a", 10)
+    assert scheduled.list_scheduled().rows == (row,)
+    assert scheduled.topics(session) == [("t", Count(1, True))]
+    (topic,) = read_topics(session, session.now())
+    assert (topic.waiting, topic.scheduled) == (2, 1)
+    assert (
+        topic.waiting_since == OutboxMessage.objects.filter(deliver_at__lte=AT_ONCE).earliest("created_at").created_at
+    )
 
 
 def test_duplicates_are_those_of_a_key_and_priority(db):
@@ -264,19 +289,34 @@ def test_redeliveries_of_a_low_priority_do_not_fill_the_memory(db, clock):
 
 def test_rows_left_in_the_future_are_looked_for_behind_higher_priorities(db):
     got = []
+    other = Sub(listener(got, mode="shared"), name="other", claim_size=1, prefetch=1)
+    other.settle()
     sub = Sub(listener(got, mode="shared"))
     publish("t", "lost", key="a")
     sub.step(times=3)
-    DeliveryState.objects.update(invisible_until=4 * 10**12, delivered_at=4 * 10**12)
     sub.leave()
-    other = Sub(listener(got, mode="shared"), name="other")
-    other.step(times=2)
-    publish_many("t", [Message("new", key="a", priority=10) for _ in range(3)])
+    assert DeliveryState.objects.update(invisible_until=4 * 10**12, delivered_at=4 * 10**12) == 1
+    publish_many("t", [Message("new", key="a", priority=10) for _ in range(4)])
+    other.step()
     other.poller.shared[0].expect_clock_step()
-    for _ in range(5):
-        other.step()
+    for _ in range(10):  # Without maintenance, which would ask for it again.
+        other.poller.poll_soon()
+        other.poller.step()
         other.work()
-    assert sorted(got) == ["lost", "new", "new", "new"]
+    assert got == ["new", "new", "new", "new", "lost"], "the next claim was one for the higher priority"
+
+
+@MODES
+@pytest.mark.parametrize("high", [10, 100])
+def test_lower_priorities_keep_a_share_of_what_waits_in_the_process(db, mode, high):
+    got = []
+    for priority in (0, high):
+        publish_many("t", [Message(priority, key=f"k{n}", priority=priority) for n in range(20)])
+    sub = Sub(listener(got, mode=mode, priority_share=4), claim_size=40, prefetch=40, priority_share=0)
+    sub.step(times=6)
+    assert sub.inbox.waiting(sub.poller.groups[0].ref)[0] == 40
+    sub.work(limit=16)
+    assert got.count(0) == 4
 
 
 def test_partitions_that_were_left_out_are_acquired_when_those_of_their_priority_are_done(db, monkeypatch):
