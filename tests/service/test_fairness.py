@@ -7,6 +7,8 @@ import pytest
 from django_mysqlqueue import Message, publish, publish_many
 from tests.support.harness import Sub, handler
 
+pytestmark = pytest.mark.promise("Fairness")
+
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 
 
