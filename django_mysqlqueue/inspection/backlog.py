@@ -61,9 +61,9 @@ def held(session: Session, ref: GroupRef, most: int) -> tuple[Count, Count]:
         most: limit of the counts.
     """
     row = session.row(
-        "SELECT COUNT(*), SUM(CASE WHEN w.delivered_by <> '' THEN 1 ELSE 0 END), "
-        "SUM(CASE WHEN w.delivered_by = '' AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
-        f"SELECT delivered_by, retry_count {log_queries.claimed(session)} LIMIT %s) w",
+        "SELECT COUNT(*), SUM(CASE WHEN w.delivery_token <> 0 THEN 1 ELSE 0 END), "
+        "SUM(CASE WHEN w.delivery_token = 0 AND w.retry_count > 0 THEN 1 ELSE 0 END) FROM ("
+        f"SELECT delivery_token, retry_count {log_queries.claimed(session)} LIMIT %s) w",
         (*ref, False, most + 1),
     )
     assert row is not None  # noqa: S101  # an aggregate has one row

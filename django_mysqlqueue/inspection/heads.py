@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 
@@ -49,7 +50,7 @@ def heads(session: Session, ref: GroupRef, first: Sequence[tuple[int, str]]) -> 
             for key, offset, at, acked, started, attempts, by, until, error in session.rows(
                 "SELECT m.partition_key, m.`offset`, m.published_at, COALESCE(s.acked, 0), "
                 "CASE WHEN s.message_offset IS NULL THEN 0 ELSE 1 END, COALESCE(s.retry_count, 0), "
-                "COALESCE(s.delivered_by, ''), COALESCE(s.invisible_until, 0), COALESCE(s.last_error, '') "
+                f"COALESCE({HELD_BY}, ''), COALESCE(s.invisible_until, 0), COALESCE(s.last_error, '') "
                 f"FROM {session.dialect.rows(('o',), len(chunk))} {session.dialect.join_to(LOG, 'm')} "
                 f"ON m.`offset` = v.o {session.dialect.join_to(STATE, 's', left=True)} "
                 "ON s.consumer_group = %s AND s.topic = m.topic "

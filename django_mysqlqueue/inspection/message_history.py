@@ -17,6 +17,7 @@ from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEven
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import REPLACES
+from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -229,7 +230,7 @@ def states(session: Session, entry: LogMessage, *, bounds: Bounds = PAGES) -> li
     """
     rows = session.rows(
         "SELECT g.consumer_group, g.mode, g.paused, g.after_seek, g.start_offset, o.offset_acked, o.offset_claimed, "
-        "s.acked, s.retry_count, s.delivered_by, s.delivered_at, s.invisible_until, s.last_error "
+        f"s.acked, s.retry_count, {HELD_BY}, s.delivered_at, s.invisible_until, s.last_error "
         f"FROM (SELECT consumer_group, mode, paused, after_seek, start_offset FROM {GROUPS} WHERE topic = %s LIMIT %s) "
         f"g {session.dialect.join_to(OFFSETS, 'o', left=True)} "
         "ON o.consumer_group = g.consumer_group AND o.topic = %s AND o.partition_key = %s "

@@ -181,10 +181,11 @@ def in_flight(
     of_one, parameters = ("", ()) if subscriber is None else (" AND w.delivered_by = %s", (subscriber,))
     rows = session.rows(
         "SELECT w.partition_key, w.message_offset, w.retry_count, w.delivered_by, w.delivered_at, w.invisible_until "
-        "FROM (SELECT partition_key, message_offset, retry_count, delivered_by, delivered_at, invisible_until "
+        "FROM (SELECT partition_key, message_offset, retry_count, delivered_by, delivered_at, invisible_until, "
+        "delivery_token "
         f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         "WHERE consumer_group = %s AND topic = %s AND acked = %s LIMIT %s) w "
-        f"WHERE w.delivered_by <> ''{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
+        f"WHERE w.delivery_token <> 0{of_one} ORDER BY w.delivered_at, w.message_offset LIMIT %s",
         (*ref, False, bounds.in_flight, *parameters, limit),
     )
     return [

@@ -17,6 +17,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import audit, groups, heartbeats, settling, watermarks
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
@@ -40,7 +41,7 @@ class RetriedMessage:
     """Number of failed attempts."""
     token: int
     held_by: str
-    """The lost subscriber that held it, or empty."""
+    """The lost subscriber that held it; empty if it waits."""
     last_error: str
 
 
@@ -163,7 +164,7 @@ def _rows(session: Session, ref: GroupRef, offsets: Sequence[int]) -> Iterator[t
     for chunk in session.chunks(offsets):
         yield from session.rows(
             "SELECT m.`offset`, m.partition_key, m.target_group, o.offset_acked, s.acked, s.retry_count, "
-            "s.delivered_by, s.delivery_token, s.last_error "
+            f"{HELD_BY}, s.delivery_token, s.last_error "
             f"FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
             f"{session.dialect.join_to(OFFSETS, 'o', left=True)} ON o.consumer_group = %s AND o.topic = %s "

@@ -33,7 +33,7 @@ def waiting(using: str, ref: GroupRef, *, most: int) -> int:
     row = session.row(
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
         "WHERE consumer_group = %s AND topic = %s AND acked = %s "
-        f"AND invisible_until > {session.dialect.now_ms} AND delivered_by = '' LIMIT %s) w",
+        f"AND invisible_until > {session.dialect.now_ms} AND delivery_token = 0 LIMIT %s) w",
         (*ref, False, most),
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
@@ -58,7 +58,7 @@ def at(using: str, ref: GroupRef, offsets: Sequence[int]) -> list[tuple[str, int
                 f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
                 f"{session.dialect.join_to(STATE, 's')} "
                 "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
-                "AND s.message_offset = v.o AND s.acked = %s AND s.delivered_by = '' AND s.invisible_until > 0",
+                "AND s.message_offset = v.o AND s.acked = %s AND s.delivery_token = 0 AND s.invisible_until > 0",
                 (*chunk, ref.topic, ref.group, False),
             )
         ]
@@ -160,7 +160,7 @@ def _pages(using: str, ref: GroupRef, most: int) -> Iterator[list[tuple[str, int
             "SELECT invisible_until, partition_key, message_offset "
             f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
             f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND invisible_until >= %s AND {above} "
-            "AND delivered_by = '' ORDER BY invisible_until, partition_key, message_offset LIMIT %s",
+            "AND delivery_token = 0 ORDER BY invisible_until, partition_key, message_offset LIMIT %s",
             (*ref, False, until if place is None else place[0], *at, most),
         )
         if rows:
@@ -177,7 +177,7 @@ def _make_due(
     for chunk in session.chunks(rows):
         free = session.rows(
             f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivered_by = '' "
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivery_token = 0 "
             f"AND s.invisible_until > 0{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False),
         )

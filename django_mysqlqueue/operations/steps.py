@@ -16,6 +16,7 @@ from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.groups import Fence, Locked
+from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat, run
@@ -113,8 +114,8 @@ def delete_all(
 
 def _locked_text(session: Session, ref: GroupRef, waited: float) -> str:
     row = session.row(
-        f"SELECT message_offset, partition_key, delivered_by FROM {STATE}{session.dialect.force_index('PRIMARY')} "
-        "WHERE consumer_group = %s AND topic = %s ORDER BY partition_key, message_offset LIMIT 1",
+        f"SELECT s.message_offset, s.partition_key, {HELD_BY} FROM {STATE} s{session.dialect.force_index('PRIMARY')} "
+        "WHERE s.consumer_group = %s AND s.topic = %s ORDER BY s.partition_key, s.message_offset LIMIT 1",
         ref,
     )
     example = ""

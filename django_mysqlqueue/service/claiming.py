@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
 
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, groups, leasing, settling, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, groups, leasing, losses, settling, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.delivery_events import Event
@@ -39,6 +40,8 @@ class Claimant:
     """Whether ``on_failure="block"``: nothing of a partition is taken before its lowest unsettled row."""
     subset: Subset = EVERYTHING
     """The partitions from which redeliveries are taken in shared mode."""
+    backoff: Backoff = losses.NO_WAIT
+    """The wait after the loss of a suspected poison message."""
 
     @property
     def shared(self) -> bool:
@@ -83,7 +86,7 @@ class Claim:
     locked: set[str] = field(default_factory=set)
     """Partitions that were left out because another transaction has locked a due row (ordered mode)."""
     later: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Expected redeliveries that are not due yet → when they are, in epoch milliseconds."""
+    """Redeliveries that are not due yet, or wait after a loss → when they are due, in epoch milliseconds."""
     dropped: bool = False
     paused: bool = False
     other_mode: str = ""
@@ -98,7 +101,7 @@ class ClaimRequest:
     wants: Sequence[Want]
     """The messages to take, by partition. In ordered mode, the claimant must own the partitions."""
     token: int
-    """The token of the new deliveries, from ``new_token``. It must never have been used before."""
+    """The token of the new deliveries (``losses.token_of``), from ``new_token``. It must never have been used."""
     settlements: Sequence[Settlement] = ()
     """Settlements of earlier deliveries of the group. They are written first, as by ``settling.flush``."""
     also: Collection[str] = ()
@@ -118,7 +121,7 @@ class ClaimRequest:
 
 
 def new_token() -> int:
-    """Return a random 63-bit token for the deliveries of one claim. It is never used again."""
+    """Return a random 63-bit token above 0 for the deliveries of one claim. It is never used again."""
     return randbits(63) or 1
 
 
@@ -191,7 +194,7 @@ class _Taking:
             self.claimant.ref,
             key,
             offset,
-            self.request.token,
+            losses.token_of(self.request.token, suspect=suspect),
             retries + 1,
             suspect,
             size,
@@ -260,6 +263,7 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
     """Take rows again, by primary key, without waiting for locked ones.
 
     In ordered mode, a locked row excludes its whole partition from this claim, so that no later message overtakes it.
+    A row with a token was lost with its subscriber; if that was not the first time, it waits instead.
     """
     if not due:
         return []
@@ -277,10 +281,11 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
     taken: list[Claimed] = []
     failed: list[FailedDelivery] = []
     lost: list[Event] = []
-    for (key, offset), (due_at, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
+    waits: list[tuple[str, int, int]] = []
+    for (key, offset), (due_at, token, delivered_by, delivered_at, retries, error) in sorted(rows.items()):
         if not claimant.shared and key in locked:
             continue
-        if due_at > now and delivered_at <= now + CLOCK_STEP_MS and (claimant.shared or not delivered_by):
+        if due_at > now and delivered_at <= now + CLOCK_STEP_MS and (claimant.shared or not token):
             result.later[key, offset] = due_at
             if claimant.strict:
                 locked.add(key)
@@ -294,26 +299,40 @@ def _redeliver(taking: _Taking, due: Sequence[tuple[str, int]]) -> list[Claimed]
             text = f"The subscriber {delivered_by!r} was lost while it handled attempt {retries}."
             failed.append(FailedDelivery.of(last, f"{error}\n{text}" if error else text))
             result.dead.append((last, text))
+        elif last is not None and (wait := losses.wait_ms(token, retries, claimant.backoff)):
+            waits.append((key, offset, now + wait))
+            result.later[key, offset] = now + wait
+            lost.append(Event.of(last, Outcome.LOST))
+            if claimant.strict:
+                locked.add(key)
         elif len(taken) < most and taking.budget.takes(size):
             taken.append(claimed)
-            if last is not None:
+            if last is not None and token:
                 lost.append(Event.of(last, Outcome.LOST))
-    if lost and delivery_events.level(ref) != "none":
-        delivery_events.record(session, lost)
-    if failed:
-        dead_letters.dead_letter(session, ref, failed)
+    _write_losses(taking, lost, failed, waits)
     _renew_rows(taking, taken)
     return taken
 
 
+def _write_losses(
+    taking: _Taking, lost: Sequence[Event], failed: Sequence[FailedDelivery], waits: Sequence[tuple[str, int, int]]
+) -> None:
+    session, ref = taking.session, taking.claimant.ref
+    if lost and delivery_events.level(ref) != "none":
+        delivery_events.record(session, lost)
+    if failed:
+        dead_letters.dead_letter(session, ref, failed)
+    losses.make_wait(session, ref, waits, taking.now)
+
+
 def _lock_due(
     session: Session, ref: GroupRef, due: Sequence[tuple[str, int]]
-) -> dict[tuple[str, int], tuple[int, str, int, int, str]]:
-    rows: dict[tuple[str, int], tuple[int, str, int, int, str]] = {}
+) -> dict[tuple[str, int], tuple[int, int, str, int, int, str]]:
+    rows: dict[tuple[str, int], tuple[int, int, str, int, int, str]] = {}
     for chunk in session.chunks(sorted(due)):
         for key, offset, *rest in session.rows(
-            "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivered_by, s.delivered_at, "
-            f"s.retry_count, s.last_error FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+            "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivery_token, s.delivered_by, "
+            f"s.delivered_at, s.retry_count, s.last_error FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
             f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False),
         ):
@@ -457,14 +476,14 @@ def undo(using: str, ref: GroupRef, token: int) -> None:
     def release(session: Session) -> None:
         groups.wait_for_claims(session, ref)
         rows = session.rows(
-            f"SELECT partition_key, message_offset, retry_count FROM {STATE}"
+            f"SELECT partition_key, message_offset, retry_count, delivery_token FROM {STATE}"
             f"{session.dialect.force_index('queue_delivery_state_due')} "
-            "WHERE consumer_group = %s AND topic = %s AND acked = %s AND delivery_token = %s",
-            (*ref, False, token),
+            "WHERE consumer_group = %s AND topic = %s AND acked = %s AND delivery_token IN (%s, %s)",
+            (*ref, False, token, -token),
         )
         unstarted = [
-            Settlement(Claimed(ref, key, offset, token, retries + 1, suspect=retries > 0, size=0), Action.RELEASE)
-            for key, offset, retries in rows
+            Settlement(Claimed(ref, key, offset, mine, retries + 1, suspect=mine < 0, size=0), Action.RELEASE)
+            for key, offset, retries, mine in rows
         ]
         settling.apply(session, ref, unstarted, {}, max_attempts=None)
 

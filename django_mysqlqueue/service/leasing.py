@@ -190,9 +190,9 @@ def load(session: Session, ref: GroupRef, keys: Collection[str]) -> list[Unsettl
     found: list[Unsettled] = []
     for chunk in session.chunks(sorted(keys)):
         found += [
-            Unsettled(key, offset, token, 0 if delivered_by or delivered_at > now + CLOCK_STEP_MS else due)
-            for key, offset, token, due, delivered_by, delivered_at, now in session.rows(
-                "SELECT s.partition_key, s.message_offset, s.delivery_token, s.invisible_until, s.delivered_by, "
+            Unsettled(key, offset, token, 0 if token or delivered_at > now + CLOCK_STEP_MS else due)
+            for key, offset, token, due, delivered_at, now in session.rows(
+                "SELECT s.partition_key, s.message_offset, s.delivery_token, s.invisible_until, "
                 f"s.delivered_at, {session.dialect.now_ms} "
                 f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(STATE, 's')} "
                 f"ON {BY_KEY} WHERE s.acked = %s",

@@ -76,21 +76,22 @@ def _release_leases(session: Session, subscriber: str) -> int:
 
 
 def _release_deliveries(session: Session, subscriber: str, ref: GroupRef, searched: int) -> int:
-    """Make invisible deliveries due. The others are due already."""
+    """Make invisible deliveries due. The others are due already, or wait since a claim has found them lost."""
     due = session.dialect.force_index("queue_delivery_state_due")
     rows = session.rows(
-        "SELECT w.partition_key, w.message_offset FROM (SELECT partition_key, message_offset, delivered_by "
+        "SELECT w.partition_key, w.message_offset FROM "
+        "(SELECT partition_key, message_offset, delivered_by, delivery_token "
         f"FROM {STATE}{due} WHERE consumer_group = %s AND topic = %s AND acked = %s "
         f"AND invisible_until > {session.dialect.now_ms} ORDER BY invisible_until LIMIT %s) w "
-        "WHERE w.delivered_by = %s",
+        "WHERE w.delivered_by = %s AND w.delivery_token <> 0",
         (*ref, False, searched, subscriber),
     )
     released = 0
     for chunk in session.chunks(sorted(rows)):
         held = session.rows(
             f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
-            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivered_by = %s"
-            f"{session.dialect.skip_locked}",
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivered_by = %s "
+            f"AND s.delivery_token <> 0{session.dialect.skip_locked}",
             (*flat(chunk), *ref, False, subscriber),
         )
         if held:

@@ -254,7 +254,7 @@ def advance(using: str, milliseconds: int) -> None:
         )
         session.execute(
             f"UPDATE {STATE}{by_key} SET invisible_until = {earlier.format(column='invisible_until')} "
-            "WHERE invisible_until > 0 AND delivered_by = '' AND acked = %s",
+            "WHERE invisible_until > 0 AND delivery_token = 0 AND acked = %s",
             (milliseconds, False),
         )
 

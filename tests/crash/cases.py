@@ -49,6 +49,7 @@ from tests.crash.worlds import (
     handed_out,
     inherited,
     leased,
+    lost_again,
     messages,
     orphaned,
     registered,
@@ -353,7 +354,8 @@ def undo(world: World) -> None:
 
 def is_undone(world: World, picture: Picture) -> None:
     """A process that has undone a claim holds nothing of it (one that was killed does not say what its token was)."""
-    assert not DeliveryState.objects.filter(delivery_token=world.token, acked=False).exclude(delivery_token=0).exists()
+    held = DeliveryState.objects.filter(delivery_token__in=[world.token, -world.token], acked=False)
+    assert not held.exclude(delivery_token=0).exists()
 
 
 def take(world: World, *wants: Want, **options: Any) -> None:
@@ -394,6 +396,22 @@ def _(world: World) -> None:
 @case(
     "claim what a vanished subscriber held, shared",
     lambda: orphaned("shared"),
+    again=undo,
+    check=is_undone,
+    dead=("a1",),
+)
+def _(world: World) -> None:
+    take(world, max_due=10)
+
+
+@case("make what was lost again wait", lost_again, again=undo, check=is_undone, dead=("a1",))
+def _(world: World) -> None:
+    take(world, *(Want(key, due=tuple(at for name, at in world.places.items() if name[0] == key)) for key in "ab"))
+
+
+@case(
+    "make what was lost again wait, shared",
+    lambda: lost_again("shared"),
     again=undo,
     check=is_undone,
     dead=("a1",),

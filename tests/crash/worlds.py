@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db.models import F
+
 from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, Sequencer
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claiming import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
@@ -36,13 +40,14 @@ class World:
     """Message → its offset."""
     token: int = 0
     sub: Sub | None = None
+    backoff: Backoff = NO_WAIT
     strict: bool = False
     """Nothing of a partition starts before what is before it has ended."""
     starts: list[str] = field(default_factory=list)
     """What the subscriber's handlers were called with, as far as this process knows."""
 
     def claimant(self, who: str = WHO) -> Claimant:
-        return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None, strict=self.strict)
+        return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None, self.strict, backoff=self.backoff)
 
     def ends(self, kind: Action, *names: str, **options: Any) -> list[Settlement]:
         return [Settlement(self.held[name], kind, **options) for name in names]
@@ -138,6 +143,18 @@ def inherited() -> World:
     """As ``orphaned``, and the subscriber has taken the leases."""
     world = orphaned()
     assert leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS).held == {"a", "b"}
+    return world
+
+
+def lost_again(mode: str = "ordered") -> World:
+    """Another has claimed suspects, recorded their starts, and vanished; a1 has used up its attempts."""
+    world = orphaned(mode)
+    DeliveryState.objects.filter(consumer_group="g").update(delivery_token=-F("delivery_token"))
+    DeliveryState.objects.filter(consumer_group="g", retry_count=0).update(retry_count=1)
+    world.held = {name: one._replace(token=-one.token) for name, one in world.held.items()}
+    world.backoff = Backoff(initial=1000, jitter=0)
+    if mode == "ordered":
+        assert leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS).held == {"a", "b"}
     return world
 
 

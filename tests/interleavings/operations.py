@@ -11,6 +11,7 @@ from django.core.management import call_command
 from django.db import connections, transaction
 
 from django_mysqlqueue import cancel, publish, publish_many, reschedule
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.operations import (
@@ -83,7 +84,8 @@ class Actor:
         return [Settlement(self.start.held[name], kind, *more) for name, kind, *more in ends]
 
     def claimant(self, who: str, mode: str = "", *, strict: bool = False) -> Claimant:
-        return Claimant(G, who, 5, LEASE_MS if (mode or self.start.mode) == "shared" else None, strict=strict)
+        visibility = LEASE_MS if (mode or self.start.mode) == "shared" else None
+        return Claimant(G, who, 5, visibility, strict, backoff=Backoff(initial=LEASE_MS / 1000, jitter=0))
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,17 @@ def situations() -> Iterable[Pair]:
             "collect",
         ),
     )
+    # The lost subscriber's deliveries, and the frozen one's, are not lost for the first time: claims make them wait.
+    meanwhile = ("flush acks", "flush failures", "ack in a transaction", "record a start", "release everything")
+    ends = ("seek to the beginning", "drop", "collect")
+    yield from each(
+        "lost_again",
+        ("take over", "claim again", "a turn, ordered"),
+        ("take over", "claim again", "a turn, ordered", *meanwhile, *ends, "retry", "dead-letter now"),
+    )
+    yield from each(
+        "lost_again_shared", ("claim, shared",), ("claim, shared", *meanwhile, *ends, "extend all", "retry")
+    )
     # A group that handles dead letters, while operators take them.
     dead = ("claim of dead letters", "flush acks of dead letters", "reject dead letters")
     yield from each(

@@ -135,7 +135,7 @@ def picture(tables: Tables, names: Names, tokens: Mapping[int, str]) -> Picture:
                 row.acked,
                 row.retry_count,
                 who(row.delivered_by),
-                tokens.get(row.delivery_token, "?") if row.delivery_token else "",
+                tokens.get(abs(row.delivery_token), "?") if row.delivery_token else "",
                 when(row.invisible_until),
                 row.last_error,
             ]

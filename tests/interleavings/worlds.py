@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from django.db.models import F
+
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -206,6 +208,19 @@ def used_up() -> Start:
     return start
 
 
+def lost_again(start: Callable[[], Start] = forsaken) -> Start:
+    """As ``forsaken``; whatever is in flight was lost before, and its start is recorded."""
+    found = start()
+    held = DeliveryState.objects.filter(consumer_group="g", acked=False).exclude(delivery_token=0)
+    held.update(delivery_token=-F("delivery_token"), retry_count=1)
+    found.held = {name: one._replace(token=-one.token, attempt=1) for name, one in found.held.items()}
+    return found
+
+
+def lost_again_shared() -> Start:
+    return lost_again(forsaken_shared)
+
+
 def undertaker() -> Start:
     """As ``buried``, and a group on the DLQ topic, whose subscriber has claimed the dead letters of partition a."""
     buried()
@@ -247,6 +262,8 @@ _ALL = (
     fresh_shared,
     buried,
     used_up,
+    lost_again,
+    lost_again_shared,
     undertaker,
     seek_interrupted,
     drop_interrupted,

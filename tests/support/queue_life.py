@@ -6,6 +6,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_mysqlqueue import Message, naming, operations, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -277,8 +278,12 @@ def _lose_and_take_over(group: str) -> None:
     settling.extend_all(USING, ref, held, milliseconds=600_000)
     released = releasing.release_all(USING, lost.name, [ref], shared=[ref] if mode == "shared" else [])
     assert (released.deliveries if mode == "shared" else released.leases) > 0
-    heir = Sub(handler(group=group, mode=mode), name="heir")
-    heir.settle(rounds=100)  # suspects come one by one
+    short = handler(group=group, mode=mode, backoff=Backoff(initial=0.001, jitter=0))
+    again = Sub(short, name="again").step()
+    assert settling.record_start(USING, again.take().claimed)
+    releasing.release_all(USING, again.name, [ref], shared=[ref] if mode == "shared" else [])
+    heir = Sub(short, name="heir")
+    heir.settle(rounds=100)  # suspects come one by one, and the one that was lost twice waits a moment
     # A late word, and a redelivery that is settled already.
     late = settling.flush(USING, ref, [Settlement(first, Action.ACK)], max_attempts=5, shared=mode == "shared")
     assert late.stale or first.offset <= ConsumerOffset.objects.get(pk=(*ref, first.key)).offset_acked

@@ -102,6 +102,7 @@ class PolledGroup(ABC):
             int(handler.visibility_timeout * 1000) if handler.shared else None,
             strict=handler.on_failure == "block" and not handler.shared,
             subset=context.subset,
+            backoff=handler.backoff,
         )
         self.priority_share = option_value(handler, "priority_share", context.settings)
         self.inbox.configure(handler, enough=max(1, self.claim_size // 2), priority_share=self.priority_share)
@@ -323,14 +324,8 @@ class PolledGroup(ABC):
     # -- writing --------------------------------------------------------------
 
     def _flush(self, settlements: Sequence[Settlement], also: Collection[str]) -> Flushed:
-        return settling.flush(
-            self.using,
-            self.ref,
-            settlements,
-            max_attempts=self.handler.max_attempts,
-            shared=self.handler.shared,
-            also=also,
-        )
+        most, shared = self.handler.max_attempts, self.handler.shared
+        return settling.flush(self.using, self.ref, settlements, max_attempts=most, shared=shared, also=also)
 
     def _after_flush(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         if flushed.locked:

@@ -136,7 +136,7 @@ class SharedGroup(PolledGroup):
         if max_due and self._is_due():
             # Taken, or locked by another transaction: the next poll tells when more is due.
             self._next_due = None
-            poll_soon = redelivered > 0
+            poll_soon = redelivered > 0 or bool(claim.later)
         for key in claim.drained:
             self.todo.pop(key, None)
         if self.todo and not (claim.looked_at or claim.deliveries or claim.missing):

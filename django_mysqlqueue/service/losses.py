@@ -1,0 +1,71 @@
+"""The wait of a message whose subscriber was lost.
+
+A row of delivery state without a token waits for another attempt. One with a token is held, or was lost with its
+subscriber. The token of a suspected poison message is below 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.models import DeliveryState
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql.session import Session, flat
+
+STATE = DeliveryState._meta.db_table
+
+HELD_BY = "CASE WHEN s.delivery_token = 0 THEN '' ELSE s.delivered_by END"
+"""The subscriber that holds a row of delivery state (``s``) or was lost with it, in SQL. A row that waits may still
+name its last subscriber, because it is a suspected poison message."""
+
+NO_WAIT = Backoff(initial=0)
+"""The backoff of a claimant that takes lost messages at once."""
+
+
+def token_of(token: int, *, suspect: bool) -> int:
+    """Return the token of a delivery.
+
+    Its sign tells the claim that finds the delivery lost whether its start may have been recorded.
+
+    Args:
+        token: the token of the claim, above 0.
+        suspect: whether the message is a suspected poison message.
+    """
+    return -token if suspect else token
+
+
+def wait_ms(token: int, retries: int, backoff: Backoff) -> int:
+    """Return how long a message waits whose delivery a claim has found lost, in milliseconds.
+
+    The first loss costs nothing. From then on the wait is that after a failed attempt.
+
+    Args:
+        token: the token of the lost delivery.
+        retries: number of attempts that have been counted.
+        backoff: the handler's backoff.
+    """
+    return round(backoff.delay(retries) * 1000) if token < 0 and retries else 0
+
+
+def make_wait(session: Session, ref: GroupRef, waits: Sequence[tuple[str, int, int]], now: int) -> None:
+    """Make lost deliveries wait. They remain suspected poison messages, and what their subscribers report is stale.
+
+    Args:
+        session: the claim's transaction, which has locked the rows.
+        ref: the group.
+        waits: partition key and offset of each, and when it is due, in epoch milliseconds.
+        now: the time in epoch milliseconds.
+    """
+    for chunk in session.chunks(waits):
+        session.execute(
+            session.dialect.update_joined(
+                STATE,
+                ("k", "o", "until", "at"),
+                len(chunk),
+                BY_ROW,
+                {"delivery_token": "0", "delivered_at": "v.at", "invisible_until": "v.until"},
+            ),
+            (*flat((*wait, now) for wait in chunk), *ref),
+        )

@@ -1,0 +1,256 @@
+"""The wait of a message that is lost with its subscriber again and again."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState
+from django_mysqlqueue.operations import dead_lettering, retrying
+from django_mysqlqueue.service import claiming, releasing, settling
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from tests.support.handlers import Recorder, both_modes
+from tests.support.harness import USING, Sub, handler, lag
+
+pytestmark = pytest.mark.promise("Poison messages")
+
+G = GroupRef("g", "t")
+SLOW = Backoff(initial=100, factor=3, maximum=10_000, jitter=0)
+
+
+def slow(**options):
+    return handler(**{"backoff": SLOW, "max_attempts": 10, **options})
+
+
+def die(sub):
+    """Start the one message that the subscriber has, and lose both. Return the message's delivery."""
+    held = sub.take()
+    if held.claimed.suspect:
+        assert settling.record_start(USING, held.claimed)
+    assert sub.take() is None
+    return held.claimed
+
+
+def lose(clock, times, **options):
+    """Lose the message with as many subscribers, each of which starts it. Return the last delivery."""
+    for number in range(times):
+        clock.advance(61 if number else 0)
+        sub = Sub(slow(**options)).step()
+        if not row().delivery_token:  # it has noticed the loss
+            sub.leave()
+            clock.advance(10_000)
+            sub = Sub(slow(**options)).step()
+        last = die(sub)
+    return last
+
+
+def row():
+    return DeliveryState.objects.get(acked=False)
+
+
+def waits():
+    """Seconds until the message is due."""
+    return round((row().invisible_until - Session(USING).now()) / 1000)
+
+
+@both_modes
+def test_each_recorded_loss_waits_longer_than_the_one_before(db, clock, mode):
+    publish("t", 0, key="k")
+    die(Sub(slow(mode=mode)).step())
+    clock.advance(61)
+    die(Sub(slow(mode=mode)).step())  # the first loss costs nothing
+    for expected in (100, 300, 900):
+        clock.advance(61)
+        finder = Sub(slow(mode=mode)).step()
+        assert finder.take() is None
+        assert waits() == expected
+        finder.leave()
+        clock.advance(expected - 5)
+        early = Sub(slow(mode=mode)).step()
+        assert early.take() is None
+        early.leave()
+        clock.advance(10)
+        last = die(Sub(slow(mode=mode)).step())
+        assert last.suspect
+    assert last.attempt == 4
+
+
+@both_modes
+def test_the_subscriber_that_notices_a_loss_takes_the_message_when_it_is_due(db, clock, mode):
+    publish("t", 0, key="k")
+    lose(clock, 2, mode=mode)
+    clock.advance(61)
+    got = Recorder()
+    sub = Sub(slow(mode=mode, function=got))
+    sub.settle()
+    assert got.payloads == []
+    clock.advance(101)
+    sub.beat()
+    sub.settle()
+    assert got.attempts == [(0, 2)]
+    assert lag() == 0
+
+
+@both_modes
+def test_the_first_loss_of_a_message_that_has_failed_costs_nothing(db, clock, mode):
+    publish("t", 0, key="k")
+    Sub(slow(mode=mode, function=lambda delivery: delivery.nack(delay=0))).step().work(1)
+    DeliveryState.objects.update(retry_count=7, delivered_by="", delivery_token=0, invisible_until=1)
+    clock.advance(61)
+    assert not die(Sub(slow(mode=mode)).step()).suspect
+    clock.advance(61)
+    claimed = Sub(slow(mode=mode)).step().take().claimed
+    assert claimed.suspect
+    assert claimed.attempt == 8
+
+
+@both_modes
+def test_a_loss_before_the_first_recorded_start_costs_nothing(db, clock, mode):
+    publish("t", 0, key="k")
+    for _ in range(3):
+        sub = Sub(slow(mode=mode)).step()
+        assert sub.take() is not None  # is killed before it records the start
+        clock.advance(61)
+    assert row().retry_count == 0
+    assert Sub(slow(mode=mode)).step().take() is not None
+
+
+@both_modes
+def test_a_released_suspect_does_not_wait(db, clock, mode):
+    publish("t", 0, key="k")
+    lose(clock, 2, mode=mode)
+    clock.advance(10_000)
+    Sub(slow(mode=mode)).step().leave()
+    clock.advance(10_000)
+    leaving = Sub(slow(mode=mode)).step()
+    assert row().delivery_token < 0
+    leaving.leave()
+    again = Sub(slow(mode=mode)).step().take()
+    assert again.claimed.suspect
+    assert again.claimed.attempt == 2
+
+
+@both_modes
+def test_the_wait_survives_that_the_lost_subscriber_is_released(db, clock, mode):
+    """Its supervisor may release it after another subscriber has noticed the loss, and after a replacement has."""
+    publish("t", 0, key="k")
+    by = lose(clock, 2, mode=mode).by
+    shared = [G] if mode == "shared" else []
+    releasing.release_all(USING, by, [G], shared=shared)
+    finder = Sub(slow(mode=mode)).step()
+    assert finder.take() is None
+    assert waits() == 100
+    assert row().delivered_by == by
+    releasing.release_all(USING, by, [G], shared=shared)
+    assert waits() == 100
+    finder.leave()
+    assert Sub(slow(mode=mode)).step().take() is None
+
+
+def test_in_strict_order_everything_behind_it_waits(db, clock):
+    publish("t", 0, key="k")
+    lose(clock, 2, on_failure="block")
+    publish_many("t", [Message(1, key="k"), Message(2, key="other")])
+    clock.advance(61)
+    got = Recorder()
+    sub = Sub(slow(function=got, on_failure="block"))
+    sub.settle()
+    assert got.payloads == [2]
+    clock.advance(101)
+    sub.beat()
+    sub.settle()
+    assert got.payloads == [2, 0, 1]
+
+
+def test_in_strict_order_a_lost_message_behind_it_waits_too(db, clock):
+    publish_many("t", (Message(number, key="k") for number in range(3)))
+    sub = Sub(slow(on_failure="block")).step()
+    sub.take()
+    clock.advance(61)
+    sub = Sub(slow(on_failure="block")).step()
+    settling.record_start(USING, sub.take().claimed)
+    clock.advance(61)
+    heir = Sub(slow(on_failure="block")).step()
+    assert heir.take() is None
+    assert DeliveryState.objects.filter(delivery_token=0).count() == 1
+
+
+def test_without_strict_order_messages_behind_it_are_handled(db, clock):
+    publish("t", 0, key="k")
+    lose(clock, 2)
+    publish("t", 1, key="k")
+    clock.advance(61)
+    got = Recorder()
+    Sub(slow(function=got)).settle()
+    assert got.payloads == [1]
+
+
+@both_modes
+def test_what_a_lost_subscriber_reports_after_its_loss_was_noticed_is_stale(db, clock, mode):
+    publish("t", 0, key="k")
+    lose(clock, 1, mode=mode)
+    clock.advance(61)
+    frozen = Sub(slow(mode=mode)).step()
+    held = frozen.take()
+    settling.record_start(USING, held.claimed)
+    clock.advance(61)
+    Sub(slow(mode=mode)).step().leave()
+    assert waits() == 100
+    frozen.run(held)
+    frozen.flush()
+    assert waits() == 100
+    assert lag() == 1
+
+
+@both_modes
+def test_a_loss_is_recorded_once(db, clock, mode, settings):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "all"}
+    publish("t", 0, key="k")
+    lose(clock, 3, mode=mode)
+    clock.advance(61)
+    Sub(slow(mode=mode)).step().leave()
+    clock.advance(10_000)
+    Sub(slow(mode=mode)).step()
+    lost = DeliveryEvent.objects.filter(outcome="lost").values_list("attempt", "settled_by")
+    assert [attempt for attempt, _ in lost.order_by("id")] == [0, 1, 2]
+    assert len({by for _, by in lost}) == 3
+
+
+@both_modes
+def test_operators_find_it_waiting_even_if_the_lost_subscriber_lives(db, clock, mode):
+    """It was frozen, and the row still names it, because the message is a suspect."""
+    publish("t", 0, key="k")
+    lose(clock, 1, mode=mode)
+    clock.advance(61)
+    frozen = Sub(slow(mode=mode)).step()
+    settling.record_start(USING, frozen.take().claimed)
+    clock.advance(61)
+    sub = Sub(slow(mode=mode)).step()
+    frozen.beat()
+    offset = row().message_offset
+    assert retrying.waiting(USING, G, most=5) == 1
+    assert retrying.at(USING, G, [offset]) == [("k", offset)]
+    (found,) = dead_lettering.find(USING, G, [offset])
+    assert (found.held_by, found.failed) == ("", 1)
+    assert retrying.retry_now(USING, G, actor="ada") == 1
+    sub.poller.look_now()
+    assert sub.step().take().claimed.suspect
+
+
+@both_modes
+def test_undoing_a_claim_leaves_suspects_suspects_and_no_others(db, clock, mode):
+    publish_many("t", (Message(number, key=f"k{number}") for number in range(2)))
+    Sub(slow(mode=mode)).step()
+    DeliveryState.objects.filter(partition_key="k1").update(
+        delivered_by="", delivery_token=0, retry_count=3, invisible_until=1
+    )
+    clock.advance(61)
+    Sub(slow(mode=mode)).step()
+    tokens = {one.partition_key: one.delivery_token for one in DeliveryState.objects.all()}
+    assert tokens["k0"] < 0 < tokens["k1"]
+    for token in tokens.values():
+        claiming.undo(USING, G, abs(token))
+    found = {one.partition_key: (one.delivery_token, bool(one.delivered_by)) for one in DeliveryState.objects.all()}
+    assert found == {"k0": (0, True), "k1": (0, False)}
