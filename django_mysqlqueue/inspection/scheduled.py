@@ -9,7 +9,7 @@ from typing import Any
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.limits import AT_ONCE
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import messages, payloads
+from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session
@@ -119,6 +119,19 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
             )
         ]
     return sorted(found, key=_place)
+
+
+def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMessage]:
+    """Return the scheduled messages of a topic that have not come due and have an id, in order of their time.
+
+    Ids are unique within a key, so there may be several. This reads the index of scheduled messages to its end.
+
+    Args:
+        session: session on the queue's database.
+        topic: the topic.
+        message_id: the id, as ``publish`` returned it.
+    """
+    return _by_id(session, [(0, one.outbox_id) for one in scheduling.find(session, topic, [message_id])])
 
 
 def topics(session: Session, *, scheduled_only: bool = True, bounds: Bounds = PAGES) -> list[tuple[str, Count]]:

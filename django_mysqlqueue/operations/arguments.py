@@ -128,16 +128,17 @@ def milliseconds(name: str, moment: Any, *, latest: int | None = None) -> int:
     return found
 
 
-def delivery_time(moment: Any) -> int:
+def delivery_time(moment: Any, name: str = "deliver_at") -> int:
     """Return a time of delivery as epoch milliseconds.
 
     Args:
         moment: the time, at most the latest that ``publish`` accepts.
+        name: name of the argument, for the error.
 
     Raises:
         OperationRefused: as for ``milliseconds``.
     """
-    return milliseconds("deliver_at", moment, latest=LATEST_DELIVERY)
+    return milliseconds(name, moment, latest=LATEST_DELIVERY)
 
 
 def check_rate(rate: Any) -> None:

@@ -1,4 +1,4 @@
-"""Retry now: make deliveries due that wait for another attempt.
+"""Retry: make deliveries due that wait for another attempt, now or at another time.
 
 Owners of ordered partitions keep backoffs in memory, so each step increases the group's revision, which makes them read
 their partitions again.
@@ -6,7 +6,9 @@ their partitions again.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import DeliveryState, QueueMessage
@@ -21,32 +23,40 @@ LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 
 
-def waiting(using: str, ref: GroupRef, *, most: int) -> int:
-    """Count a group's deliveries that wait for another attempt after a failure, a nack or a snooze.
+HAS_ERROR = " AND INSTR(s.last_error, %s) > 0"
+"""The condition that the last error contains a text, as for dead letters."""
+
+
+def waiting(using: str, ref: GroupRef, *, most: int, error: str | None = None, other_than: int = 0) -> int:
+    """Count a group's deliveries that wait for another attempt after a failure, a nack, a snooze or a loss.
 
     Args:
         using: alias of the queue's database.
         ref: the group and its topic.
         most: limit of the count.
+        error: only those whose last error contains this text.
+        other_than: only those that are not due at this time, in epoch milliseconds.
     """
     session = Session(using)
     row = session.row(
-        f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
-        "WHERE consumer_group = %s AND topic = %s AND acked = %s "
-        f"AND invisible_until > {session.dialect.now_ms} AND delivery_token = 0 LIMIT %s) w",
-        (*ref, False, most),
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {STATE} s{session.dialect.force_index('queue_delivery_state_due')} "
+        "WHERE s.consumer_group = %s AND s.topic = %s AND s.acked = %s "
+        f"AND s.invisible_until > {session.dialect.now_ms} AND s.invisible_until <> %s AND s.delivery_token = 0"
+        f"{HAS_ERROR if error else ''} LIMIT %s) w",
+        (*ref, False, other_than, *([error] if error else []), most),
     )
     assert row is not None  # noqa: S101  # an aggregate has one row
     return int(row[0])
 
 
-def at(using: str, ref: GroupRef, offsets: Sequence[int]) -> list[tuple[str, int]]:
+def at(using: str, ref: GroupRef, offsets: Sequence[int], *, due: int = 0) -> list[tuple[str, int]]:
     """Return (partition key, offset) of the messages at some offsets that wait for another attempt.
 
     Args:
         using: alias of the queue's database.
         ref: the group and its topic.
         offsets: the offsets.
+        due: the time to which to move them, in epoch milliseconds: then those that are due at once wait, too.
     """
     session = Session(using)
     found: list[tuple[str, int]] = []
@@ -58,25 +68,47 @@ def at(using: str, ref: GroupRef, offsets: Sequence[int]) -> list[tuple[str, int
                 f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s "
                 f"{session.dialect.join_to(STATE, 's')} "
                 "ON s.consumer_group = %s AND s.topic = m.topic AND s.partition_key = m.partition_key "
-                "AND s.message_offset = v.o AND s.acked = %s AND s.delivery_token = 0 AND s.invisible_until > 0",
-                (*chunk, ref.topic, ref.group, False),
+                "AND s.message_offset = v.o AND s.acked = %s AND s.delivery_token = 0 AND s.invisible_until >= %s",
+                (*chunk, ref.topic, ref.group, False, 0 if due else 1),
             )
         ]
     return found
 
 
-def retry_now(
+def having(using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], error: str) -> list[tuple[str, int]]:
+    """Return those of some deliveries whose last error contains a text.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group and its topic.
+        rows: (partition key, offset) of the deliveries.
+        error: the text.
+    """
+    session = Session(using)
+    found: list[tuple[str, int]] = []
+    for chunk in session.chunks(sorted(set(rows))):
+        found += session.rows(
+            f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+            f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{HAS_ERROR}",
+            (*flat(chunk), *ref, error),
+        )
+    return found
+
+
+def retry(
     using: str,
     ref: GroupRef,
     *,
     actor: str,
     reason: str = "",
     rows: Sequence[tuple[str, int]] | None = None,
+    error: str | None = None,
+    due: int = 0,
     reset_attempts: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
     limits: Limits = LIMITS,
 ) -> int:
-    """Make waiting deliveries due now; deliveries in flight are not changed.
+    """Make waiting deliveries due now or at another time; deliveries in flight are not changed.
 
     This takes several transactions. Each reads the deliveries that wait at that time, so after a seek in between it may
     retry some that were claimed since. It stops if the group has been dropped.
@@ -87,40 +119,49 @@ def retry_now(
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
         rows: (partition key, offset) of the deliveries; None: all that wait now.
+        error: only deliveries whose last error contains this text.
+        due: when they come due, in epoch milliseconds; 0: now.
         reset_attempts: count the attempts from 1 again.
-        progress: called after each transaction with the number of deliveries that it made due.
+        progress: called after each transaction with the number of deliveries that it changed.
         limits: limits of each step.
 
     Returns:
-        The number of deliveries that were made due.
+        The number of deliveries that were changed: those that were not due at that time already.
 
     Raises:
         OperationRefused: there is no such group, a seek or drop of it has not finished, or it was dropped and
-            registered again. Deliveries that were made due before that stay due.
+            registered again. Deliveries that were changed before that stay changed.
     """
 
     def begin(session: Session) -> tuple[int, int]:
         found = groups.lock(session, ref)
         groups.refuse_unfinished(ref, found.after_seek)
-        detail = "attempts counted from 1 again" if reset_attempts else ""
+        details = [
+            f"at {datetime.datetime.fromtimestamp(due / 1000, datetime.UTC).isoformat(timespec='milliseconds')}"
+            if due
+            else "",
+            "attempts counted from 1 again" if reset_attempts else "",
+        ]
+        detail = ", ".join(filter(None, details))
         operation = audit.begin(
             session, "retry", actor=actor, reason=reason, group=ref.group, topic=ref.topic, detail=detail
         )
         return operation, found.id
 
+    def make_due(session: Session, page: Sequence[tuple[str, int]]) -> int:
+        _check(session, ref, registration)
+        return _make_due(session, ref, page, operation, due, error, reset_attempts=reset_attempts)
+
     with apart(using):
         operation, registration = run(using, begin)
         changed = 0
         with audit.ending(using, operation):
-            for page in _pages(using, ref, limits.rows) if rows is None else _chunks(rows, limits.rows):
-
-                def make_due(session: Session, page: Sequence[tuple[str, int]] = page) -> int:
-                    _check(session, ref, registration)
-                    return _make_due(session, ref, page, operation, reset_attempts=reset_attempts)
-
-                done = run(using, make_due)
-                changed += done
-                progress(done)
+            for page in _pages(using, ref, limits.rows, due) if rows is None else _chunks(rows, limits.rows):
+                chosen = page if error is None else having(using, ref, page, error)
+                if chosen:
+                    done = run(using, partial(make_due, page=chosen))
+                    changed += done
+                    progress(done)
     return changed
 
 
@@ -140,8 +181,11 @@ def _chunks(rows: Sequence[tuple[str, int]], most: int) -> Iterator[Sequence[tup
         yield ordered[start : start + most]
 
 
-def _pages(using: str, ref: GroupRef, most: int) -> Iterator[list[tuple[str, int]]]:
-    """Yield pages of waiting deliveries in order of their time, read without locks. Locked ones are skipped later."""
+def _pages(using: str, ref: GroupRef, most: int, due: int) -> Iterator[list[tuple[str, int]]]:
+    """Yield pages of waiting deliveries in order of their time, read without locks. Locked ones are skipped later.
+
+    Deliveries that are due at ``due`` are left out: this operation may have moved them there.
+    """
     session = Session(using)
     place: tuple[int, str, int] | None = None
     until = session.now()
@@ -160,8 +204,9 @@ def _pages(using: str, ref: GroupRef, most: int) -> Iterator[list[tuple[str, int
             "SELECT invisible_until, partition_key, message_offset "
             f"FROM {STATE}{session.dialect.force_index('queue_delivery_state_due')} "
             f"WHERE consumer_group = %s AND topic = %s AND acked = %s AND invisible_until >= %s AND {above} "
-            "AND delivery_token = 0 ORDER BY invisible_until, partition_key, message_offset LIMIT %s",
-            (*ref, False, until if place is None else place[0], *at, most),
+            "AND invisible_until <> %s AND delivery_token = 0 "
+            "ORDER BY invisible_until, partition_key, message_offset LIMIT %s",
+            (*ref, False, until if place is None else place[0], *at, due, most),
         )
         if rows:
             yield sorted((key, offset) for _, key, offset in rows)
@@ -171,21 +216,30 @@ def _pages(using: str, ref: GroupRef, most: int) -> Iterator[list[tuple[str, int
 
 
 def _make_due(
-    session: Session, ref: GroupRef, rows: Sequence[tuple[str, int]], operation: int, *, reset_attempts: bool
+    session: Session,
+    ref: GroupRef,
+    rows: Sequence[tuple[str, int]],
+    operation: int,
+    due: int,
+    error: str | None,
+    *,
+    reset_attempts: bool,
 ) -> int:
     changed = 0
+    condition, parameters = ("", ()) if error is None else (HAS_ERROR, (error,))
     for chunk in session.chunks(rows):
         free = session.rows(
             f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
             f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW} AND s.acked = %s AND s.delivery_token = 0 "
-            f"AND s.invisible_until > 0{session.dialect.skip_locked}",
-            (*flat(chunk), *ref, False),
+            f"AND s.invisible_until <> %s{condition}{session.dialect.skip_locked}",
+            (*flat(chunk), *ref, False, due, *parameters),
         )
         if not free:
             continue
-        assign = {"invisible_until": "0", **({"retry_count": "0"} if reset_attempts else {})}
+        assign = {"invisible_until": "v.due", **({"retry_count": "0"} if reset_attempts else {})}
         session.execute(
-            session.dialect.update_joined(STATE, ("k", "o"), len(free), BY_ROW, assign), (*flat(sorted(free)), *ref)
+            session.dialect.update_joined(STATE, ("k", "o", "due"), len(free), BY_ROW, assign),
+            (*flat((key, offset, due) for key, offset in sorted(free)), *ref),
         )
         changed += len(free)
     if changed:

@@ -150,3 +150,25 @@ def test_a_look_at_named_letters_sees_those_alone(db):
     assert found.offsets == (dead[2], dead[0])
     assert letters.look(session, DeadLetterFilter("other_dlq", offsets=tuple(dead))).offsets == ()
     assert letters.look(session, DeadLetterFilter("t_dlq"), newest=dead[1]).offsets == (dead[1], dead[0])
+
+
+def test_a_message_is_found_by_its_id_and_delivered_now(client):
+    schedule(2)
+    schedule(1, topic="u", id="mine")
+    (mine,) = schedule(1, id="mine", delay=9000)[-1:]
+    context = waiting(client, topic="t", id="mine")
+    assert ids(context) == [mine]
+    text = page(client, "scheduled", topic="t", id="mine")
+    assert f'name="row" checked value="{mine}"' in text
+    assert " checked " not in page(client, "scheduled", topic="t")
+    confirm(client, "deliver-now", row=[mine])
+    assert OutboxMessage.objects.get(pk=mine).deliver_at == 1
+    text = page(client, "scheduled", topic="t", id="mine")
+    assert "No message of t with this id is scheduled" in text
+    assert "Choose the topic of the message, too." in client.get(f"{ROOT}scheduled/", {"id": "mine"}).content.decode()
+
+
+def test_the_search_for_an_id_in_the_log_leads_to_scheduled_messages(client):
+    schedule(1, id="mine")
+    text = page(client, "messages", topic="t", id="mine")
+    assert "scheduled/?topic=t&id=mine" in text

@@ -29,6 +29,7 @@ from django_mysqlqueue.operations import (
     retrying,
     seeking,
 )
+from django_mysqlqueue.operations.limits import Limits
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, rollups
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -95,6 +96,12 @@ def backing_off() -> None:
     )
     SubscriberHeartbeat.objects.all().delete()
     PartitionLease.objects.all().delete()
+
+
+def backing_off_for_a_reason() -> None:
+    """As ``backing_off``; those of one partition have an error."""
+    backing_off()
+    DeliveryState.objects.filter(consumer_group="g", partition_key="a").update(last_error="no")
 
 
 def planned() -> None:
@@ -193,7 +200,12 @@ def _() -> None:
 
 @act("retry", backing_off)
 def _() -> None:
-    retrying.retry_now(ALIAS, G, actor=ME, reset_attempts=True)
+    retrying.retry(ALIAS, G, actor=ME, reset_attempts=True)
+
+
+@act("retry at another time", backing_off_for_a_reason)
+def _() -> None:
+    retrying.retry(ALIAS, G, actor=ME, error="no", due=4 * 10**12, limits=Limits(rows=2))
 
 
 @act("dead-letter now", backing_off)

@@ -41,6 +41,7 @@ OPERATIONS = [
     ("queueseek g t latest --noinput", "continues with the first message at or after offset"),
     ("queueset g t max_attempts=3 --noinput", "max_attempts is 3 now"),
     ("queueretry g t --dry-run", "are waiting for another attempt"),
+    ("queueretry g t --at 2100-01-01T00:00 --error none --dry-run", "with an error that contains “none” are waiting"),
     ("queueredrive t --dry-run", "No dead letter"),
     ("queuediscard t --reason x --dry-run", "No dead letter"),
     ("queuescheduled t later --at 2100-01-01T00:00 --noinput", "Messages rescheduled to 2100-01-01"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,10 @@ NEW = GroupRef("new", TOPIC)
 D = GroupRef("d", DLQ)
 """Handles dead letters."""
 KEYS = "abcde"
+
+
+LATER = int(time.time() * 1000) + 3 * LEASE_MS // 2
+"""A time to which retries are moved, in epoch milliseconds. It is over when healthy subscribers handle the rest."""
 
 
 @dataclass
@@ -545,12 +550,18 @@ def _(a: Actor) -> object:
 
 @operation("retry", steps=True)
 def _(a: Actor) -> object:
-    return retrying.retry_now(ALIAS, G, actor=a.name, reset_attempts=True)
+    return retrying.retry(ALIAS, G, actor=a.name, reset_attempts=True)
 
 
 @operation("retry one", steps=True)
 def _(a: Actor) -> object:
-    return retrying.retry_now(ALIAS, G, actor=a.name, rows=[("b", a.offsets["b1"])])
+    return retrying.retry(ALIAS, G, actor=a.name, rows=[("b", a.offsets["b1"])])
+
+
+@operation("retry later", steps=True)
+def _(a: Actor) -> object:
+    """Those with the error: b1 has it at the start."""
+    return retrying.retry(ALIAS, G, actor=a.name, error="no", due=LATER, reset_attempts=True)
 
 
 @operation("dead-letter now", settles="b1 e1")

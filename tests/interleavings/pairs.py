@@ -134,6 +134,7 @@ def special() -> Iterable[Pair]:
         ("drop", ("drop", "join")),
         ("drop", ("drop", "join", "pause")),
         ("retry", ("retry", "claim again")),
+        ("retry later", ("retry later", "claim again")),
         ("retry", ("drop", "join")),
         ("retry", ("drop", "join", "fail everything")),
         ("redrive", ("redrive", "sequence")),
@@ -268,6 +269,27 @@ def situations() -> Iterable[Pair]:
             "collect",
         ),
     )
+    # Retries are moved to another time, also while others bring them back, claim and settle.
+    yield from each(
+        "busy",
+        ("retry later",),
+        (
+            "retry later",
+            "retry",
+            "retry one",
+            "claim again",
+            "claim, strict",
+            "claim and flush",
+            "flush failures",
+            "dead-letter now",
+            "seek to the beginning",
+            "drop",
+            "set_mode shared",
+            "pause",
+            "a turn, ordered",
+        ),
+    )
+    yield from each("shared", ("retry later",), ("retry later", "retry", "claim, shared", "flush failures"))
     # The lost subscriber's deliveries, and the frozen one's, are not lost for the first time: claims make them wait.
     meanwhile = ("flush acks", "flush failures", "ack in a transaction", "record a start", "release everything")
     ends = ("seek to the beginning", "drop", "collect")
@@ -314,6 +336,7 @@ def situations() -> Iterable[Pair]:
         ("seek to the end", ("seek to the end", "flush failures", "sweep")),
         ("drop", ("drop", "flush failures", "settle in a transaction", "claim again", "beat")),
         ("retry", ("retry", "claim again", "drop")),
+        ("retry later", ("retry later", "retry", "claim again")),
         ("collect", ("collect", "sequence", "seek to the beginning")),
     ):
         for other in others:

@@ -15,6 +15,7 @@ from django_mysqlqueue.models import (
     CollectedTopic,
     ConsumerGroup,
     DeliveryEvent,
+    DeliveryState,
     Operation,
     OutboxMessage,
     PartitionLease,
@@ -290,6 +291,20 @@ def test_a_retry_of_what_does_not_wait_is_an_error(db):
     with pytest.raises(CommandError, match=rf"are not waiting for another attempt in the group g/t: {other}, 99999\."):
         run("queueretry", "g", "t", *(f"--offset={one}" for one in (offset, other, 99999)), "--noinput")
     assert run_json("queueretry", "g", "t", "--offset", str(offset))["changed"] == 1
+
+
+def test_a_retry_at_another_time_of_those_with_an_error(db):
+    offsets = log(3, "ab")
+    Sub(handler(function=lambda delivery: delivery.nack(3600, f"no {delivery.payload}"))).settle()
+    arguments = ("queueretry", "g", "t", "--error", "no 1", "--at", "2090-01-01T12:00:00+00:00")
+    assert "that will be retried at 2090-01-01 12:00:00+0000: 1." in run(*arguments, "--dry-run")
+    assert run_json(*arguments)["changed"] == 1
+    due = dict(DeliveryState.objects.values_list("message_offset", "invisible_until"))
+    assert [due[offset] == 3_786_955_200_000 for offset in offsets] == [False, True, False]
+    with pytest.raises(CommandError, match=r"Nothing was changed\. No messages of the group g/t with an error that"):
+        run(*arguments, "--noinput")
+    with pytest.raises(CommandError, match="'soon' is not a valid date and time"):
+        run("queueretry", "g", "t", "--at", "soon", "--noinput")
 
 
 def test_a_release_of_what_is_not_there_is_an_error(db):

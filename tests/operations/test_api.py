@@ -66,6 +66,12 @@ def overridden() -> None:
     ConsumerGroup.objects.update(overrides={"claim_size": {"value": 3, "at": 5, "by": "bob"}})
 
 
+def failed() -> None:
+    """Two messages wait after errors."""
+    publish_many("t", [Message({"n": 1}, key="a", id="x"), Message({"n": 2}, key="b", id="y")])
+    Sub(handler(function=lambda delivery: delivery.nack(3600, f"no {delivery.payload['n']}"))).settle()
+
+
 def owned() -> None:
     publish("t", 1, key="a")
     Sub(handler()).step()
@@ -87,6 +93,8 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "drop_group": (waiting, lambda **how: operations.drop_group(*REF, **how)),
     "set_group_mode": (registered, lambda **how: operations.set_group_mode(*REF, "shared", **how)),
     "retry": (waiting, lambda **how: operations.retry(*REF, ids=["x"], **how)),
+    "retry with an error": (failed, lambda **how: operations.retry(*REF, error="no 1", **how)),
+    "retry at a time": (waiting, lambda **how: operations.retry(*REF, ids=["x"], at=LATER, **how)),
     "dead_letter": (waiting, lambda **how: operations.dead_letter(*REF, ids=["x"], **how)),
     "redrive": (dead, lambda **how: operations.redrive("t", ids=["x"], **how)),
     "discard": (dead, lambda **how: operations.discard("t", ids=["x"], **how)),
@@ -197,7 +205,7 @@ def test_it_commits_where_autocommit_is_off(db, is_open):
 STATES = ("pause", "resume", "set_group_mode", "settings", "settings unset", "release")
 
 
-@pytest.mark.parametrize("name", [*STATES, "retry", "redrive", "discard"])
+@pytest.mark.parametrize("name", [*STATES, "retry", "retry with an error", "retry at a time", "redrive", "discard"])
 def test_a_second_time_there_is_nothing_to_do(db, name):
     prepare, call = CALLS[name]
     prepare()
@@ -205,6 +213,8 @@ def test_a_second_time_there_is_nothing_to_do(db, name):
         call = lambda **how: getattr(operations, name)("t", **how)  # noqa: E731
     elif name == "retry":
         call = lambda **how: operations.retry(*REF, **how)  # noqa: E731
+    elif name == "retry at a time":
+        call = lambda **how: operations.retry(*REF, at=LATER, **how)  # noqa: E731
     call(actor="ada", reason="a test")
     number = Operation.objects.count()
     for dry_run in (True, False):
@@ -307,6 +317,8 @@ SURROGATE = "\ud800"
         (lambda: operations.pause(*REF, actor="ada", using="nope"), "using 'nope': DATABASES has no such alias"),
         (lambda: operations.forget(7, actor="ada"), "subscriber 7: must be a str"),
         (lambda: operations.release(*REF, "a", actor="ada"), "keys 'a': must be a list"),
+        (lambda: operations.retry(*REF, error=5, actor="ada"), "error 5: must be a str"),
+        (lambda: operations.retry(*REF, at="tomorrow", actor="ada"), "at 'tomorrow': must be a datetime"),
         (lambda: operations.retry(*REF, ids="xy", actor="ada"), "ids 'xy': must be a list"),
         (lambda: operations.retry(*REF, ids=[], actor="ada"), r"ids \[\]: must not be empty"),
         (lambda: operations.retry(*REF, ids=[5], actor="ada"), "ids 5: must be a str"),

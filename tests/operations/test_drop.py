@@ -49,7 +49,7 @@ def test_a_drop_that_died_is_run_again_and_nothing_else_is_done_until_then(db, m
         lambda: pausing.pause(USING, G, actor=ME),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
         lambda: seeking.seek(USING, G, Position(0), actor=ME),
-        lambda: retrying.retry_now(USING, G, actor=ME),
+        lambda: retrying.retry(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
         with pytest.raises(OperationRefused, match="A drop of the group 'g' on topic 't' has not finished"):

@@ -45,7 +45,7 @@ def test_a_seek_that_died_stays_paused_and_is_run_again(db, monkeypatch):
         lambda: pausing.resume(USING, G, actor=ME),
         lambda: pausing.pause(USING, G, actor=ME),
         lambda: group_mode.set_mode(USING, G, "shared", lease_ms=30_000),
-        lambda: retrying.retry_now(USING, G, actor=ME),
+        lambda: retrying.retry(USING, G, actor=ME),
         lambda: dead_lettering.dead_letter_now(USING, G, [1], actor=ME),
     ):
         with pytest.raises(OperationRefused, match="A seek of the group 'g' on topic 't' has not finished"):

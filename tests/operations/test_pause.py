@@ -47,7 +47,7 @@ def test_an_unknown_group_is_refused_and_nothing_recorded(db):
         lambda: pausing.resume(USING, ref, actor=ME),
         lambda: seeking.seek(USING, ref, Position(0), actor=ME),
         lambda: seeking.preview(USING, ref, Position(0)),
-        lambda: retrying.retry_now(USING, ref, actor=ME),
+        lambda: retrying.retry(USING, ref, actor=ME),
     ):
         with pytest.raises(OperationRefused, match="no group 'nobody' on topic 't'"):
             operation()

@@ -234,7 +234,7 @@ def test_operators_find_it_waiting_even_if_the_lost_subscriber_lives(db, clock, 
     assert retrying.at(USING, G, [offset]) == [("k", offset)]
     (found,) = dead_lettering.find(USING, G, [offset])
     assert (found.held_by, found.failed) == ("", 1)
-    assert retrying.retry_now(USING, G, actor="ada") == 1
+    assert retrying.retry(USING, G, actor="ada") == 1
     sub.poller.look_now()
     assert sub.step().take().claimed.suspect
 

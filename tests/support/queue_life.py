@@ -132,13 +132,17 @@ def _operate(ref: GroupRef) -> None:
     groups.group_controls(session, [ref])
     _glance(session, ref)
     assert retrying.waiting(USING, ref, most=1000) >= 20
+    assert retrying.waiting(USING, ref, most=1000, error="none has it") == 0
     waiting = DeliveryState.objects.filter(consumer_group=ref.group, delivered_by="", acked=False)
     offset = waiting.values_list("message_offset", flat=True)[0]
     rows = retrying.at(USING, ref, [offset])
-    assert retrying.retry_now(USING, ref, actor="test", rows=rows) == 1
+    assert retrying.having(USING, ref, rows, "none has it") == []
+    later = session.now() + 7200_000
+    assert retrying.retry(USING, ref, actor="test", rows=rows, error="", due=later) == 1
+    assert retrying.retry(USING, ref, actor="test", rows=rows) == 1
     assert len(dead_lettering.find(USING, ref, [offset])) == 1
     assert dead_lettering.dead_letter_now(USING, ref, [offset], actor="test") == 1
-    assert retrying.retry_now(USING, ref, actor="test", reset_attempts=True) >= 19
+    assert retrying.retry(USING, ref, actor="test", reset_attempts=True) >= 19
     assert {"t", "t_dlq"} <= set(log.known(session))
     assert held.name in heartbeats.names(session)
     if mode == "ordered":

@@ -15,6 +15,8 @@ OPERATIONS = {
         groups.Seek,
         groups.Retry,
         groups.RetrySelected,
+        groups.MoveRetries,
+        groups.MoveSelectedRetries,
         groups.DeadLetter,
         groups.OverrideOption,
         groups.RestoreOption,

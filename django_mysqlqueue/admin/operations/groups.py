@@ -92,15 +92,32 @@ class RetryForm(GroupForm):
     reset_attempts = forms.BooleanField(required=False, label=gettext_lazy("Count attempts from 1 again"))
 
 
+def _error_field() -> forms.CharField:
+    return forms.CharField(
+        required=False,
+        strip=False,
+        max_length=1000,
+        label=gettext_lazy("Only if the last error contains"),
+        help_text=gettext_lazy("Leave empty for all waiting messages."),
+    )
+
+
+class RetryAllForm(RetryForm):
+    """The form of a retry of all waiting messages, or of those with an error."""
+
+    error = _error_field()
+
+
 class Retry(AdminOperation):
-    """Retry all messages of a group that wait for another attempt."""
+    """Retry all messages of a group that wait for another attempt, or those with an error."""
 
     name = "retry"
     label = gettext_lazy("Retry all waiting messages now")
-    form = RetryForm
+    form = RetryAllForm
 
     def operate(self, **how: Any) -> Result:
-        return operations.retry(*self.ref, reset_attempts=self.values["reset_attempts"], **how)
+        reset, error = self.values["reset_attempts"], self.values["error"] or None
+        return operations.retry(*self.ref, error=error, reset_attempts=reset, **how)
 
 
 class RetrySelectedForm(RetryForm):
@@ -125,6 +142,42 @@ class RetrySelected(AdminOperation):
             reset_attempts=self.values["reset_attempts"],
             **how,
         )
+
+
+class MoveRetriesForm(GroupForm):
+    """The form of a move of all waiting retries, or of those with an error."""
+
+    time = TimeField(label=gettext_lazy("Retry at"))
+    error = _error_field()
+
+
+class MoveRetries(AdminOperation):
+    """Move all messages of a group that wait for another attempt to another time, or those with an error."""
+
+    name = "move-retries"
+    label = gettext_lazy("Retry waiting messages at another time")
+    form = MoveRetriesForm
+
+    def operate(self, **how: Any) -> Result:
+        return operations.retry(*self.ref, error=self.values["error"] or None, at=self.values["time"], **how)
+
+
+class MoveSelectedForm(GroupForm):
+    """The form of a move of selected retries."""
+
+    row = IdsField()
+    time = TimeField(label=gettext_lazy("Retry at"))
+
+
+class MoveSelectedRetries(AdminOperation):
+    """Move selected messages that wait for another attempt to another time."""
+
+    name = "move-selected"
+    label = gettext_lazy("Retry selected messages at another time")
+    form = MoveSelectedForm
+
+    def operate(self, **how: Any) -> Result:
+        return operations.retry(*self.ref, offsets=self.values["row"], at=self.values["time"], missing_ok=True, **how)
 
 
 class DeadLetterForm(GroupForm):

@@ -14,7 +14,7 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import ScheduledMessage, list_scheduled, scheduled
-from django_mysqlqueue.inspection.scheduled import ScheduledContent
+from django_mysqlqueue.inspection.scheduled import ScheduledContent, ScheduledListing
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.sql.session import Session
 
@@ -43,7 +43,7 @@ class ScheduledPage(Page):
         session = Session(self.using)
         now = session.now()
         topic = self.text("topic")
-        found = list_scheduled(topic=topic, after=self._after(), limit=PAGE_ROWS, using=self.using, bounds=self.bounds)
+        found = self._found(session, topic)
         said: dict[int, ScheduledContent] = {}
         if may_see_payloads(self.request):
             said = scheduled.contents(session, [row.outbox_id for row in found.rows])
@@ -53,6 +53,7 @@ class ScheduledPage(Page):
         return {
             "topics": topics,
             "topic": topic or "",
+            "named": self.text("id") or "",
             "rows": [self._row(message, now, said.get(message.outbox_id)) for message in found.rows],
             "whole": found.whole,
             "looked": f"{self.bounds.scheduled:,}",
@@ -60,6 +61,16 @@ class ScheduledPage(Page):
             "order": None,
             "is_first": not self.text("after"),
         }
+
+    def _found(self, session: Session, topic: str | None) -> ScheduledListing:
+        """Return the page of the list, or the messages with the id of the query string."""
+        message_id = self.text("id")
+        if message_id is None:
+            after = self._after()
+            return list_scheduled(topic=topic, after=after, limit=PAGE_ROWS, using=self.using, bounds=self.bounds)
+        if topic is None:
+            raise BadQuery(_("Choose the topic of the message, too."))
+        return ScheduledListing(tuple(scheduled.with_id(session, topic, message_id)), None, whole=True)
 
     def _after(self) -> tuple[int, int] | None:
         text = self.text("after")
