@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from django_mysqlqueue import Message, cancel, publish_many
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.limits import AT_ONCE, lane, lane_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
-from django_mysqlqueue.operations import dropping, overriding
+from django_mysqlqueue.operations import dropping, overriding, retrying
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.runtime.handling import call
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
@@ -35,12 +36,13 @@ from tests.support.harness import USING, Sub, handler, lag
 from tests.support.tables import Tables
 
 LATE = GroupRef("late", "a")
+SLOW = Backoff(initial=4, factor=3, jitter=0)
 SPECS = [
-    Spec(GroupRef("skip", "a")),
+    Spec(GroupRef("skip", "a"), backoff=SLOW),
     Spec(GroupRef("strict", "a"), on_failure="block", atomic=True, max_attempts=2),
-    Spec(GroupRef("shared", "a"), mode="shared"),
+    Spec(GroupRef("shared", "a"), mode="shared", backoff=SLOW),
     Spec(GroupRef("batch", "b"), atomic=True, batch_size=3),
-    Spec(GroupRef("strict", "b"), on_failure="block"),
+    Spec(GroupRef("strict", "b"), on_failure="block", backoff=SLOW),
     Spec(GroupRef("shared", "b"), mode="shared", atomic=True, max_attempts=2),
     Spec(LATE, max_attempts=1),
 ]
@@ -60,6 +62,8 @@ RARE = (
     "clock",
     "give up",
     "give up",
+    "retry",
+    "retry later",
     "override",
     "restore",
 )
@@ -142,6 +146,7 @@ class Process(Sub):
             on_failure=spec.on_failure,
             atomic=spec.atomic,
             max_attempts=spec.max_attempts,
+            backoff=spec.backoff,
             visibility_timeout=VISIBILITY,
             **options,
         )
@@ -414,7 +419,10 @@ class Machine(RuleBasedStateMachine):
             return  # it is another's by now: the handler is not called
         process.begin_all(held)
         if held.claimed.suspect and held.claimed.ref in self.model.lives:
-            self.model.lives[held.claimed.ref].died[held.claimed.offset] = held.claimed.attempt
+            life = self.model.lives[held.claimed.ref]
+            life.died[held.claimed.offset] = held.claimed.attempt
+            wait = life.spec.backoff.delay(held.claimed.attempt)
+            life.rests_until[held.claimed.offset] = self.clock.now + round(wait * 1000)
 
     @precondition(lambda self: self.has())
     @rule(who=WHO, busy=st.integers(0, 2), overtaken=st.booleans())
@@ -567,6 +575,10 @@ class Machine(RuleBasedStateMachine):
             overriding.override(USING, ref, *changes, check=lambda found: None, actor="operator")
         elif what == "give up" and ref in self.model.lives:
             self.give_up(ref)
+        elif what in ("retry", "retry later") and ref in self.model.lives:
+            due = self.clock.now + LATER * 1000 if what == "retry later" else 0
+            retrying.retry(USING, ref, actor="operator", due=due)
+            self.model.lives[ref].rests_until.clear()
         elif what == "collect":
             self.model.may_collect = True
             retention.collect(USING)
@@ -578,7 +590,9 @@ class Machine(RuleBasedStateMachine):
         life = self.model.lives[ref]
         alive = {process.name for process in self.processes if process.heart.good()}
         unsettled = DeliveryState.objects.filter(consumer_group=ref.group, topic=ref.topic, acked=False)
-        for offset, holder in unsettled.order_by("message_offset").values_list("message_offset", "delivered_by"):
+        rows = unsettled.order_by("message_offset").values_list("message_offset", "delivered_by", "delivery_token")
+        for offset, by, token in rows:
+            holder = by if token else ""
             try:
                 dead_letter_now(USING, ref, [offset], actor="operator")
             except OperationRefused as error:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
 from tests.support.invariants import Message
@@ -38,6 +40,7 @@ class Spec:
     batch_size: int = 0
     """0: the handler takes single messages."""
     max_attempts: int = 3
+    backoff: Backoff = NO_WAIT
 
     @property
     def ordered(self) -> bool:
@@ -93,6 +96,8 @@ class Life:
     """At most so many attempts can have been counted."""
     died: dict[int, int] = field(default_factory=dict)
     """The attempt that was on record when its process died inside the handler."""
+    rests_until: dict[int, int] = field(default_factory=dict)
+    """The earliest time of its next start after that, by the database's clock."""
     tokens: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     """What an operator has dead-lettered."""
@@ -207,6 +212,8 @@ class Model:
         assert claimed.attempt <= most + 1, f"8: counted what was no attempt (at most {most} were): {about}"
         died = life.died.get(claimed.offset, 0)
         assert claimed.attempt > died, f"8: the attempt {died} on record was not counted: {about}"
+        rests_until = life.rests_until.get(claimed.offset, 0)
+        assert self.now >= rests_until, f"8: it did not wait after its loss: {about}, {rests_until - self.now} ms early"
 
     def _check_order(self, life: Life, claimed: Claimed, about: str) -> None:
         if claimed.offset in life.started:
