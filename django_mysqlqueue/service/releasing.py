@@ -79,11 +79,10 @@ def _release_deliveries(session: Session, subscriber: str, ref: GroupRef, search
     """Make invisible deliveries due. The others are due already, or wait since a claim has found them lost."""
     due = session.dialect.force_index("queue_delivery_state_due")
     rows = session.rows(
-        "SELECT w.partition_key, w.message_offset FROM "
-        "(SELECT partition_key, message_offset, delivered_by, delivery_token "
+        "SELECT w.partition_key, w.message_offset FROM (SELECT partition_key, message_offset, delivered_by "
         f"FROM {STATE}{due} WHERE consumer_group = %s AND topic = %s AND acked = %s "
         f"AND invisible_until > {session.dialect.now_ms} ORDER BY invisible_until LIMIT %s) w "
-        "WHERE w.delivered_by = %s AND w.delivery_token <> 0",
+        "WHERE w.delivered_by = %s",
         (*ref, False, searched, subscriber),
     )
     released = 0

@@ -102,3 +102,10 @@ def test_a_time_in_the_past_is_now(client, offsets):
     confirm(client, "move-selected", **GROUP, row=offsets[:1], time="2020-01-01T00:00:00")
     assert due_at(offsets[0]) == 0
     assert due_at(offsets[1]) > Session(USING).now()
+
+
+def test_a_selected_one_that_does_not_wait_any_more_is_passed_over(client, offsets):
+    DeliveryState.objects.filter(message_offset=offsets[0]).update(acked=True)
+    (told,) = confirm(client, "move-selected", **GROUP, row=offsets[:2], time=LATER)
+    assert told.endswith(": 1.")
+    assert due_at(offsets[1]) == at(LATER)

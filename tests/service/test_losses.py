@@ -6,9 +6,10 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.inspection import get_overview, message_history, partitions
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
-from django_mysqlqueue.operations import dead_lettering, retrying
-from django_mysqlqueue.service import claiming, releasing, settling
+from django_mysqlqueue.operations import dead_lettering, retrying, steps
+from django_mysqlqueue.service import claiming, leasing, releasing, scheduling, settling
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder, both_modes
@@ -254,3 +255,85 @@ def test_undoing_a_claim_leaves_suspects_suspects_and_no_others(db, clock, mode)
         claiming.undo(USING, G, abs(token))
     found = {one.partition_key: (one.delivery_token, bool(one.delivered_by)) for one in DeliveryState.objects.all()}
     assert found == {"k0": (0, True), "k1": (0, False)}
+
+
+# -- what remembers and shows it --------------------------------------------------
+
+
+@pytest.fixture
+def resting(db, clock):
+    """Make a message wait for 100 seconds after its second loss; return the subscriber that noticed it."""
+
+    def make(mode):
+        publish("t", 0, key="k")
+        lose(clock, 2, mode=mode)
+        clock.advance(61)
+        finder = Sub(slow(mode=mode)).step()
+        assert waits() == 100
+        return finder
+
+    return make
+
+
+@both_modes
+def test_its_finder_knows_when_it_is_due(resting, mode):
+    """Otherwise it would claim, or poll, in vain until then."""
+    finder = resting(mode)
+    (group,) = finder.poller.groups
+    assert not group.wants_turn()
+    assert group.next_at() == row().invisible_until
+
+
+def test_a_shared_group_that_has_noticed_a_loss_polls_soon(db, clock):
+    """The poll tells when the message is due, and whether there are more."""
+    publish("t", 0, key="k")
+    lose(clock, 2, mode="shared")
+    clock.advance(61)
+    sub = Sub(slow(mode="shared"))
+    sub.poller._poll()
+    (group,) = sub.poller.groups
+    assert group.turn()
+    assert waits() == 100
+    assert not group.turn()
+
+
+def test_a_new_owner_reads_when_it_is_due(resting):
+    resting("ordered").leave()
+    (found,) = leasing.load(Session(USING), G, ["k"])
+    assert found.due == row().invisible_until
+
+
+def test_a_claim_that_asks_for_it_too_early_is_told_when_it_is_due(resting):
+    finder = resting("ordered")
+    claimant = finder.poller.groups[0].claimant
+    wants = [claiming.Want("k", due=(row().message_offset,))]
+    claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
+    assert claim.deliveries == []
+    assert claim.later == {("k", row().message_offset): row().invisible_until}
+
+
+@both_modes
+def test_a_wait_that_a_wrong_clock_wrote_is_over(resting, clock, mode):
+    resting(mode).leave()
+    clock.advance(-30)  # later than its claim, earlier than its loss was noticed
+    assert Sub(slow(mode=mode)).step().take() is not None
+
+
+@both_modes
+def test_tests_bring_it_nearer(resting, mode):
+    resting(mode)
+    scheduling.advance(USING, 60_000)
+    assert waits() == 40
+
+
+@both_modes
+def test_people_see_it_wait(resting, mode):
+    resting(mode)
+    overview = get_overview(group="g", topic="t", using=USING)
+    ((head,),) = [group.heads for group in overview.groups]
+    assert (head.delivered_by, head.attempts) == ("", 1)
+    assert [(str(group.in_flight), str(group.retrying)) for group in overview.groups] == [("0", "1")]
+    assert partitions.in_flight(Session(USING), G) == []
+    (state,) = message_history.read_history(Session(USING), row().message_offset).groups
+    assert (state.standing, state.until) == ("waits", row().invisible_until)
+    assert "not claimed" in steps._locked_text(Session(USING), G, 1.0)
