@@ -69,7 +69,7 @@ def queries(sub: Sub) -> list[str]:
         "changelist": ["", "?span=day"],
     }
     found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
-    names = ("pause", "resume", "seek", "retry", "override", "drop")
+    names = ("pause", "resume", "seek", "retry", "move-retries", "override", "drop")
     found += [f"do/{name}/?group={LONG}&topic=orders" for name in names]
 
     retrying = DeliveryState.objects.filter(acked=False, delivered_by="").values_list(
