@@ -9,6 +9,7 @@ import pytest
 from soak import plan, records
 from soak.records import Step, Transaction
 
+from django_mysqlqueue.limits import lane
 from tests.support.soak_runs import (
     KEYS,
     OTHER,
@@ -187,3 +188,18 @@ def test_offsets_out_of_publishing_order(evidence):
     assert list(violations(broken)) == ["offsets follow the order of publishing"]
     scheduled = [dataclasses.replace(entry, scheduled=entry.message_id in swapped) for entry in evidence.ledger]
     assert violations(dataclasses.replace(broken, ledger=scheduled)) == {}
+
+
+def test_messages_of_other_priorities_may_overtake(evidence):
+    swapped = {name(10): 12, name(11): 11}
+    steps = {
+        group: [dataclasses.replace(one, offset=swapped.get(one.message_id, one.offset)) for one in mine]
+        for group, mine in evidence.steps.items()
+    }
+    ledger = [
+        dataclasses.replace(entry, key=lane(entry.key, 1)) if entry.message_id == name(11) else entry
+        for entry in evidence.ledger
+    ]
+    assert "offsets follow the order of publishing" not in violations(
+        dataclasses.replace(evidence, steps=steps, ledger=ledger)
+    )

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
+from django_mysqlqueue.limits import priority_of
 from soak import timeline
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Verdict, verdict
 from soak.plan import MAX_ATTEMPTS, POISON, Group, fate, is_for_the_dlq
@@ -84,22 +85,23 @@ def check_offsets(evidence: Evidence) -> Verdict:
 
 
 def check_publishing_order(evidence: Evidence) -> Verdict:
-    """Check that the messages of a publisher have rising offsets, except scheduled messages."""
+    """Check that the messages of a publisher with one priority have rising offsets, except scheduled messages."""
 
     def violations() -> Iterator[str]:
         offsets = {message_id: min(places) for message_id, places in _offsets(evidence).items()}
-        last: dict[str, tuple[int, int]] = {}
+        last: dict[tuple[str, int], tuple[int, int]] = {}
         for entry in sorted(evidence.ledger, key=lambda entry: (entry.publisher, entry.number)):
             offset = offsets.get(entry.message_id)
             if entry.scheduled or offset is None:
                 continue
-            number, before = last.get(entry.publisher, (-1, 0))
+            which = (entry.publisher, priority_of(entry.key))
+            number, before = last.get(which, (-1, 0))
             if offset < before:
                 yield (
                     f"{entry.publisher}: message {entry.number} has the offset {offset}, the earlier message {number} "
                     f"has {before}"
                 )
-            last[entry.publisher] = (entry.number, offset)
+            last[which] = (entry.number, offset)
 
     return verdict("offsets follow the order of publishing", f"{len(evidence.ledger)} messages", violations())
 
