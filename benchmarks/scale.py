@@ -381,7 +381,7 @@ class Case:
 
     def __post_init__(self) -> None:
         from django_mysqlqueue.service import groups, heartbeats, leasing, log, watermarks
-        from django_mysqlqueue.service.claiming import Claimant
+        from django_mysqlqueue.service.claims import Claimant
         from django_mysqlqueue.service.refs import GroupRef
         from django_mysqlqueue.sql.session import Session
 
@@ -405,7 +405,7 @@ class Case:
         """Publish, sequence, claim and settle a batch, so that the size of the backlog does not change."""
         from django_mysqlqueue import Message, publish_many
         from django_mysqlqueue.service import claiming, leasing, payloads, polling, sequencing, settling
-        from django_mysqlqueue.service.claiming import Want
+        from django_mysqlqueue.service.claims import Want
         from django_mysqlqueue.service.deliveries import Action, Settlement
 
         each = max(1, BATCH // len(self.keys))

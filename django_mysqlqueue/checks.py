@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.apps import apps
@@ -28,12 +28,15 @@ from django_mysqlqueue.models import (
     QueueMessage,
     Rollup,
     Sequencer,
+    Slots,
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import is_server, server_version
 from django_mysqlqueue.subscriptions import registry
+from django_mysqlqueue.subscriptions.effective import GroupOption
 
 MODELS = (
     QueueMessage,
@@ -43,6 +46,7 @@ MODELS = (
     DeliveryState,
     PartitionLease,
     ConsumerOffset,
+    Slots,
     SubscriberHeartbeat,
     DeliveryEvent,
     Operation,
@@ -304,14 +308,6 @@ def _alias() -> str | None:
 @checks.register(checks.Tags.database)
 def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn about overridden options that subscribers ignore, because the code no longer knows them (W019)."""
-    alias = _alias()
-    if alias is None or alias not in (databases or ()) or conf.problems():
-        return []
-    try:
-        with sessions.sound(alias):  # a setting that E017 reports must not affect this query
-            found = list_options(using=alias)
-    except (SubscriberError, DatabaseError):
-        return []  # E008 reports it; or the tables are not there yet
     return [
         checks.Warning(
             f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is overridden with {one.override.text}, but "
@@ -319,10 +315,38 @@ def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) ->
             hint=f"Remove it: manage.py queueset {ref.group} {ref.topic} --unset {one.name}",
             id="django_mysqlqueue.W019",
         )
-        for ref, options in found.items()
+        for ref, options in _options_of_groups(databases)
         for one in options
         if one.override is not None and one.ignored
     ]
+
+
+@checks.register(checks.Tags.database)
+def check_limits(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn about limits in the code that are not the registered ones, which apply (W020)."""
+    return [
+        checks.Warning(
+            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is {one.code_text} in the code, but "
+            f"{one.registered_text} is registered, and applies.",
+            hint="Run migrate, which registers the limits of the code.",
+            id="django_mysqlqueue.W020",
+        )
+        for ref, options in _options_of_groups(databases)
+        for one in options
+        if one.registered_text
+    ]
+
+
+def _options_of_groups(databases: Sequence[str] | None) -> Iterable[tuple[GroupRef, Sequence[GroupOption]]]:
+    """Return the options of the registered groups; nothing if they cannot be read, which other checks report."""
+    alias = _alias()
+    if alias is None or alias not in (databases or ()) or conf.problems():
+        return []
+    try:
+        with sessions.sound(alias):  # a setting that E017 reports must not affect this query
+            return list_options(using=alias).items()
+    except (SubscriberError, DatabaseError):
+        return []  # E008 reports it; or the tables are not there yet
 
 
 def server_problems(alias: str) -> Iterator[str]:

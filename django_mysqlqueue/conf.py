@@ -24,10 +24,12 @@ from django_mysqlqueue.validators import archive_path as _archive_path
 from django_mysqlqueue.validators import boolean as _boolean
 from django_mysqlqueue.validators import choice as _choice
 from django_mysqlqueue.validators import exceptions as _exceptions
+from django_mysqlqueue.validators import field_name as _field_name
 from django_mysqlqueue.validators import function as _function
 from django_mysqlqueue.validators import integer as _integer
 from django_mysqlqueue.validators import number as _number
 from django_mysqlqueue.validators import or_none as _or_none
+from django_mysqlqueue.validators import rate as _rate
 from django_mysqlqueue.validators import ratio as _ratio
 from django_mysqlqueue.validators import rejected_exceptions as _rejected_exceptions
 from django_mysqlqueue.validators import share as _share
@@ -235,6 +237,12 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "priority_share": _share,
     "poll_interval": _number(exclusive=True),
     "max_poll_interval": _number(exclusive=True),
+    "rate": _or_none(_rate),
+    "rate_per_key": _or_none(_rate),
+    "burst": _or_none(_integer(1, 1_000_000)),
+    "max_in_flight": _or_none(_integer(1, 1_000_000)),
+    "max_in_flight_per_key": _or_none(_integer(1, 1_000_000)),
+    "limit_by": _or_none(_field_name),
 }
 """Options of ``@subscriber`` that ``GROUPS`` may override."""
 CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {

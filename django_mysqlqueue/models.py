@@ -207,6 +207,12 @@ class ConsumerGroup(models.Model):
         blank=True,
         help_text=_("options that operators have overridden: by name, the value, since when and by whom"),
     )
+    limits = models.JSONField(
+        _("limits"),
+        db_default=models.Value({}, models.JSONField()),
+        blank=True,
+        help_text=_("limits on the rate and on the messages in flight, as migrate has registered them"),
+    )
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
     sought_at = models.BigIntegerField(
         _("sought at"), db_default=0, help_text=_("when its last seek began or ended; 0: never")
@@ -311,6 +317,39 @@ class ConsumerOffset(models.Model):
         indexes = [
             models.Index(fields=["topic", "partition_key", "offset_acked"], name="queue_offsets_floor"),
         ]
+
+
+class Slots(models.Model):
+    """The slots of a limited key: when the next one is free, or how many of them a subscriber holds.
+
+    Groups without limits have no rows.
+    """
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "limit_key", "subscriber_name")
+    consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    limit_key = BytewiseCharField(
+        _("limited key"),
+        max_length=KEY_LENGTH + 1,
+        help_text=_("':' and the key; '#' and a hash of a long one; '' for the limits of the group"),
+    )
+    subscriber_name = BytewiseCharField(
+        _("subscriber"), max_length=KEY_LENGTH, help_text=_("'' in the row that has the rate of the key")
+    )
+    full_at = models.BigIntegerField(
+        _("full at"),
+        db_default=0,
+        help_text=_("when a full burst may start again, in epoch microseconds; rows of subscribers: when written"),
+    )
+    held = models.BigIntegerField(_("held"), db_default=0, help_text=_("messages that the subscriber has in flight"))
+
+    objects = QueueManager["Slots"]()
+
+    class Meta:
+        db_table = "queue_slots"
+        verbose_name = _("slots")
+        verbose_name_plural = _("slots")
+        indexes = [models.Index(fields=["full_at"], name="queue_slots_full_at")]
 
 
 class SubscriberHeartbeat(models.Model):

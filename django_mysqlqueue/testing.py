@@ -164,15 +164,16 @@ def deliver_all(
     """Deliver all due messages, and those that handlers publish in the meantime, until none is left.
 
     Handlers run one after another in the calling thread. A failed message is redelivered at once, without a backoff,
-    until it is acked or dead-lettered. Snoozed and scheduled messages wait until ``advance`` makes them due.
+    until it is acked or dead-lettered. Snoozed and scheduled messages wait until ``advance`` makes them due, and so do
+    messages beyond the limits of their group.
     ``on_commit`` hooks follow Django's rules: in a ``TestCase``, wrap the call in
     ``captureOnCommitCallbacks(execute=True)``.
 
     Args:
         raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
             If False, retry the message as a subscriber does.
-        advance: seconds or a timedelta. Scheduled and snoozed messages are brought forward by this time before
-            delivering.
+        advance: seconds or a timedelta. Scheduled and snoozed messages, and the times at which the group's limits
+            allow further messages, are brought forward by this time before delivering.
         groups: run only the handlers of these consumer groups.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
 

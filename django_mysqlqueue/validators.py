@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 from django.conf import settings as django_settings
 from django.db import InterfaceError, OperationalError
 
+from django_mysqlqueue.delivery_limits import Rate, parse_rate
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
+from django_mysqlqueue.limits import NAME_LENGTH
 
 
 class Invalid(Exception):
@@ -56,6 +58,21 @@ def share(value: Any) -> int:
     if parsed == 1:
         raise Invalid("must be 0, or 2 or more: with 1, no claim would be left for the highest priority")
     return parsed
+
+
+def rate(value: Any) -> Rate:
+    """Parse a rate such as ``"5/s"``."""
+    try:
+        return parse_rate(value)
+    except ValueError as error:
+        raise Invalid(str(error)) from None
+
+
+def field_name(value: Any) -> str:
+    """Parse the name of a field of the metadata."""
+    if not isinstance(value, str) or not 1 <= len(value) <= NAME_LENGTH:
+        raise Invalid(f"must be the name of a field of the metadata, of 1 to {NAME_LENGTH} characters")
+    return value
 
 
 T = TypeVar("T")

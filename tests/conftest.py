@@ -26,6 +26,7 @@ QUEUE_MODELS = (
     models.DeliveryState,
     models.PartitionLease,
     models.ConsumerOffset,
+    models.Slots,
     models.SubscriberHeartbeat,
     models.ConsumerGroup,
     models.Sequencer,

@@ -39,5 +39,7 @@ def list_options(
     controls = groups.group_controls(session, refs)
     known = handlers()
     return {
-        ref: tuple(effective_options(ref, stored(controls[ref].overrides), known)) for ref in refs if ref in controls
+        ref: tuple(effective_options(ref, stored(controls[ref].overrides), controls[ref].limits, known))
+        for ref in refs
+        if ref in controls
     }

@@ -12,11 +12,13 @@ from typing import Any
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.delivery_limits import DeliveryLimits
 from django_mysqlqueue.inspection import backlog
 from django_mysqlqueue.inspection.backlog import BacklogReader
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
 from django_mysqlqueue.inspection.heads import HeadMessage, heads
+from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, read_outbox
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import (
@@ -35,7 +37,7 @@ from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
-from django_mysqlqueue.subscriptions.options import Override, stored
+from django_mysqlqueue.subscriptions.options import Override, limits_of, stored
 
 LOG = QueueMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
@@ -64,6 +66,10 @@ class GroupOverview:
     """When its last seek began or ended; 0 if there was none."""
     overrides: tuple[Override, ...]
     """Options that operators have overridden."""
+    registered_limits: str
+    """The limits that ``migrate`` has registered, as JSON text."""
+    limited: Limited | None
+    """Whether its limits are reached; None if it has none."""
     lag: Count
     """Messages in the log that it has not settled."""
     lag_by_priority: dict[int, Count]
@@ -104,7 +110,12 @@ class GroupOverview:
     @property
     def options(self) -> tuple[GroupOption, ...]:
         """The options that its subscribers use, as far as this project's code knows them."""
-        return tuple(effective_options(self.ref, self.overrides))
+        return tuple(effective_options(self.ref, self.overrides, self.registered_limits))
+
+    @property
+    def limits(self) -> DeliveryLimits:
+        """The limits that apply to the group."""
+        return limits_of(self.registered_limits, self.overrides)
 
     def waiting_since(self, at: int) -> int:
         """Return when a message started to wait for the group: not before the group was registered or last sought.
@@ -210,7 +221,7 @@ def get_overview(
     found = []
     for row in rows[: bounds.groups]:
         ref = GroupRef(*row[:2])
-        found.append(_group(reader, ref, row[2:], outbox, dead_letters, subscribers.get(ref, [])))
+        found.append(_group(reader, ref, row[2:], now, outbox, dead_letters, subscribers.get(ref, [])))
     return QueueOverview(
         session.using,
         now,
@@ -263,8 +274,8 @@ def _registered(session: Session, group: str | None, topic: str | None, limit: i
     wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
     where = f"WHERE {' AND '.join(f'{name} = %s' for name in wanted)} " if wanted else ""
     return session.rows(
-        "SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at, overrides "
-        f"FROM {GROUPS} {where}ORDER BY topic, consumer_group LIMIT %s",
+        "SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at, overrides, "
+        f"limits FROM {GROUPS} {where}ORDER BY topic, consumer_group LIMIT %s",
         (*wanted.values(), limit),
     )
 
@@ -276,11 +287,14 @@ def _group(
     reader: BacklogReader,
     ref: GroupRef,
     row: Sequence[Any],
+    now: int,
     outbox: OutboxOverview,
     dead_letters: dict[tuple[str, GroupRef], DeadLetterCount],
     subscribers: Sequence[SubscriberStatus],
 ) -> GroupOverview:
-    mode, paused, after_seek, start_offset, registered_at, sought_at, overrides = row
+    mode, paused, after_seek, start_offset, registered_at, sought_at, overrides, limits = row
+    changed = tuple(stored(overrides))
+    live = {one.name for one in subscribers if one.live}
     dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
     in_flight, retrying = backlog.held(session, ref, most)
@@ -296,7 +310,9 @@ def _group(
         start_offset=int(start_offset),
         registered_at=int(registered_at),
         sought_at=int(sought_at),
-        overrides=tuple(stored(overrides)),
+        overrides=changed,
+        registered_limits=limits,
+        limited=read_limited(session, ref, limits_of(limits, changed), now, live),
         lag=(claimed.all + unclaimed.all).capped(most),
         lag_by_priority=backlog.by_priority(claimed, unclaimed),
         waiting=outbox.of(ref),

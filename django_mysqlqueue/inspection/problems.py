@@ -44,6 +44,7 @@ Kind = Literal[
     "drop_ended_early",
     "unserved",
     "still",
+    "limited",
     "dead_letters",
     "long_transaction",
     "groupless",
@@ -70,6 +71,7 @@ class Problem:
     - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
     - ``unserved``: no live subscriber takes a partition.
     - ``still``: a group with live subscribers is stalled.
+    - ``limited``: messages of a group wait because its limits are reached.
     - ``dead_letters``: a group has dead letters.
     - ``long_transaction``: a transaction has been open for long.
     - ``groupless``: a topic has messages and no consumer group.
@@ -178,7 +180,9 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
     elif group.live:
         found = [*_stuck(group, now, times), *_unserved(group, now, times)]
         yield from found
-        if not (found or moves):
+        if group.limited and group.has_work:
+            yield _limited(group)
+        if not (found or moves or (group.limited and group.limited.by_rate)):
             yield from _still(group, now, times)
 
 
@@ -242,6 +246,22 @@ def _stuck(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Proble
             yield Problem(
                 severity, "stuck", text % {**values, "age": duration(waits)}, group.ref, head.key, head.offset
             )
+
+
+def _limited(group: GroupOverview) -> Problem:
+    """Return that messages of a group wait because its limits are reached."""
+    values = {"ref": group.ref, "limits": group.limits.text, "lag": _waiting(_backlog(group))}
+    if group.limited is not None and group.limited.keys and not group.limited.group:
+        keys = group.limited.keys
+        values["keys"] = f"{keys:,}" if group.limited.exact else f"{keys:,}+"
+        text = ngettext(
+            "%(ref)s is limited to %(limits)s; %(keys)s key is at its limit; %(lag)s.",
+            "%(ref)s is limited to %(limits)s; %(keys)s keys are at their limit; %(lag)s.",
+            keys,
+        )
+    else:
+        text = _("%(ref)s is limited to %(limits)s; %(lag)s.")
+    return Problem(2, "limited", text % values, group.ref)
 
 
 def _still(group: GroupOverview, now: int, times: StallTimes) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ paused group, which can only be dropped again. Until then, the group cannot be r
 from __future__ import annotations
 
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, Slots, SubscriberHeartbeat
 from django_mysqlqueue.operations import steps
 from django_mysqlqueue.operations.limits import LIMITS, Limits
 from django_mysqlqueue.service import audit, groups
@@ -73,7 +73,12 @@ def _delete_some(session: Session, ref: GroupRef, operation: int, limits: Limits
         states = steps.delete_states(session, ref, operation, limits)
         if states is not None:
             return states
-    return deleted or groups.delete_rows(session, ref, ConsumerOffset, "partition_key", limits.rows) or None
+    return (
+        deleted
+        or groups.delete_rows(session, ref, ConsumerOffset, "partition_key", limits.rows)
+        or groups.delete_rows(session, ref, Slots, "limit_key", limits.rows)
+        or None
+    )
 
 
 def _end(session: Session, ref: GroupRef, operation: int, limits: Limits) -> None:

@@ -18,9 +18,9 @@ from django_mysqlqueue.operations.overriding import Difference
 from django_mysqlqueue.operations.results import Result, result_of
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
+from django_mysqlqueue.subscriptions.effective import effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import OVERRIDABLE, as_text, check_override, overridden
+from django_mysqlqueue.subscriptions.options import OVERRIDABLE, as_text, check_override, overridden, with_registered
 from django_mysqlqueue.subscriptions.registry import handlers
 
 
@@ -45,7 +45,8 @@ def settings(
         topic: the topic that it reads.
         values: the new values by option: ``claim_size``, ``batch_size``, ``prefetch``, ``priority_share``,
             ``poll_interval``, ``max_poll_interval``, ``visibility_timeout``, ``max_attempts``, ``backoff``,
-            ``timeout``. They have the types of the arguments of ``@subscriber``.
+            ``timeout``, ``rate``, ``rate_per_key``, ``burst``, ``max_in_flight``, ``max_in_flight_per_key``,
+            ``limit_by``. They have the types of the arguments of ``@subscriber``.
         unset: names of options whose overrides to remove.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
@@ -59,7 +60,8 @@ def settings(
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
-        handler = _handler_of(ref)
+        limits = overriding.registered_limits(Session(alias), ref)
+        handler = _handler_of(ref, limits)
         parsed = _parsed(handler, values or {}, names)
         check = partial(_check, handler)
         if dry_run:
@@ -67,18 +69,19 @@ def settings(
             check(found)
         else:
             found = overriding.override(alias, ref, parsed, names, check=check, actor=actor, reason=reason)
-        sentences = _sentences(ref, found, dry_run=dry_run) if found else _nothing(ref, parsed, names)
+        sentences = _sentences(ref, found, limits, dry_run=dry_run) if found else _nothing(ref, parsed, names)
         return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
 
 
-def _handler_of(ref: GroupRef) -> Handler | None:
-    """Return a group's handler; None if this project declares none.
+def _handler_of(ref: GroupRef, limits: str) -> Handler | None:
+    """Return a group's handler with the registered limits; None if this project declares none.
 
     Raises:
         OperationRefused: this project declares two handlers for a group.
     """
     try:
-        return handlers().get(ref)
+        handler = handlers().get(ref)
+        return None if handler is None else with_registered(handler, limits)[0]
     except SubscriberError as error:
         raise OperationRefused(str(error)) from error
 
@@ -107,26 +110,22 @@ def _check(handler: Handler | None, found: Difference) -> None:
             raise OperationRefused(text)
 
 
-def _sentences(ref: GroupRef, found: Difference, *, dry_run: bool) -> list[str]:
-    code = {one.name: one for one in effective_options(ref, [])}
+def _sentences(ref: GroupRef, found: Difference, limits: str, *, dry_run: bool) -> list[str]:
+    code = {one.name: one for one in effective_options(ref, [], limits)}
     text = _("%(name)s will be %(value)s") if dry_run else _("%(name)s is %(value)s now")
     sentences = []
     for name, value in found.new.items():
         one = code.get(name)
         values = {"name": name, "value": as_text(name, value)}
-        instead = "" if one is None else _("instead of %(value)s") % {"value": _from_code(one)}
+        instead = "" if one is None else _("instead of %(value)s") % {"value": one.without_override}
         sentences.append(f"{text % values}{f', {instead}' if instead else ''}.")
     text = _("%(name)s will no longer be overridden") if dry_run else _("%(name)s is no longer overridden")
     for name in found.removed:
         one = code.get(name)
-        sentences.append(f"{text % {'name': name}}{'' if one is None else f': {_from_code(one)}'}.")
+        sentences.append(f"{text % {'name': name}}{'' if one is None else f': {one.without_override}'}.")
     seconds = f"{get_settings().lease_renewal_interval:g}"
     noticed = _("The subscribers of the group %(ref)s notice within %(seconds)s seconds.")
     return [*sentences, noticed % {"ref": ref, "seconds": seconds}]
-
-
-def _from_code(one: GroupOption) -> str:
-    return f"{one.code_text} ({one.source})"
 
 
 def _nothing(ref: GroupRef, values: Mapping[str, Any], unset: Sequence[str]) -> list[str]:

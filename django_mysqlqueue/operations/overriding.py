@@ -37,6 +37,12 @@ def read(session: Session, ref: GroupRef) -> dict[str, Override]:
     return {} if found is None else {one.name: one for one in stored(found.overrides)}
 
 
+def registered_limits(session: Session, ref: GroupRef) -> str:
+    """Return the registered limits in a group's row, as JSON text."""
+    found = groups.group_controls(session, [ref]).get(ref)
+    return "{}" if found is None else found.limits
+
+
 def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
     """Return what a change does.
 

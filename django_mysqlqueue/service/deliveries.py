@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service.refs import GroupRef
+
+
+class Slot(NamedTuple):
+    """The right to start one message within a span of time, by this process's monotonic clock in seconds."""
+
+    key: str
+    """The key of the limits per key; ``NO_KEY`` if the message has none."""
+    after: float
+    before: float
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys in whose accounts it is: that of the group, and the message's."""
+        return (NO_KEY,) if self.key == NO_KEY else (NO_KEY, self.key)
 
 
 class Claimed(NamedTuple):
@@ -32,6 +48,8 @@ class Claimed(NamedTuple):
     """When it was claimed, in epoch milliseconds."""
     by: str = ""
     """The subscriber that claimed it."""
+    slot: Slot | None = None
+    """The right to start, if the group has limits."""
 
 
 class Action(Enum):
@@ -79,6 +97,31 @@ class Settlement(NamedTuple):
     """An object that the process wants to get back after the flush. The service layer does not use it."""
 
 
+class Returned(NamedTuple):
+    """Slots of a limited key whose messages have not started."""
+
+    number: int
+    since: int
+    """When the first of them was reserved, in epoch milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The slots that a subscriber process holds, as it knows it."""
+
+    subscriber: str
+    held: Mapping[str, int] = field(default_factory=dict)
+    """By limited key, the number of its messages that wait or run; ``NO_KEY``: all of the group."""
+    stored: Mapping[str, int] = field(default_factory=dict)
+    """The numbers that its rows have."""
+    doubtful: Collection[str] = ()
+    """Keys whose rows may have another number, because the outcome of a COMMIT is unknown."""
+    returned: Mapping[str, Returned] = field(default_factory=dict)
+    """Slots to release."""
+    written: set[str] = field(default_factory=set)
+    """Keys whose rows its transaction has written, even if the outcome of its COMMIT is unknown."""
+
+
 @dataclass(slots=True)
 class Flushed:
     """The result of a flush."""
@@ -95,5 +138,7 @@ class Flushed:
     """New watermarks, to be stored by the same transaction."""
     unfinished: set[str] = field(default_factory=set)
     """Partitions whose watermark can advance further: flush them again."""
+    held: dict[str, int] | None = None
+    """By limited key, the slots that the subscriber's rows say it holds; None if none was to be written."""
     skipped: set[str] = field(default_factory=set)
     """Partitions whose offsets row another transaction had locked: flush them again a little later."""

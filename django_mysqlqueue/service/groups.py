@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from django.db.models import F, Model
 
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import log
+from django_mysqlqueue.service import audit, log
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat, run
 
@@ -53,7 +54,9 @@ class Fence:
     mode: str
 
 
-def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
+def register(
+    using: str, ref: GroupRef, *, mode: str, start: str, limits: Mapping[str, object] | None = None
+) -> Registered:
     """Register a group if it is new. From then on, GC keeps messages that the group has not settled.
 
     Args:
@@ -62,6 +65,7 @@ def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
         mode: the mode of a new group.
         start: where a new group starts. ``"latest"`` is the current end of the log: messages that were published but
             have not entered the log are delivered to the group.
+        limits: the limits of a new group, as JSON.
 
     Returns:
         The group as it is registered, which may be with another mode.
@@ -69,7 +73,7 @@ def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
     Raises:
         SubscriberError: the group was dropped at the same time.
     """
-    run(using, lambda session: _insert(session, ref, mode, start))
+    run(using, lambda session: _insert(session, ref, mode, start, limits))
     registered = find(using, ref)
     if registered is None:
         raise SubscriberError(
@@ -78,16 +82,47 @@ def register(using: str, ref: GroupRef, *, mode: str, start: str) -> Registered:
     return registered
 
 
-def _insert(session: Session, ref: GroupRef, mode: str, start: str) -> None:
+def _insert(session: Session, ref: GroupRef, mode: str, start: str, limits: Mapping[str, object] | None) -> None:
     if ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).exists():
         return  # Without a lock, so that a running group does not wait for a subscriber that starts.
     # Read before the INSERT, not inside it: at some isolation levels, the INSERT would lock the rows that it reads.
     offset = log.end_of_log(session) if start == "latest" else 0
+    # Without limits, the column is not named: migrate may have created the schema of an earlier release.
+    column, value = (", limits", (json.dumps(limits),)) if limits else ("", ())
     session.execute(
-        f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset) VALUES (%s, %s, %s, %s)"
+        f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset{column}) "
+        f"VALUES (%s, %s, %s, %s{', %s' * len(value)})"
         + session.dialect.on_conflict_keep(GROUPS, ("consumer_group", "topic")),
-        (ref.group, ref.topic, mode, offset),
+        (ref.group, ref.topic, mode, offset, *value),
     )
+
+
+def register_limits(using: str, ref: GroupRef, limits: Mapping[str, object], *, actor: str) -> bool:
+    """Replace the registered limits of a group, in the audit log, too. Subscribers notice within a tick.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        limits: the limits as JSON.
+        actor: who does it, for the audit log.
+
+    Returns:
+        Whether they were others before.
+    """
+
+    def write(session: Session) -> bool:
+        found = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
+        if list(found.values_list("limits", flat=True)) in ([], [dict(limits)]):
+            return False  # Without a lock: this is the case at almost every migrate.
+        rows = list(found.select_for_update().values_list("limits", flat=True))
+        if rows in ([], [dict(limits)]):
+            return False  # It was dropped, or another process has registered them, in the meantime.
+        found.update(limits=dict(limits))
+        detail = ", ".join(f"{name}={value}" for name, value in limits.items()) or "no limits"
+        audit.once(session, "limits", 0, actor=actor, group=ref.group, topic=ref.topic, detail=detail)
+        return True
+
+    return run(using, write)
 
 
 def find(using: str, ref: GroupRef) -> Registered | None:
@@ -136,6 +171,8 @@ class GroupControls:
     """A number that grows when subscribers' memory of the group is out of date."""
     overrides: str
     """The overrides of the group's options, as the JSON text of the column."""
+    limits: str
+    """The registered limits of the group, as the JSON text of the column."""
 
 
 def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, GroupControls]:
@@ -143,15 +180,15 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
     if not refs:
         return {}
     rows = session.rows(
-        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision, s.overrides "
+        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision, s.overrides, s.limits "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
         f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
         "ON s.consumer_group = v.g AND s.topic = v.t",
         flat(refs),
     )
     return {
-        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision), overrides)
-        for group, topic, paused, mode, revision, overrides in rows
+        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision), overrides, limits)
+        for group, topic, paused, mode, revision, overrides, limits in rows
     }
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.exceptions import StaleDelivery
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, watermarks
+from django_mysqlqueue.service import dead_letters, delivery_events, slots, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
-from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
+from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
@@ -198,6 +199,8 @@ def flush(
     max_attempts: int | None,
     shared: bool,
     also: Collection[str] = (),
+    limits: DeliveryLimits = NO_LIMITS,
+    holding: Holding | None = None,
 ) -> Flushed:
     """Write the settlements of a group and advance its watermarks, in one transaction.
 
@@ -211,12 +214,16 @@ def flush(
         max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
         shared: whether the group is in shared mode.
         also: further partitions whose watermarks can advance.
+        limits: the limits of the group.
+        holding: the slots that this subscriber holds now, if that has changed.
     """
 
     def write(session: Session) -> Flushed:
         keys = {settlement.delivery.key for settlement in settlements} | set(also)
         offsets = watermarks.lock(session, ref, keys, skip_locked=shared)
         flushed = apply(session, ref, settlements, offsets, max_attempts=max_attempts, also=also)
+        if holding is not None:
+            flushed.held = slots.settle(session, ref, limits, holding)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})
         return flushed
 

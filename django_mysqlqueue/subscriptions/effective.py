@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
@@ -16,6 +18,7 @@ from django_mysqlqueue.subscriptions.options import (
     as_text,
     option_value,
     overridden,
+    with_registered,
     without_effect,
 )
 
@@ -33,6 +36,8 @@ class GroupOption:
     source: str
     """Where that comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``; empty if this project has no
     handler for the group. ``PREFETCH`` of ``MYSQLQUEUE`` is that of a process, which its groups share."""
+    registered: Any = None
+    """For limits, the registered value, which applies unless it is overridden; for other options, ``code_value``."""
     override: Override | None = None
     """What an operator has set; None if nothing."""
     ignored: str = ""
@@ -48,9 +53,29 @@ class GroupOption:
         """The value without the override as it is typed."""
         return as_text(self.name, self.code_value)
 
+    @property
+    def registered_text(self) -> str:
+        """The registered value as it is typed; empty if it is that of the code."""
+        return "" if self.registered == self.code_value else as_text(self.name, self.registered)
+
+    @property
+    def origin(self) -> str:
+        """Where the value without the override comes from, for people."""
+        if not self.registered_text:
+            return self.source
+        return _("registered; %(source)s says %(value)s") % {"source": self.source, "value": self.code_text}
+
+    @property
+    def without_override(self) -> str:
+        """The value without the override, and where it comes from, for people."""
+        return f"{self.registered_text or self.code_text} ({self.origin})"
+
 
 def effective_options(
-    ref: GroupRef, overrides: Sequence[Override], handlers: Mapping[GroupRef, Handler] | None = None
+    ref: GroupRef,
+    overrides: Sequence[Override],
+    limits: str,
+    handlers: Mapping[GroupRef, Handler] | None = None,
 ) -> list[GroupOption]:
     """Return the options that operators can override, with their values and where these come from.
 
@@ -60,6 +85,7 @@ def effective_options(
     Args:
         ref: the group and its topic.
         overrides: the overrides in its row.
+        limits: the registered limits in its row, as JSON text.
         handlers: the handlers of this project, if the caller has resolved them.
 
     Raises:
@@ -68,15 +94,19 @@ def effective_options(
     handler = (registry.handlers() if handlers is None else handlers).get(ref)
     by_name = {one.name: one for one in overrides}
     if handler is None:
-        return [GroupOption(one.name, one.value, None, "", one) for one in overrides]
-    after, ignored = overridden(handler, {one.name: one.value for one in overrides})
+        return [GroupOption(one.name, one.value, None, "", override=one) for one in overrides]
+    registered, unknown = with_registered(handler, limits)
+    after, ignored = overridden(registered, {one.name: one.value for one in overrides})
     settings = get_settings()
     found: list[GroupOption] = []
     for name in OVERRIDABLE:
         override = by_name.pop(name, None)
         if override is None and without_effect(handler, name):
             continue
-        value, code = (option_value(one, name, settings) for one in (after, handler))
+        value, code, kept = (option_value(one, name, settings) for one in (after, handler, registered))
         source = registry.option_source(ref, name)
-        found.append(GroupOption(name, value, code, source, override, ignored.get(name, "")))
-    return [*found, *(GroupOption(name, None, None, "", one, ignored[name]) for name, one in by_name.items())]
+        why = ignored.get(name, "") or unknown.get(name, "")
+        found.append(GroupOption(name, value, code, source, kept, override, why))
+    for name, one in by_name.items():
+        found.append(GroupOption(name, None, None, "", override=one, ignored=ignored[name]))
+    return found

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from asgiref.sync import async_to_sync
 
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rate
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.timeouts import limited
 
@@ -52,6 +53,17 @@ class Handler:
     """Time between two polls while there are messages. None: the process's."""
     max_poll_interval: float | None = None
     """Longest time between two polls. None: the process's."""
+    rate: Rate | None = None
+    rate_per_key: Rate | None = None
+    burst: int | None = None
+    max_in_flight: int | None = None
+    max_in_flight_per_key: int | None = None
+    limit_by: str | None = None
+
+    @property
+    def limits(self) -> DeliveryLimits:
+        """The limits, for all subscribers of the group together."""
+        return DeliveryLimits(**{name: getattr(self, name) for name in LIMIT_OPTIONS})
 
     @property
     def shared(self) -> bool:

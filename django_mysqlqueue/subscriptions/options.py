@@ -5,9 +5,10 @@ The first of these that sets an option wins: an override, ``GROUPS``, the decora
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import CODE_OPTIONS, HANDLER_OPTIONS, Settings, check_handler_option, get_settings
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rate
 from django_mysqlqueue.humanize import close_names, did_you_mean
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -29,13 +31,15 @@ OVERRIDABLE = (
     "max_attempts",
     "backoff",
     "timeout",
+    *LIMIT_OPTIONS,
 )
 """Options that an operator can override while subscribers run, in the order in which they are listed."""
 PROCESS = ("claim_size", "prefetch", "priority_share", "poll_interval", "max_poll_interval")
 """Options that a handler may leave open: then the settings of its process apply."""
 DURATIONS = frozenset({"poll_interval", "max_poll_interval", "visibility_timeout", "timeout"})
-WITHOUT_LIMIT = frozenset({"max_attempts", "timeout"})
+WITHOUT_LIMIT = frozenset({"max_attempts", "timeout", *LIMIT_OPTIONS})
 """Options that ``none`` turns off."""
+TEXTS = frozenset({"rate", "rate_per_key", "limit_by"})
 BACKOFF_DURATIONS = frozenset({"initial", "maximum"})
 UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 
@@ -94,6 +98,15 @@ def broken_rules(options: Mapping[str, Any]) -> Iterator[BrokenRule]:
         )
 
 
+def rules_of_limits(limits: DeliveryLimits) -> Iterator[BrokenRule]:
+    """Yield the limits that have no effect, because the one that they belong to is not set."""
+    if limits.burst is not None and limits.rate is None and limits.rate_per_key is None:
+        yield BrokenRule(("burst",), f"burst={limits.burst} requires rate or rate_per_key")
+    if limits.limit_by is not None and not limits.limits_keys:
+        text = f"limit_by={limits.limit_by!r} requires rate_per_key or max_in_flight_per_key"
+        yield BrokenRule(("limit_by",), text)
+
+
 SYNC_TIMEOUT = (
     "requires an async handler: a sync handler runs in a thread, which cannot be stopped. Declare it with async def, "
     "set a timeout on the calls that it makes (timeout= of an HTTP client, read_timeout of a database), or set "
@@ -130,6 +143,7 @@ def broken_by(handler: Handler) -> Iterator[BrokenRule]:
     options = {one.name: getattr(handler, one.name) for one in fields(Handler)}
     options |= {name: option_value(handler, name, settings) for name in PROCESS}
     yield from broken_rules(options)
+    yield from rules_of_limits(handler.limits)
 
 
 def changed(before: Handler, after: Handler) -> list[str]:
@@ -220,7 +234,56 @@ def storable(value: Any) -> Any:
     """Return a parsed value in the form in which it is stored as JSON."""
     if isinstance(value, Backoff):
         return {one.name: getattr(value, one.name) for one in fields(Backoff)}
-    return value
+    return str(value) if isinstance(value, Rate) else value
+
+
+# -- registered limits --------------------------------------------------------
+
+
+def registrable(handler: Handler) -> dict[str, Any]:
+    """Return a handler's limits as they are registered: JSON, without those that are not set."""
+    found = {name: storable(getattr(handler, name)) for name in LIMIT_OPTIONS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def with_registered(handler: Handler, column: str) -> tuple[Handler, dict[str, str]]:
+    """Return a handler with the registered limits of its group, and why some of them are ignored, by option.
+
+    They count for all subscribers, so that these agree even while some of them run other code.
+
+    Args:
+        handler: the handler as it was declared.
+        column: the JSON text of the group row.
+    """
+    registered = json.loads(column)
+    given = registered if isinstance(registered, Mapping) else {}
+    found: dict[str, Any] = dict.fromkeys(LIMIT_OPTIONS)
+    ignored: dict[str, str] = {}
+    for name, value in given.items():
+        try:
+            if name not in LIMIT_OPTIONS:
+                raise ValueError(f"there is no limit {name!r}")
+            found[name] = check_handler_option(name, value)
+        except ValueError as error:
+            ignored[name] = str(error)
+    return replace(handler, **found), ignored
+
+
+def limits_of(limits: str, overrides: Sequence[Override]) -> DeliveryLimits:
+    """Return the limits that apply to a group, whether or not this project has a handler for it.
+
+    Args:
+        limits: the registered limits, as the JSON text of the group row.
+        overrides: the overrides in that row.
+    """
+    registered = json.loads(limits)
+    values = dict(registered) if isinstance(registered, Mapping) else {}
+    values |= {one.name: one.value for one in overrides}
+    found: dict[str, Any] = {}
+    for name in LIMIT_OPTIONS:
+        with contextlib.suppress(ValueError):  # Subscribers ignore it, too.
+            found[name] = check_handler_option(name, values.get(name))
+    return DeliveryLimits(**found)
 
 
 # -- text ---------------------------------------------------------------------
@@ -247,6 +310,8 @@ def parse_text(name: str, text: str) -> Any:
         return None
     if name == "backoff":
         return _parse_backoff(text)
+    if name in TEXTS:
+        return text
     if name in DURATIONS:
         return _parse_duration(name, text)
     if re.fullmatch(r"[0-9]{1,12}", text) is None:
@@ -291,8 +356,7 @@ def as_text(name: str, value: Any) -> str:
     """
     if value is None:
         return "none"
-    if isinstance(value, Backoff):
-        value = storable(value)
+    value = storable(value)
     if isinstance(value, Mapping) and all(isinstance(item, (int, float)) for item in value.values()):
         return ",".join(f"{key}={_number(item)}{'s' * (key in BACKOFF_DURATIONS)}" for key, item in value.items())
     if name in DURATIONS and isinstance(value, (int, float)):

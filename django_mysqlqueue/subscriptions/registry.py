@@ -15,6 +15,7 @@ from django.utils.module_loading import autodiscover_modules
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import check_handler_option, get_settings
+from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.service import known_topics
 from django_mysqlqueue.service.refs import GroupRef
@@ -95,6 +96,12 @@ def subscriber(
     priority_share: int = ...,
     poll_interval: float = ...,
     max_poll_interval: float = ...,
+    rate: str | Rate | None = ...,
+    rate_per_key: str | Rate | None = ...,
+    burst: int | None = ...,
+    max_in_flight: int | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    limit_by: str | None = ...,
     reject_on: Exceptions = ...,
     retry_on: Exceptions = ...,
     batch: Literal[False] = ...,
@@ -120,6 +127,12 @@ def subscriber(
     priority_share: int = ...,
     poll_interval: float = ...,
     max_poll_interval: float = ...,
+    rate: str | Rate | None = ...,
+    rate_per_key: str | Rate | None = ...,
+    burst: int | None = ...,
+    max_in_flight: int | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    limit_by: str | None = ...,
     reject_on: Exceptions = ...,
     retry_on: Exceptions = ...,
     batch: Literal[True],
@@ -145,6 +158,12 @@ def subscriber(
     priority_share: int = UNSET,
     poll_interval: float = UNSET,
     max_poll_interval: float = UNSET,
+    rate: str | Rate | None = UNSET,
+    rate_per_key: str | Rate | None = UNSET,
+    burst: int | None = UNSET,
+    max_in_flight: int | None = UNSET,
+    max_in_flight_per_key: int | None = UNSET,
+    limit_by: str | None = UNSET,
     reject_on: Exceptions = UNSET,
     retry_on: Exceptions = UNSET,
     batch: bool = False,
@@ -182,6 +201,16 @@ def subscriber(
         poll_interval: seconds between two polls while messages are available. A process polls as often as the group
             that polls most often requires.
         max_poll_interval: longest time in seconds between two polls.
+        rate: how many of the group's messages start, in all its subscribers together, for example ``"100/s"``; units
+            are ``s``, ``m``, ``h`` and ``d``. Retries count, too. Like the other limits below, it applies as
+            ``manage.py migrate`` has registered it, or as ``queueset`` has overridden it; None: no limit.
+        rate_per_key: the same for the messages with each key.
+        burst: how many more messages than the rate may start within its period. By default as many as the rate can be
+            kept with: a fifth of a second's, and at least 1.
+        max_in_flight: maximum number of the group's messages that its subscribers have claimed and not finished.
+        max_in_flight_per_key: the same for the messages with each key.
+        limit_by: name of the field of the metadata by which the limits per key count (default: the message's key).
+            They do not apply to messages without it.
         reject_on: an exception class, or a sequence of classes. If the handler raises one of them, the message is
             dead-lettered at once, with the traceback as the reason.
         retry_on: an exception class, or a sequence of classes. Only these are retried: any other exception dead-letters
@@ -215,6 +244,12 @@ def subscriber(
         "priority_share": priority_share,
         "poll_interval": poll_interval,
         "max_poll_interval": max_poll_interval,
+        "rate": rate,
+        "rate_per_key": rate_per_key,
+        "burst": burst,
+        "max_in_flight": max_in_flight,
+        "max_in_flight_per_key": max_in_flight_per_key,
+        "limit_by": limit_by,
         "reject_on": reject_on,
         "retry_on": retry_on,
     }

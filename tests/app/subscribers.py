@@ -101,3 +101,20 @@ def batch(deliveries: list[Delivery]) -> None:
     )
     if len(deliveries) > 1 and any(delivery.payload["n"] % 100 == 0 for delivery in deliveries):
         raise ValueError("fails in company")
+
+
+@subscriber("p.limited", group="limited", rate="20/s", burst=10)
+def limited(delivery: Delivery) -> None:
+    Effect.objects.create(name=f"limited|{delivery.attempt}|{time.time():.6f}", value=delivery.payload["n"])
+
+
+@subscriber("p.limited", group="limited_shared", mode="shared", rate="20/s", burst=10, visibility_timeout=3)
+def limited_shared(delivery: Delivery) -> None:
+    Effect.objects.create(name=f"limited_shared|{delivery.attempt}|{time.time():.6f}", value=delivery.payload["n"])
+
+
+@subscriber("p.limited", group="few", mode="shared", max_in_flight=3, visibility_timeout=3)
+def few(delivery: Delivery) -> None:
+    began = time.time()
+    time.sleep(0.05)
+    Effect.objects.create(name=f"few|{began:.6f}|{time.time():.6f}", value=delivery.payload["n"])

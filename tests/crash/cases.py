@@ -11,7 +11,8 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_mysqlqueue import publish, publish_many
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, SubscriberHeartbeat
+from django_mysqlqueue.delivery_limits import NO_KEY
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, Slots, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, group_mode
 from django_mysqlqueue.service import (
     claiming,
@@ -24,10 +25,11 @@ from django_mysqlqueue.service import (
     scheduling,
     sequencing,
     settling,
+    slots,
     watermarks,
 )
-from django_mysqlqueue.service.claiming import Want
-from django_mysqlqueue.service.deliveries import Action
+from django_mysqlqueue.service.claims import Want
+from django_mysqlqueue.service.deliveries import Action, Holding, Returned
 from django_mysqlqueue.service.messages import EPOCH
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
@@ -47,8 +49,10 @@ from tests.crash.worlds import (
     flush,
     flushed_database,
     handed_out,
+    holding,
     inherited,
     leased,
+    limited,
     lost_again,
     messages,
     orphaned,
@@ -380,6 +384,62 @@ def _(world: World) -> None:
 @case("claim what a vanished subscriber held", inherited, again=undo, check=is_undone, dead=("a1",))
 def _(world: World) -> None:
     take(world, *(Want(key, due=tuple(at for name, at in world.places.items() if name[0] == key)) for key in "ab"))
+
+
+for _mode in ("ordered", "shared"):
+
+    @case(f"claim with limits, {_mode}", lambda mode=_mode: limited(mode), again=undo, check=is_undone)
+    def _(world: World) -> None:
+        wants = [Want(key, look_at=10) for key in "ab"]
+        take(world, *wants, max_due=10, holding=Holding(WHO))
+
+
+def parked() -> World:
+    world = holding()
+    assert DeliveryState.objects.filter(consumer_group="g", delivery_token=0).update(invisible_until=1)
+    return world
+
+
+@case("claim without slots, shared", parked, again=undo, check=is_undone)
+def _(world: World) -> None:
+    take(world, max_due=10, holding=Holding(WHO, world.stored, world.stored))
+
+
+@case("claim and release slots", holding, again=undo, check=is_undone)
+def _(world: World) -> None:
+    back = {NO_KEY: Returned(1, 1), ":x": Returned(1, 1)}
+    take(world, Want("b", look_at=10), max_due=10, holding=Holding(WHO, {NO_KEY: 1}, world.stored, (), back))
+
+
+@case("flush and release slots", holding)
+def _(world: World) -> None:
+    back = Returned(1, 1)
+    settling.flush(
+        ALIAS,
+        G,
+        world.ends(Action.ACK, *world.held),
+        max_attempts=5,
+        shared=True,
+        limits=world.limits,
+        holding=Holding(WHO, {}, world.stored, {":z"}, {NO_KEY: back, ":x": back}),
+    )
+
+
+def old_slots() -> World:
+    world = holding()
+    Slots.objects.update(full_at=1)
+    SubscriberHeartbeat.objects.filter(subscriber_name="bystander", consumer_group="g").delete()
+    return world
+
+
+@case("collect slots", old_slots)
+def _(world: World) -> None:
+    slots.collect(ALIAS)
+
+
+@case("register limits", claimed)
+def _(world: World) -> None:
+    groups.register_limits(ALIAS, G, {"rate": "9000/s"}, actor="migrate")
 
 
 def unclaimed() -> World:

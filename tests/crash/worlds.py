@@ -10,10 +10,11 @@ from django.db.models import F
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, Sequencer
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
-from django_mysqlqueue.service.claiming import Claimant, Want
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
+from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, slots, watermarks
+from django_mysqlqueue.service.claims import Claimant, Want
+from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, Settlement
 from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.refs import GroupRef
 from tests.app.models import Effect
@@ -41,13 +42,35 @@ class World:
     token: int = 0
     sub: Sub | None = None
     backoff: Backoff = NO_WAIT
+    limits: DeliveryLimits = NO_LIMITS
     strict: bool = False
     """Nothing of a partition starts before what is before it has ended."""
+    stored: dict[str, int] = field(default_factory=dict)
+    """The slots that the subscriber's rows say it holds."""
     starts: list[str] = field(default_factory=list)
     """What the subscriber's handlers were called with, as far as this process knows."""
 
     def claimant(self, who: str = WHO) -> Claimant:
-        return Claimant(G, who, 5, 60_000 if self.mode == "shared" else None, self.strict, backoff=self.backoff)
+        return Claimant(
+            G,
+            who,
+            5,
+            60_000 if self.mode == "shared" else None,
+            self.strict,
+            backoff=self.backoff,
+            limits=self.limits,
+            lease_ms=LEASE_MS,
+        )
+
+    def take_limited(self) -> dict[str, Claimed]:
+        """Claims what there are slots for."""
+        wants = [Want(key, look_at=10) for key in "ab"]
+        self.token = claiming.new_token()
+        request = claiming.ClaimRequest(self.claimant(), wants, token=self.token, max_due=10, holding=Holding(WHO))
+        found = claiming.claim(USING, request)
+        self.stored = found.held or {}
+        contents = payloads.read(USING, [delivery.offset for delivery in found.deliveries])
+        return {contents[delivery.offset].message_id: delivery for delivery in found.deliveries}
 
     def ends(self, kind: Action, *names: str, **options: Any) -> list[Settlement]:
         return [Settlement(self.held[name], kind, **options) for name in names]
@@ -108,6 +131,37 @@ def retried() -> World:
     world = claimed()
     DeliveryState.objects.filter(consumer_group="g").update(retry_count=4)
     world.held = {name: one._replace(attempt=5) for name, one in world.held.items()}
+    return world
+
+
+LIMITS = DeliveryLimits(
+    rate=Rate(9000, "s"),
+    rate_per_key=Rate(1, "h"),
+    burst=1,
+    max_in_flight=9,
+    max_in_flight_per_key=3,
+    limit_by="tenant",
+)
+
+
+def limited(mode: str = "ordered") -> World:
+    """Another holds a slot. Messages of partition a have two tenants; the group itself is not registered as limited."""
+    world = leased() if mode == "ordered" else sequenced(mode)
+    watermarks.create_missing(USING, G, "ab")
+    world.limits = LIMITS
+    heartbeats.beat(USING, "bystander", [G], {})
+    with_slot = Holding("bystander", {NO_KEY: 1, ":x": 1})
+    groups.run(USING, lambda session: slots.store_held(session, G, LIMITS, with_slot, with_slot.held))
+    for tenant, name in (("x", "a1"), ("x", "a2"), ("y", "a3"), ("y", "b1")):
+        QueueMessage.objects.filter(message_id=name).update(metadata={"tenant": tenant})
+    return world
+
+
+def holding() -> World:
+    """As ``limited``; the subscriber has claimed what it got slots for."""
+    world = limited("shared")
+    heartbeats.beat(USING, WHO, [G], {})
+    world.held = world.take_limited()
     return world
 
 

@@ -157,6 +157,5 @@ def test_one_partition_and_many_threads_is_warned_of(start):
 def test_an_unknown_group_is_refused(db, tmp_path):
     worker = Worker(tmp_path, "--group", "nobody")
     assert worker.wait() == 1
-    assert "no handler has this group. Handlers have: action, atomic, batch, plain, shared, shared_atomic, strict." in (
-        worker.output
-    )
+    names = "action, atomic, batch, few, limited, limited_shared, plain, shared, shared_atomic, strict"
+    assert f"no handler has this group. Handlers have: {names}." in worker.output

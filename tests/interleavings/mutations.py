@@ -363,14 +363,14 @@ MUTATIONS = (
         "a claim that waits for deliveries",
         "A claim passes over deliveries that somebody has locked: a handler's transaction may last.",
         "busy: claim again x ack in a transaction",
-        locking("service.claiming._lock_due", SKIP, LOCK),
+        locking("service.redelivering._lock_due", SKIP, LOCK),
         by=WAIT,
     ),
     Mutation(
         "a claim that does not lock deliveries",
         "A delivery is handed out again by whoever has locked its row, and found it due then.",
         "shared: claim, shared x claim, shared",
-        locking("service.claiming._lock_due", SKIP, ""),
+        locking("service.redelivering._lock_due", SKIP, ""),
     ),
     Mutation(
         "a sequencer without its mutex",

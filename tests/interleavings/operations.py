@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.core.management import call_command
@@ -13,6 +13,7 @@ from django.db import connections, transaction
 
 from django_mysqlqueue import cancel, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.operations import (
@@ -40,11 +41,12 @@ from django_mysqlqueue.service import (
     scheduling,
     sequencing,
     settling,
+    slots,
     watermarks,
 )
-from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, Returned, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
@@ -415,6 +417,46 @@ def _(a: Actor) -> object:
     return claiming.claim(
         ALIAS, claiming.ClaimRequest(a.claimant(WHO), wants, token=a.new_token(), settlements=ends, max_due=10)
     )
+
+
+LIMITS = DeliveryLimits(rate_per_key=Rate(1, "h"), max_in_flight=3, limit_by="tenant")
+"""Messages of the tenant x have no slot: see ``worlds.limit``."""
+
+
+@operation("claim with limits, shared", steps=True)
+def _(a: Actor) -> object:
+    """Of one more subscriber for each actor."""
+    who = f"sub{a.name}"
+    heartbeats.beat(ALIAS, who, [G], {})
+    sequencing.sequence(ALIAS)
+    claimant = replace(a.claimant(who), limits=LIMITS, lease_ms=LEASE_MS)
+    wants = [Want(key, look_at=10) for key in "ab"]
+    request = claiming.ClaimRequest(claimant, wants, token=a.new_token(), max_due=10, holding=Holding(who))
+    return claiming.claim(ALIAS, request)
+
+
+@operation("flush and release slots", settles="a1")
+def _(a: Actor) -> object:
+    back = {NO_KEY: Returned(1, 1), ":x": Returned(1, 1)}
+    return settling.flush(
+        ALIAS,
+        G,
+        a.outcomes(("a1", Action.ACK)),
+        max_attempts=5,
+        shared=a.start.mode == "shared",
+        limits=LIMITS,
+        holding=Holding(WHO, {NO_KEY: 1}, {NO_KEY: 2}, (), back),
+    )
+
+
+@operation("collect slots")
+def _(a: Actor) -> object:
+    return slots.collect(ALIAS)
+
+
+@operation("register limits")
+def _(a: Actor) -> object:
+    return groups.register_limits(ALIAS, G, {"rate": "9000/s"}, actor=a.name)
 
 
 @operation("undo")

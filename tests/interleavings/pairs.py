@@ -197,6 +197,12 @@ def special() -> Iterable[Pair]:
             "a turn, ordered",
         ),
     )
+    limited = ("claim with limits, shared", "flush and release slots", "collect slots", "register limits")
+    yield from each(
+        "limited",
+        limited,
+        (*limited, "claim, shared", "flush failures", "sequence", "pause", "drop", "seek to the end", "retry", "undo"),
+    )
     # From starts of their own.
     yield from each("fresh", ("join",), ("join", "take over", "set_mode shared", "drop", "seek to the end", "sequence"))
     yield from each("fresh", ("set_mode shared",), ("set_mode shared", "set_mode ordered", "beat of a newcomer"))

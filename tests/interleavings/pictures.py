@@ -6,13 +6,14 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from django_mysqlqueue.service.claiming import Claim
+from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Acquired
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.slots import Rest
 from tests.crash.crashes import TOPIC
 from tests.interleavings.worlds import LEASE_MS
 from tests.support.tables import Tables
@@ -163,6 +164,12 @@ def who(name: str) -> str:
     return name.split(":")[0]
 
 
+TEXTS: dict[type, Callable[[Any], str]] = {
+    GroupRef: lambda ref: ref.group,
+    Rest: lambda rest: f"no slot of {rest.key!r}{' in flight' if rest.in_flight else ''}",
+}
+
+
 def result(value: Any, names: Names) -> Any:
     """What an operation has returned, in the same words."""
     if isinstance(value, Claimed):
@@ -172,8 +179,8 @@ def result(value: Any, names: Names) -> Any:
     if isinstance(value, Claim | Flushed | Acquired):
         found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {name: result(one, names) for name, one in found.items() if one and name != "watermarks"}
-    if isinstance(value, GroupRef):
-        return value.group
+    if type(value) in TEXTS:
+        return TEXTS[type(value)](value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: result(getattr(value, field.name), names) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

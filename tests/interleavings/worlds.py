@@ -16,13 +16,14 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QueueMessage,
     Rollup,
+    Slots,
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
-from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import run
@@ -115,6 +116,17 @@ def busy(mode: str = "ordered") -> Start:
 def shared() -> Start:
     """As ``busy``, with competing consumers."""
     return busy("shared")
+
+
+def limited() -> Start:
+    """As ``shared``; messages of the tenant x (a4, not claimed, and b1, due again) have no slot, and slots are old."""
+    start = shared()
+    QueueMessage.objects.filter(message_id__in=["a4", "b1"]).update(metadata={"tenant": "x"})
+    b1 = QueueMessage.objects.get(message_id="b1")
+    DeliveryState.objects.filter(consumer_group="g", message_offset=b1.offset).update(invisible_until=1)
+    for key, full_at in (("", 0), (":x", 2**60), (":old", 1)):
+        Slots.objects.create(consumer_group="g", topic=TOPIC, limit_key=key, subscriber_name="", full_at=full_at)
+    return start
 
 
 def forsaken() -> Start:
@@ -252,6 +264,7 @@ def drop_interrupted() -> Start:
 _ALL = (
     busy,
     shared,
+    limited,
     forsaken,
     forsaken_shared,
     paused,

@@ -9,6 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_mysqlqueue import subscriber
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.models import ConsumerGroup, Operation
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
@@ -50,6 +51,7 @@ def test_it_sets_lists_and_unsets(registered):
         "max_poll_interval",
         "max_attempts",
         "backoff",
+        *LIMIT_OPTIONS,
     ]
     assert lines[1] == ["claim_size", "100", "default"]
     name, value, origin = lines[6]
@@ -79,6 +81,7 @@ def test_json(registered):
         "option": "max_attempts",
         "value": None,
         "code_value": 4,
+        "registered": 4,
         "source": "@subscriber",
         "ignored": "",
     }
@@ -139,3 +142,15 @@ def test_queuestatus_lists_what_is_overridden(registered):
     found = {one["group"]: one["overrides"] for one in json.loads(out.getvalue())["groups"]}
     assert found["h"] == {}
     assert found["g"]["max_attempts"]["value"] == 9
+
+
+def test_a_registered_limit_that_is_not_the_codes_is_told(registered):
+    ConsumerGroup.objects.update(limits={"rate": "5/s"})
+    lines = {line.split(maxsplit=1)[0]: line.split(maxsplit=2)[1:] for line in run("g", "t").splitlines()}
+    assert lines["rate"] == ["5/s", "registered; default says none"]
+    assert run("g", "t", "rate=9/m", "--noinput").splitlines()[-2] == (
+        "rate is 9/m now, instead of 5/s (registered; default says none)."
+    )
+    (line,) = [line for line in run("g", "t").splitlines() if line.strip().startswith("rate ")]
+    assert "overridden" in line
+    assert line.endswith("otherwise 5/s (registered; default says none)")

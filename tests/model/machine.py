@@ -571,6 +571,7 @@ class Machine(RuleBasedStateMachine):
             self.register(ref, start)
         elif what in ("override", "restore") and ref in self.model.lives:
             values = {"claim_size": 1 + which % 3, "prefetch": 1 + which, "poll_interval": 0.5}
+            values |= {"max_in_flight": 3 + which, "max_in_flight_per_key": 2, "rate_per_key": "9000/s"}
             changes = (values, ()) if what == "override" else ({}, values)
             overriding.override(USING, ref, *changes, check=lambda found: None, actor="operator")
         elif what == "give up" and ref in self.model.lives:

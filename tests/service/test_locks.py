@@ -19,7 +19,7 @@ from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessag
 from django_mysqlqueue.operations import dead_lettering, group_mode
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, sequencing, settling, watermarks
-from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW

@@ -10,6 +10,7 @@ from django_mysqlqueue.inspection import get_overview, message_history, partitio
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.operations import dead_lettering, retrying, steps
 from django_mysqlqueue.service import claiming, leasing, releasing, scheduling, settling
+from django_mysqlqueue.service.claims import Want
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.support.handlers import Recorder, both_modes
@@ -306,7 +307,7 @@ def test_a_new_owner_reads_when_it_is_due(resting):
 def test_a_claim_that_asks_for_it_too_early_is_told_when_it_is_due(resting):
     finder = resting("ordered")
     claimant = finder.poller.groups[0].claimant
-    wants = [claiming.Want("k", due=(row().message_offset,))]
+    wants = [Want("k", due=(row().message_offset,))]
     claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert claim.deliveries == []
     assert claim.later == {("k", row().message_offset): row().invisible_until}

@@ -9,6 +9,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.polling.context import Limits
 from django_mysqlqueue.service import claiming, groups, settling, watermarks
+from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.handlers import Recorder
@@ -75,8 +76,8 @@ def test_watermarks_of_many_partitions_with_more_rows_than_one_join_reads(db):
     publish_many("t", [Message(number, key=key) for number in range(each) for key in keys])
     sequence()
     watermarks.create_missing(USING, REF, keys)
-    claimant = claiming.Claimant(REF, "s", 5, 60_000)
-    wants = [claiming.Want(key, look_at=each) for key in keys]
+    claimant = Claimant(REF, "s", 5, 60_000)
+    wants = [Want(key, look_at=each) for key in keys]
     claim = claiming.claim(USING, claiming.ClaimRequest(claimant, wants, token=claiming.new_token()))
     assert len(claim.deliveries) == len(keys) * each
     firsts = {one.key: one for one in reversed(claim.deliveries)}

@@ -17,7 +17,7 @@ from django.db import connection, connections
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.service import claiming, groups, leasing, polling, retention, sequencing, settling, watermarks
-from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.retention import Checkpoint
@@ -45,6 +45,7 @@ NOT_IN_THE_SCRIPT = {
     "operations.dropping._begin": "by an operator",
     "service.groups.delete_rows": "by an operator",
     "service.scheduling.advance": "in tests of users",
+    "service.slots.advance": "in tests of users",
     "service.sequencing.count_due": "the command queuesequence",
 }
 """Functions that no subscriber runs at work, and who does."""

@@ -9,6 +9,7 @@ import pytest
 
 from django_mysqlqueue import subscriber
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, parse_rate
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.effective import effective_options
@@ -108,6 +109,12 @@ ASYNC = {"is_async": True}
         ({}, "priority_share", 1, "priority_share=1: must be 0, or 2 or more"),
         ({}, "priority_share", -1, "priority_share=-1: must be from 0 to 1000000"),
         ({}, "backoff", {"first": 1}, "has the unknown key 'first'"),
+        ({}, "rate", "0/s", "rate='0/s': must be at least 1: to stop a group, pause it"),
+        ({}, "rate", 5, "rate=5: must be a number and a unit, such as '100/s', '5/m', '1000/h' or '1/d'"),
+        ({}, "rate_per_key", "10001/s", "rate_per_key='10001/s': must be at most 10000 per second"),
+        ({}, "burst", 0, "burst=0: must be from 1"),
+        ({}, "max_in_flight", 0, "max_in_flight=0: must be from 1"),
+        ({}, "limit_by", "", "limit_by='': must be the name of a field of the metadata"),
     ],
 )
 def test_an_override_that_is_not_possible_is_refused_with_the_rule(options, name, value, says):
@@ -123,9 +130,13 @@ def test_every_option_can_be_overridden_for_some_handler(name):
         "max_poll_interval": 5.0,
         "visibility_timeout": 5.0,
         "timeout": 5.0,
+        "rate": "7/s",
+        "rate_per_key": "7/m",
+        "limit_by": "tenant",
     }
     value = values.get(name, 7)
-    one = handler(mode="shared", batch=True, is_async=True)
+    limits = {"burst": {"rate": parse_rate("1/s")}, "limit_by": {"max_in_flight_per_key": 1}}
+    one = handler(mode="shared", batch=True, is_async=True, **limits.get(name, {}))
     after, ignored = with_overrides(one, column(**{name: value}))
     assert storable(getattr(after, name)) == value
     assert after != one
@@ -241,9 +252,8 @@ def test_a_poll_interval_beyond_the_longest_is_refused(no_handlers, often):
 def test_where_options_come_from(settings, no_handlers):
     settings.MYSQLQUEUE = {"CLAIM_SIZE": 50, "MAX_ATTEMPTS": 4, "GROUPS": {"g": {"PREFETCH": 5}}}
     subscriber("t", group="g", backoff={"initial": 2}, timeout=5)(coroutine_function)
-    found = effective_options(
-        GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada"), Override("colour", "red", 1000, "ada")]
-    )
+    overrides = [Override("max_attempts", 9, 1000, "ada"), Override("colour", "red", 1000, "ada")]
+    found = effective_options(GroupRef("g", "t"), overrides, '{"rate": "5/s"}')
     assert [(one.name, one.text, one.code_text, one.source) for one in found] == [
         ("claim_size", "50", "50", "MYSQLQUEUE"),
         ("prefetch", "5", "5", "GROUPS"),
@@ -253,19 +263,23 @@ def test_where_options_come_from(settings, no_handlers):
         ("max_attempts", "9", "4", "MYSQLQUEUE"),
         ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2"] * 2, "@subscriber"),
         ("timeout", "5s", "5s", "@subscriber"),
+        ("rate", "5/s", "none", "default"),
+        *[(name, "none", "none", "default") for name in LIMIT_OPTIONS[1:]],
         ("colour", "none", "none", ""),
     ]
-    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, None, None, "red"]
-    assert [bool(one.ignored) for one in found] == [False] * 8 + [True]
+    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 8, "red"]
+    assert [bool(one.ignored) for one in found] == [False] * 14 + [True]
+    assert [one.registered_text for one in found if one.registered_text] == ["5/s"]
 
 
 def test_an_override_that_subscribers_ignore_is_shown_as_ignored(no_handlers):
     subscriber("t", group="g")(handle)
-    found = {one.name: one for one in effective_options(GroupRef("g", "t"), [Override("poll_interval", 3.0, 5, "ada")])}
+    override = Override("poll_interval", 3.0, 5, "ada")
+    found = {one.name: one for one in effective_options(GroupRef("g", "t"), [override], "{}")}
     assert found["poll_interval"].text == "0.1s"
     assert "must be at most max_poll_interval" in found["poll_interval"].ignored
 
 
 def test_of_a_group_without_a_handler_only_overrides_are_known(no_handlers):
-    (one,) = effective_options(GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada")])
+    (one,) = effective_options(GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada")], "{}")
     assert (one.name, one.text, one.source, one.ignored) == ("max_attempts", "9", "", "")

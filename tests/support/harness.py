@@ -26,6 +26,7 @@ from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.delivery import Delivery
 from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.subscriptions.options import registrable
 from tests.support import oracle
 
 USING = "default"
@@ -109,7 +110,7 @@ class Sub:
         self.handlers = {one.ref: one for one in handlers}
         self.settings = dataclasses.replace(get_settings(), prefetch=prefetch, **settings)
         for one in handlers:
-            groups.register(using, one.ref, mode=one.mode, start=one.start)
+            groups.register(using, one.ref, mode=one.mode, start=one.start, limits=registrable(one))
         self.subset = subset
         self.progress = Progress()
         self.heart = self._make_heart()

@@ -7,6 +7,7 @@ from django.test import override_settings
 
 from django_mysqlqueue import Message, naming, operations, publish, publish_many
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
@@ -23,7 +24,7 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.management.commands.queuestatus import read_status
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage, Slots
 from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
 from django_mysqlqueue.service import (
     audit,
@@ -39,9 +40,10 @@ from django_mysqlqueue.service import (
     rollups,
     scheduling,
     settling,
+    slots,
     watermarks,
 )
-from django_mysqlqueue.service.claiming import Claimant, Want
+from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
@@ -91,6 +93,7 @@ def live() -> None:
     last.settle(rounds=ROUNDS)
     last.leave()
     _settle_many_partitions()
+    _limit()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -114,6 +117,36 @@ def _settle_many_partitions() -> None:
     wide.settle()
     wide.leave()
     assert lag("w") == 0
+
+
+def _limit() -> None:
+    """A group with limits: messages that wait for slots in all ways, slots that are released and forgotten."""
+    ref = GroupRef("l", "limited")
+    limits = {"rate": Rate(5000, "s"), "rate_per_key": Rate(1, "h"), "max_in_flight": 90, "max_in_flight_per_key": 5}
+    one = handler("limited", "l", mode="shared", **limits, limit_by="tenant")
+    publish_many(
+        "limited",
+        (
+            Message(number, key="k", metadata={"tenant": f"t{number % 5}"} if number < 50 else {})
+            for number in range(80)
+        ),
+    )
+    sub = Sub(one, threads=20).step()
+    DeliveryState.objects.filter(consumer_group="l", delivery_token=0).update(invisible_until=1)
+    sub.step()
+    sub.work(10)
+    publish_many("limited", (Message(number, key="k") for number in range(5)))
+    sub.step()
+    read_status(USING, PAGES)
+    sub.leave()
+    groups.register_limits(USING, ref, {}, actor="test")
+    slots.collect(USING)
+    Slots.objects.filter(consumer_group="l").update(full_at=1)
+    slots.collect(USING)
+    end = Sub(handler("limited", "l", mode="shared"))
+    DeliveryState.objects.filter(consumer_group="l", delivery_token=0).update(invisible_until=1)
+    end.settle(rounds=50)
+    end.leave()
 
 
 def _operate(ref: GroupRef) -> None:

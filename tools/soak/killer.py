@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import servers
 from django.db import Error, connections
@@ -233,9 +234,14 @@ class Killer:
         return f"for {IMPATIENCE:g} s"
 
     def _override(self, action: Action) -> str:
-        """Make every group claim and prefetch little for a while, as an operator does."""
+        """Make every group claim and prefetch little, and limit it, for a while, as an operator does."""
         since = records.now()
-        values = {"claim_size": 1 + int(action.draw * 10), "prefetch": 1 + int(action.draw * 20), "poll_interval": 0.05}
+        values: dict[str, Any] = {
+            "claim_size": 1 + int(action.draw * 10),
+            "prefetch": 1 + int(action.draw * 20),
+            "poll_interval": 0.05,
+        }
+        values |= {"rate": "2000/s", "rate_per_key": "500/s", "max_in_flight": 8, "max_in_flight_per_key": 3}
 
         def restore() -> None:
             self._operate(lambda group: operations.settings(group, plan.TOPIC, unset=list(values), actor="soak"))

@@ -104,11 +104,11 @@ class Command(OperationCommand):
 def _origin(one: GroupOption) -> str:
     override = one.override
     if override is None:
-        return one.source
+        return one.origin
     when = f" at {moment(override.at)} by {override.by}" if override.at else ""
     if one.ignored:
         return f"{one.source or 'unknown'}; the override {override.text}{when} is ignored: {one.ignored}"
-    return f"overridden{when}" + (f", otherwise {one.code_text} ({one.source})" if one.source else "")
+    return f"overridden{when}" + (f", otherwise {one.without_override}" if one.source else "")
 
 
 def _as_json(one: GroupOption) -> dict[str, Any]:
@@ -117,6 +117,7 @@ def _as_json(one: GroupOption) -> dict[str, Any]:
         "option": one.name,
         "value": storable(one.value),
         "code_value": storable(one.code_value),
+        "registered": storable(one.registered),
         "source": one.source,
         "override": override and {"value": override.value, "at": override.at, "by": override.by},
         "ignored": one.ignored,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane, holds_back
 from django_mysqlqueue.runtime.handling.observers import Watch
 from django_mysqlqueue.service import delivery_events
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -50,6 +50,8 @@ class Inbox:
         self._closed = False
         self._woken = False
         self._hungry = False
+        self._next_slot = float("inf")
+        """When a waiting delivery may start, as far as the last thread that looked for one has found."""
         self._limit = limit
         self._started = 0
         self.watch = Watch()
@@ -64,7 +66,7 @@ class Inbox:
                 group = self._groups[held.claimed.ref]
                 lane = group.lane(held.claimed, shared=held.handler.shared)
                 if lane.blocked or self._closed:
-                    self._settle(group, Settlement(held.claimed, Action.RELEASE))
+                    self._release(group, held.claimed)
                     continue
                 group.add(lane, held)
                 if not lane.busy or not lane.exclusive:
@@ -79,6 +81,7 @@ class Inbox:
             if ordered and settlement.action is Action.RELEASE:
                 # No later message of the partition may start before this one has been redelivered.
                 group.lane(delivery, shared=False).blocked = True
+            group.return_slot(delivery)
             self._settle(group, settlement)
 
     def take_settlements(self, ref: GroupRef) -> list[Settlement]:
@@ -177,7 +180,11 @@ class Inbox:
     def drop(self, ref: GroupRef, key: str) -> list[Claimed]:
         """Forget the waiting deliveries of a partition whose lease was lost. Running handlers end by themselves."""
         with self._lock:
-            return [held.claimed for held in self._empty(self._groups[ref], key)]
+            group = self._groups[ref]
+            dropped = [held.claimed for held in self._empty(group, key)]
+            for claimed in dropped:
+                group.return_slot(claimed)
+            return dropped
 
     def drop_stale(self, ref: GroupRef, lost: Collection[tuple[str, int, int]]) -> list[Claimed]:
         """Forget waiting deliveries (partition key, offset, token) that this process no longer holds; return them."""
@@ -188,7 +195,11 @@ class Inbox:
             group = self._groups[ref]
             for lane in list(group.lanes.values()):
                 places = [place for place, held in enumerate(lane.waiting) if _name(held.claimed) in lost]
-                dropped += [group.remove(lane, place).claimed for place in reversed(places)]
+                for place in reversed(places):
+                    claimed = group.remove(lane, place).claimed
+                    group.end_slot(claimed)
+                    group.return_slot(claimed)
+                    dropped.append(claimed)
         return dropped
 
     def keep(self, ref: GroupRef, until: float) -> None:
@@ -202,7 +213,7 @@ class Inbox:
         with self._lock:
             group = self._groups[ref]
             for held in self._empty(group, key):
-                self._settle(group, Settlement(held.claimed, Action.RELEASE))
+                self._release(group, held.claimed)
 
     def is_blocked(self, ref: GroupRef, key: str) -> bool:
         """Return whether a partition's deliveries are released until an earlier message is redelivered."""
@@ -232,6 +243,50 @@ class Inbox:
             waiting = [held.claimed for lane in group.lanes.values() for held in lane.waiting]
             return waiting + [held.claimed for held in self._running.values() if held.claimed.ref == ref]
 
+    def idle_threads(self, threads: int) -> int:
+        """Return how many of the process's handler threads have no delivery."""
+        with self._lock:
+            return max(0, threads - len(self._running))
+
+    def started(self, ref: GroupRef) -> int:
+        """Return how many deliveries of a group were started since the process began."""
+        with self._lock:
+            return self._groups[ref].started
+
+    def slots(self, ref: GroupRef) -> dict[str, int]:
+        """Return by limited key how many slots a group's waiting and running deliveries hold."""
+        with self._lock:
+            return dict(self._groups[ref].slots)
+
+    def take_returned(self, ref: GroupRef) -> dict[str, Returned]:
+        """Remove and return the slots of a group that are to be released, by limited key."""
+        with self._lock:
+            group = self._groups[ref]
+            returned, group.returned = group.returned, {}
+            return returned
+
+    def put_back_returned(self, ref: GroupRef, returned: Mapping[str, Returned]) -> None:
+        """Keep slots to be released for the next transaction, because one that should have released them has failed."""
+        with self._lock:
+            group = self._groups[ref]
+            for key, one in returned.items():
+                other = group.returned.get(key, Returned(0, one.since))
+                group.returned[key] = Returned(one.number + other.number, min(one.since, other.since))
+
+    def return_waiting(self, ref: GroupRef) -> None:
+        """Release all waiting deliveries of a group, because its limits have changed: they have no slots, or others."""
+        with self._lock:
+            group = self._groups[ref]
+            for lane in list(group.lanes.values()):
+                self._return_all(group, lane)
+
+    def return_late(self, ref: GroupRef) -> None:
+        """Release the deliveries of a group whose time to start is over."""
+        with self._lock:
+            group = self._groups[ref]
+            for lane in list(group.lanes.values()):
+                self._return_late(group, lane)
+
     def overrun(self) -> Held | None:
         """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
         with self._lock:
@@ -253,7 +308,7 @@ class Inbox:
             for group in self._groups.values():
                 for key in list(group.lanes):
                     for held in self._empty(group, key):
-                        self._settle(group, Settlement(held.claimed, Action.RELEASE))
+                        self._release(group, held.claimed)
             self._work.notify_all()
             self._poller.notify_all()
 
@@ -315,7 +370,7 @@ class Inbox:
                 if not wait:
                     return None
                 # With a timeout, because no notification tells that leases are no longer in doubt.
-                self._work.wait(0.5)
+                self._work.wait(min(0.5, max(0.0, self._next_slot - time.monotonic())))
             return None
 
     def leave(self, batch: Batch) -> None:
@@ -331,6 +386,7 @@ class Inbox:
             watched = self.watch.is_wanted()
             for held, settlement in zip(batch.items, settlements, strict=True):
                 group.running -= 1
+                group.end_slot(held.claimed)
                 del self._running[id(held)]
                 if settlement.action is Action.ACK:
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
@@ -345,7 +401,7 @@ class Inbox:
                 if not held.handler.shared and holds_back(held.handler, settlement.action):
                     group.lanes[held.claimed.key].blocked = True
                     for behind in self._empty(group, held.claimed.key):
-                        self._settle(group, Settlement(behind.claimed, Action.RELEASE))
+                        self._release(group, behind.claimed)
 
     # -- under the lock -------------------------------------------------------
 
@@ -355,6 +411,7 @@ class Inbox:
             self._work.notify_all()
 
     def _choose(self) -> Lane | None:
+        self._next_slot = float("inf")
         for _ in range(len(self._ring)):
             ref = self._ring[0]
             self._ring.rotate(-1)
@@ -369,6 +426,7 @@ class Inbox:
         for _ in range(len(ready)):
             lane = ready.popleft()
             lane.queued = False
+            self._return_late(self._groups[lane.ref], lane)
             if not lane.waiting or (lane.exclusive and lane.busy):
                 continue  # It was emptied meanwhile.
             if self._may_start(lane):
@@ -386,11 +444,23 @@ class Inbox:
         return self._groups[lane.ref].is_turn_of(lane)
 
     def _may_start(self, lane: Lane) -> bool:
-        if self.exhausted() or self._first(lane) is None:
+        place = self._first(lane)
+        if self.exhausted() or place is None or not self._has_slot(lane.waiting[place]):
             return False
         if lane.exclusive:
             return self._leases_good()
         return time.monotonic() < self._groups[lane.ref].good_until
+
+    def _has_slot(self, held: Held) -> bool:
+        """Return whether the time of a delivery's slot has come. Without limits, it may start at any time."""
+        slot = held.claimed.slot
+        if slot is None:
+            return True
+        now = time.monotonic()
+        if now < slot.after:
+            self._next_slot = min(self._next_slot, slot.after)
+        # Without heartbeats, others do not count the slots of this process.
+        return slot.after <= now < slot.before and self._leases_good()
 
     def _first(self, lane: Lane) -> int | None:
         """Return the index of the next delivery that may start: in a partition the first one, in a shared group any."""
@@ -432,7 +502,8 @@ class Inbox:
         """Start further deliveries of a lane, up to the first to be handled alone; a shared group skips those."""
         place = 0
         while place < len(lane.waiting) and len(batch.items) < most and not self.exhausted():
-            if not lane.waiting[place].alone:
+            held = lane.waiting[place]
+            if not held.alone and self._has_slot(held):
                 batch.items.append(self._start(lane, place))
             elif lane.exclusive:
                 break
@@ -447,6 +518,7 @@ class Inbox:
         group = self._groups[lane.ref]
         held = group.remove(lane, place)
         group.running += 1
+        group.started += 1
         held.started_at, held.thread = time.monotonic(), threading.get_ident()
         self._running[id(held)] = held
         if held.claimed.suspect:
@@ -472,8 +544,43 @@ class Inbox:
         self._work.notify()
 
     def _empty(self, group: GroupLanes, key: str) -> list[Held]:
+        """Remove the waiting deliveries of a partition, which then hold no slots."""
         lane = group.lanes.get(key)
-        return [] if lane is None else [group.remove(lane) for _ in range(len(lane.waiting))]
+        removed = [] if lane is None else [group.remove(lane) for _ in range(len(lane.waiting))]
+        for held in removed:
+            group.end_slot(held.claimed)
+        return removed
+
+    def _release(self, group: GroupLanes, claimed: Claimed) -> None:
+        """Settle a delivery that has not started as released, and its slot."""
+        group.return_slot(claimed)
+        self._settle(group, Settlement(claimed, Action.RELEASE))
+
+    def _return_all(self, group: GroupLanes, lane: Lane) -> None:
+        """Release the waiting deliveries of a lane. In order, no later one starts before they are redelivered."""
+        lane.blocked = lane.exclusive and (lane.blocked or bool(lane.waiting))
+        for held in self._empty(group, lane.key):
+            self._release(group, held.claimed)
+
+    def _return_late(self, group: GroupLanes, lane: Lane) -> None:
+        """Release the deliveries at the head of a lane whose time to start is over; in order, also those behind."""
+        if not lane.waiting or lane.waiting[0].claimed.slot is None:
+            return
+        now = time.monotonic()
+        if lane.waiting[0].claimed.slot.before > now:
+            return
+        if lane.exclusive:
+            self._return_all(group, lane)
+            return
+        late = [
+            place
+            for place, held in enumerate(lane.waiting)
+            if held.claimed.slot is not None and held.claimed.slot.before <= now
+        ]
+        for place in reversed(late):
+            claimed = group.remove(lane, place).claimed
+            group.end_slot(claimed)
+            self._release(group, claimed)
 
     def _settle(self, group: GroupLanes, settlement: Settlement) -> None:
         if not group.settlements:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from django_mysqlqueue.limits import priority_of
 from django_mysqlqueue.runtime.priorities import Turns
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement
 from django_mysqlqueue.service.payloads import Body
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -102,6 +102,12 @@ class GroupLanes:
     deleted: int = 0
     """Number of deliveries whose message was deleted before it could be handled."""
     records_acks: bool = False
+    started: int = 0
+    """Number of deliveries that were started since the process began."""
+    slots: dict[str, int] = field(default_factory=dict)
+    """By limited key, the number of slots of deliveries that wait or run."""
+    returned: dict[str, Returned] = field(default_factory=dict)
+    """By limited key, the slots of deliveries that have left without a start, to be released."""
     good_until: float = float("inf")
     """Shared mode: until when (monotonic) this process certainly holds the waiting deliveries."""
 
@@ -139,6 +145,9 @@ class GroupLanes:
 
     def add(self, lane: Lane, held: Held) -> None:
         """Add a delivery to those that wait in a lane."""
+        if held.claimed.slot is not None:
+            for key in held.claimed.slot.keys:
+                self.slots[key] = self.slots.get(key, 0) + 1
         level = self.levels[lane.priority]
         level.lanes += not lane.waiting
         level.waiting += 1
@@ -157,6 +166,21 @@ class GroupLanes:
             if not lane.exclusive:
                 del self.lanes[lane.key]
         return held
+
+    def end_slot(self, claimed: Claimed) -> None:
+        """Note that a delivery with a slot neither waits nor runs any more."""
+        if claimed.slot is not None:
+            for key in claimed.slot.keys:
+                self.slots[key] -= 1
+                if not self.slots[key]:
+                    del self.slots[key]
+
+    def return_slot(self, claimed: Claimed) -> None:
+        """Note that a delivery has left without a start: its slot is to be released."""
+        if claimed.slot is not None:
+            for key in claimed.slot.keys:
+                before = self.returned.get(key, Returned(0, claimed.delivered_at))
+                self.returned[key] = Returned(before.number + 1, min(before.since, claimed.delivered_at))
 
     def ready(self) -> Iterator[deque[Lane]]:
         """Yield the queues of lanes that no thread works on, in the order in which they have their turn."""

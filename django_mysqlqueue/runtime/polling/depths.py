@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_mysqlqueue.service.claiming import Claim, Want
+from django_mysqlqueue.service.claims import Claim, Want
 
 MOST = 10_000
 """Maximum number of partitions whose depth is remembered."""
@@ -88,7 +88,7 @@ class Depths:
             return
         if len(self._own) > MOST:
             self._own.clear()
-        deep = claim.looked_at - claim.drained
+        deep = claim.looked_at - claim.drained - claim.limited.keys()
         for want in wants:
             if want.key in deep:
                 self._own[want.key] = min(2 * want.look_at, most)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from django.db import Error
@@ -17,13 +18,21 @@ from django_mysqlqueue.runtime.handling.observers import dead_ends, flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event, is_worth_a_line
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, Depths
+from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS, Limited
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
-from django_mysqlqueue.service import claiming, payloads, rollups, settling, watermarks
-from django_mysqlqueue.service.claiming import Claim, Claimant, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Settlement
-from django_mysqlqueue.sql.session import Retry
+from django_mysqlqueue.service import claiming, payloads, rollups, settling, slots, watermarks
+from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
+from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Holding, Settlement
+from django_mysqlqueue.sql.session import Retry, Session
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import as_text, changed, option_value, overridden, stored
+from django_mysqlqueue.subscriptions.options import (
+    as_text,
+    changed,
+    option_value,
+    overridden,
+    stored,
+    with_registered,
+)
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
@@ -46,8 +55,9 @@ class PolledGroup(ABC):
         self.max_bytes = context.limits.waiting_bytes // context.groups
         self._declared = handler
         """The handler as the code declares it, without overrides."""
-        self._overrides = ""
-        """The column of the group row that was applied last."""
+        self._controls = ("", "")
+        """The columns of the group row with limits and overrides that were applied last."""
+        self.limited = Limited(context.inbox, handler.ref, context.subscriber, context.threads)
         self.todo = ByPriority[None]()
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
         self._turns = Turns()
@@ -103,26 +113,43 @@ class PolledGroup(ABC):
             strict=handler.on_failure == "block" and not handler.shared,
             subset=context.subset,
             backoff=handler.backoff,
+            limits=handler.limits,
+            lease_ms=context.lease_ms,
         )
+        if self.limited.is_other(handler.limits):
+            self.inbox.return_waiting(handler.ref)
+        for key in self.limited.configure(handler.limits):
+            self.notify(key)
         self.priority_share = option_value(handler, "priority_share", context.settings)
         self.inbox.configure(handler, enough=max(1, self.claim_size // 2), priority_share=self.priority_share)
 
-    def override(self, column: str) -> bool:
-        """Apply the overrides of the group's options, if they are not the ones that were applied last.
+    def override(self, limits: str, overrides: str) -> bool:
+        """Apply the registered limits and the overrides of the group's options, if they have changed since.
 
-        An override that this code does not know, or that its handler cannot have, is logged and ignored.
+        A limit or an override that this code does not know, or that its handler cannot have, is logged and ignored.
 
         Args:
-            column: the JSON text of the group row.
+            limits: the JSON text of the limits in the group row.
+            overrides: that of the overrides.
 
         Returns:
             Whether an option has changed.
         """
-        if column == self._overrides:
+        if (limits, overrides) == self._controls:
             return False
-        self._overrides = column
-        handler, ignored = overridden(self._declared, {one.name: one.value for one in stored(column)})
-        for text in ignored.values():
+        self._controls = (limits, overrides)
+        registered, unknown = with_registered(self._declared, limits)
+        if registered.limits != self._declared.limits:
+            event(
+                logging.WARNING,
+                "limits.not_registered",
+                group=self.ref.group,
+                topic=self.ref.topic,
+                registered=registered.limits.text or "none",
+                code=self._declared.limits.text or "none",
+            )
+        handler, ignored = overridden(registered, {one.name: one.value for one in stored(overrides)})
+        for text in (*unknown.values(), *ignored.values()):
             event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
         names = changed(self.handler, handler)
         if not names:
@@ -148,7 +175,10 @@ class PolledGroup(ABC):
 
     def wake_at(self) -> float:
         """Return when this group needs a turn even if nothing happens, by the monotonic clock."""
-        return float("inf")
+        until = self.limited.next_at()
+        if until is None:
+            return float("inf")
+        return time.monotonic() + min(max(0, until - self.context.clock.now()), LONGEST_REST_MS) / 1000
 
     def _held(self) -> set[tuple[str, int]]:
         """Return the (partition key, offset) pairs that this process holds and must not claim again."""
@@ -176,6 +206,7 @@ class PolledGroup(ABC):
 
     def reset(self) -> None:
         """Forget every hint. Leases and claimed deliveries stay."""
+        self.limited.reset()
         self.todo.clear()
         self.unfinished.clear()
         self._skipped.clear()
@@ -191,9 +222,12 @@ class PolledGroup(ABC):
             return 0
         if priority is None:
             priority = max(self._priorities(), default=0)
-        return self.context.prefetch.room(
+        room = self.context.prefetch.room(
             self.ref, priority=priority, least=self.least, claim_size=self.claim_size, max_bytes=self.max_bytes
         )
+        if room and self.limited:
+            room = min(room, self.limited.room(self.inbox.waiting(self.ref)[0], self.handler.batch_size))
+        return room
 
     def has_room_for_due(self) -> bool:
         """Return whether redeliveries may be claimed when they come due."""
@@ -210,7 +244,9 @@ class PolledGroup(ABC):
 
     def is_idle(self) -> bool:
         """Return whether no work is known for this group."""
-        return not (self.todo or self.unfinished or self._skipped or self._locked) and self.inbox.is_idle(self.ref)
+        if self.todo or self.unfinished or self._skipped or self._locked or self.limited.next_at() is not None:
+            return False
+        return self.inbox.is_idle(self.ref)
 
     def turn(self) -> bool:
         """Write outcomes and claim as much as there is room for, in one transaction.
@@ -219,6 +255,12 @@ class PolledGroup(ABC):
             Whether to poll soon, because redeliveries were due and more may be.
         """
         self._undo_unknown()
+        if self.limited:
+            if self.limited.is_unsure:
+                self.limited.found(slots.keys_held(Session(self.using), self.ref, self.context.subscriber))
+            self.inbox.return_late(self.ref)
+            for key in self.limited.rested(self.context.clock.now()):
+                self.notify(key)
         priorities = self._priorities()
         priority, room = self._next_claim(priorities)
         flushes = room > 0 or self.inbox.flush_due(self.ref)
@@ -228,16 +270,18 @@ class PolledGroup(ABC):
         if not room:
             priority, wants = self._newcomers(priorities)
             room, priorities = len(wants), []
-        if not (wants or max_due or settlements or self.unfinished):
+        claims = bool(wants or max_due)
+        holding = self.limited.holding() if claims and self.limited else self.limited.news()
+        if not (claims or settlements or self.unfinished or holding):
             return False
         also = self._take_unfinished()
         hungry = self.inbox.waiting(self.ref, priority=priority)[0] == 0
         try:
-            if wants or max_due:
-                claim = self._claim(wants, settlements, also, max_due, room)
+            if claims:
+                claim = self._claim(wants, settlements, also, max_due, room, holding)
             else:
                 claim = None
-                flushed = self._flush(settlements, also)
+                flushed = self._flush(settlements, also, holding)
         except (Error, CommitOutcomeUnknown, Retry):
             self.inbox.put_back_settlements(self.ref, settlements)
             self.unfinished |= also
@@ -282,7 +326,7 @@ class PolledGroup(ABC):
                 return
             also = self._take_unfinished()
             try:
-                flushed = self._flush(settlements, also)
+                flushed = self._flush(settlements, also, self.limited.news())
             except (Error, CommitOutcomeUnknown, Retry):
                 self.inbox.put_back_settlements(self.ref, settlements)
                 raise
@@ -311,7 +355,7 @@ class PolledGroup(ABC):
 
         They need no room: otherwise they would wait until half a claim of the partitions that use all of it is handled.
         """
-        if self.stopped or self.inbox.waiting(self.ref)[1] >= self.max_bytes:
+        if self.stopped or self.limited or self.inbox.waiting(self.ref)[1] >= self.max_bytes:
             return 0, []
         most = min(self.claim_size, self.least) // 2
         for priority in self._turns.order(priorities, self.priority_share):
@@ -323,11 +367,40 @@ class PolledGroup(ABC):
 
     # -- writing --------------------------------------------------------------
 
-    def _flush(self, settlements: Sequence[Settlement], also: Collection[str]) -> Flushed:
-        most, shared = self.handler.max_attempts, self.handler.shared
-        return settling.flush(self.using, self.ref, settlements, max_attempts=most, shared=shared, also=also)
+    def _flush(self, settlements: Sequence[Settlement], also: Collection[str], holding: Holding | None) -> Flushed:
+        with self._accounted(holding):
+            flushed = settling.flush(
+                self.using,
+                self.ref,
+                settlements,
+                max_attempts=self.handler.max_attempts,
+                shared=self.handler.shared,
+                also=also,
+                limits=self.claimant.limits,
+                holding=holding,
+            )
+        self.limited.written(flushed.held)
+        return flushed
+
+    @contextlib.contextmanager
+    def _accounted(self, holding: Holding | None) -> Iterator[None]:
+        """Keep the account of this process's slots right if the transaction that writes it fails."""
+        try:
+            yield
+        except CommitOutcomeUnknown:
+            if holding is not None:
+                self.limited.doubt(holding)
+            raise
+        except (Error, Retry):
+            if holding is not None:
+                self.limited.failed(holding)
+            raise
 
     def _after_flush(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
+        if self.limited:
+            ended = {one.delivery.slot.key for one in settlements if one.delivery.slot is not None}
+            for key in self.limited.finished(ended) if ended else ():
+                self.notify(key)
         if flushed.locked:
             self._locked += flushed.locked
             settlements = [settlement for settlement in settlements if settlement not in flushed.locked]
@@ -356,29 +429,40 @@ class PolledGroup(ABC):
     # -- claiming -------------------------------------------------------------
 
     def _claim(
-        self, wants: Sequence[Want], settlements: Sequence[Settlement], also: Collection[str], max_due: int, room: int
+        self,
+        wants: Sequence[Want],
+        settlements: Sequence[Settlement],
+        also: Collection[str],
+        max_due: int,
+        room: int,
+        holding: Holding | None,
     ) -> Claim:
-        token = claiming.new_token()
+        request = ClaimRequest(
+            self.claimant,
+            wants,
+            claiming.new_token(),
+            settlements,
+            also,
+            max_due=max_due,
+            due_window=self._due_window(max_due),
+            exclude=self._held() if max_due else (),
+            max_rows=room,
+            max_bytes=self.max_bytes,
+            after_clock_step=max_due > 0 and self._after_clock_step(),
+            holding=holding,
+        )
         try:
-            return claiming.claim(
-                self.using,
-                ClaimRequest(
-                    self.claimant,
-                    wants,
-                    token,
-                    settlements,
-                    also,
-                    max_due=max_due,
-                    due_window=self._due_window(max_due),
-                    exclude=self._held() if max_due else (),
-                    max_rows=room,
-                    max_bytes=self.max_bytes,
-                    after_clock_step=max_due > 0 and self._after_clock_step(),
-                ),
-            )
+            with self._accounted(holding):
+                claim = claiming.claim(self.using, request)
         except CommitOutcomeUnknown:
-            self._undo = token
+            self._undo = request.token
             raise
+        self.limited.written(claim.held)
+        if self.limited:
+            self.limited.claimed(claim, self.context.clock.now())
+            for key in claim.limited:
+                self.todo.pop(key, None)
+        return claim
 
     def _after_claim(self, wants: Sequence[Want], max_due: int, claim: Claim, *, hungry: bool) -> bool:
         dead_lettered(claim.dead)

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from django_mysqlqueue.runtime.log import orphans_deleted
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.shared import SharedGroup
-from django_mysqlqueue.service import audit, delivery_events, heartbeats, leasing, retention, rollups, watermarks
+from django_mysqlqueue.service import (
+    audit,
+    delivery_events,
+    heartbeats,
+    leasing,
+    retention,
+    rollups,
+    slots,
+    watermarks,
+)
 from django_mysqlqueue.service.retention import Checkpoint
 from django_mysqlqueue.sql.session import Session
 
@@ -94,7 +103,7 @@ class Maintenance:
         yield from self._collect()
         heartbeats.forget_old(self._using)
         yield
-        for forget in (delivery_events.collect, rollups.collect, audit.collect):
+        for forget in (slots.collect, delivery_events.collect, rollups.collect, audit.collect):
             while forget(self._using):
                 yield
 

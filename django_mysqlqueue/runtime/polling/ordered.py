@@ -16,7 +16,7 @@ from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service import leasing, watermarks
-from django_mysqlqueue.service.claiming import Claim, Want
+from django_mysqlqueue.service.claims import Claim, Want
 from django_mysqlqueue.service.deliveries import Action, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Lease
 from django_mysqlqueue.sql.session import Session
@@ -101,7 +101,7 @@ class OrderedGroup(PolledGroup):
 
     def _look_at(self, partition: OwnedPartition) -> None:
         partition.busy_at = time.monotonic()
-        if not partition.leaving:
+        if not (partition.leaving or self.limited.rests(partition.key)):
             self.todo.setdefault(partition.key)
 
     def next_at(self) -> int | None:
@@ -254,7 +254,7 @@ class OrderedGroup(PolledGroup):
 
     def _is_ahead(self, priority: int) -> bool:
         """Return whether ``todo`` has enough partitions of a priority, so that no more of them are acquired."""
-        return len(self.todo.of(priority)) >= AHEAD
+        return len(self.todo.of(priority)) + len(self.limited) >= AHEAD
 
     def _first_waiting(self, priorities: Sequence[int]) -> list[str]:
         """Return the partitions of some priorities that have waited longest for an owner, sorted within a priority."""
@@ -339,6 +339,7 @@ class OrderedGroup(PolledGroup):
         partition.owned = partition.leaving = False
         partition.pending.clear()
         self.todo.pop(key, None)
+        self.limited.forget(key)
         self.depths.forget(key)
         for keys in (self.unfinished, self._skipped, self._reload, self._leaving):
             keys.discard(key)
@@ -378,6 +379,7 @@ class OrderedGroup(PolledGroup):
             and not (partition.pending or partition.in_flight or partition.leaving)
             and partition.key not in self.todo
             and partition.key not in self.unfinished
+            and not self.limited.rests(partition.key)
             and partition.busy_at <= idle_since
         ]
         for start in range(0, len(idle), 1000):

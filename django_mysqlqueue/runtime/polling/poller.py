@@ -335,7 +335,7 @@ class Poller:
             if found is None:
                 continue
             group.check_mode(found.mode)
-            overridden = group.override(found.overrides) or overridden
+            overridden = group.override(found.limits, found.overrides) or overridden
             if group.has_new_revision(found.revision):
                 group.reset()
                 self.maintenance.scan_all()

@@ -6,17 +6,21 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
+from django_mysqlqueue.backoff import Failures
 from django_mysqlqueue.limits import LOWEST_PRIORITY
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.depths import MAX_PARTITIONS
 from django_mysqlqueue.runtime.polling.group import PolledGroup
+from django_mysqlqueue.runtime.polling.limited import IN_FLIGHT_PAUSE
 from django_mysqlqueue.service import settling
-from django_mysqlqueue.service.claiming import Claim, Want
+from django_mysqlqueue.service.claims import Claim, Want
 from django_mysqlqueue.service.deliveries import Flushed, Settlement
 from django_mysqlqueue.subscriptions.handler import Handler
 
 MAX_WINDOW = 10_000
 """Maximum number of due rows that one claim looks at."""
+LIMITED_WINDOW = 1000
+"""Number of due rows that a claim of a group with limits looks at."""
 LOCKED_PAUSE = 0.01
 """Seconds for which a group rests after a claim that found all wanted partitions locked."""
 
@@ -26,6 +30,9 @@ class SharedGroup(PolledGroup):
 
     def __init__(self, context: Context, handler: Handler) -> None:
         self._next_due: int | None = None
+        self._due_rests_until = 0.0
+        """Until when (monotonic) redeliveries are not looked for, because none of those that were due had a slot."""
+        self._without_slots = Failures(IN_FLIGHT_PAUSE)
         self._expects_clock_step = True
         self._extend_at = 0.0
         self._window = 0
@@ -37,14 +44,18 @@ class SharedGroup(PolledGroup):
         """Use a handler's options from now on. With another visibility timeout, deliveries are extended first."""
         super().configure(handler)
         # A claim that is shorter than the last one would end before the next extension.
-        self._extend_at = 0.0
+        self._extend_at = self._due_rests_until = 0.0
 
     def _notify(self, key: str) -> None:
-        self.todo[key] = None
+        if not self.limited.rests(key):
+            self.todo[key] = None
 
     def next_at(self) -> int | None:
         """Return when the next redelivery is due, in epoch milliseconds, or None."""
-        return self._next_due
+        if self._next_due is None:
+            return None
+        rest = max(0.0, self._due_rests_until - time.monotonic())
+        return max(self._next_due, self.context.clock.now() + int(rest * 1000)) if rest else self._next_due
 
     def found_due(self, due: int | None) -> None:
         """Remember when a poll found the next redelivery to be due, in epoch milliseconds, or None."""
@@ -55,8 +66,8 @@ class SharedGroup(PolledGroup):
         self._expects_clock_step = True
 
     def wake_at(self) -> float:
-        """Return when deliveries have to be extended, by the monotonic clock."""
-        return self._extend_at
+        """Return when deliveries have to be extended, or something no longer waits for a slot (monotonic)."""
+        return min(self._extend_at, super().wake_at())
 
     def reset(self) -> None:
         """Forget every hint, and extend deliveries with the next turn."""
@@ -111,10 +122,20 @@ class SharedGroup(PolledGroup):
         return self.room(LOWEST_PRIORITY) if self._is_due() or self._expects_clock_step else 0
 
     def _is_due(self) -> bool:
-        return self._next_due is not None and self._next_due <= self.context.clock.now()
+        if self._next_due is None or time.monotonic() < self._due_rests_until:
+            return False
+        return self._next_due <= self.context.clock.now()
 
     def _due_window(self, max_due: int) -> int:
-        return max(max_due, self._window)
+        # Rows without a slot are made due later, as many as possible at once.
+        return max(max_due, self._window, LIMITED_WINDOW if self.limited else 0)
+
+    def _rest_due(self, *, without_slots: bool) -> None:
+        """Look for redeliveries less often while none has a slot."""
+        if without_slots:
+            self._due_rests_until = time.monotonic() + self._without_slots.add()
+        else:
+            self._without_slots.clear()
 
     def _after_clock_step(self) -> bool:
         expected, self._expects_clock_step = self._expects_clock_step, False
@@ -127,10 +148,12 @@ class SharedGroup(PolledGroup):
     def _claimed(self, wants: Sequence[Want], max_due: int, claim: Claim) -> bool:
         for want in wants:
             # To the end, even if it is locked: the others have their turn. If it had no offsets row, it has one now.
-            if want.key not in claim.missing:
+            if want.key in self.todo and want.key not in claim.missing:
                 self.todo[want.key] = self.todo.pop(want.key)
         redelivered = sum(delivery.attempt > 1 or delivery.suspect for delivery in claim.deliveries)
         poll_soon = False
+        if max_due and self.limited:
+            self._rest_due(without_slots=not claim.deliveries and bool(claim.later))
         if max_due:
             self._window = min(max(2 * self._window, 2 * self.claim_size), MAX_WINDOW) if claim.locked else 0
         if max_due and self._is_due():
@@ -139,7 +162,7 @@ class SharedGroup(PolledGroup):
             poll_soon = redelivered > 0 or bool(claim.later)
         for key in claim.drained:
             self.todo.pop(key, None)
-        if self.todo and not (claim.looked_at or claim.deliveries or claim.missing):
+        if self.todo and claim.rest is None and not (claim.looked_at or claim.deliveries or claim.missing):
             # All wanted partitions were locked by other subscribers, which will release them in a moment.
             self.rests_until = time.monotonic() + LOCKED_PAUSE
         return poll_soon

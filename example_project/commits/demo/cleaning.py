@@ -16,6 +16,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     PartitionLease,
     QueueMessage,
+    Slots,
     SubscriberHeartbeat,
 )
 from example_project.commits.events import REPLAYED, TOPIC
@@ -31,7 +32,15 @@ from example_project.commits.models import (
 DLQ = f"{TOPIC}_dlq"
 TOPICS = (TOPIC, DLQ, REPLAYED, f"{REPLAYED}_dlq")
 OWN_TABLES = (Commit, DailyStatistics, ReplayedStatistics, RepositoryOrder, OrderViolation, ReviewTask)
-QUEUE_TABLES = (DeliveryState, PartitionLease, ConsumerOffset, SubscriberHeartbeat, OutboxMessage, QueueMessage)
+QUEUE_TABLES = (
+    DeliveryState,
+    PartitionLease,
+    ConsumerOffset,
+    Slots,
+    SubscriberHeartbeat,
+    OutboxMessage,
+    QueueMessage,
+)
 
 
 def queue_status() -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""What a process remembers of a group with limits: its slots, and what waits for one. All of it is a hint."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Collection, Iterator
+
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits
+from django_mysqlqueue.runtime.handling.inbox import Inbox
+from django_mysqlqueue.service.claims import Claim
+from django_mysqlqueue.service.deliveries import Holding
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.slots import LONGEST_REST_US, Rest
+
+AHEAD = AHEAD_US / 1_000_000
+LONGEST_REST_MS = LONGEST_REST_US // 1000 + 5000
+"""Longest wait for a slot, with a pause, in milliseconds."""
+RATE_PAUSE = Backoff(initial=0.025, maximum=0.5, jitter=1.0)
+"""The pause after a claim that got no slot because of a rate: others wait for the same slot, and only one gets it."""
+IN_FLIGHT_PAUSE = Backoff(initial=0.75, maximum=4.0, jitter=1 / 4)
+"""The pause after a claim that got no slot because too many messages are in flight, at other subscribers."""
+
+
+def _is_over(until: int, now: int) -> bool:
+    """Return whether a wait is over; one that would be too long began before the clock was corrected."""
+    return until <= now or until > now + LONGEST_REST_MS
+
+
+class Limited:
+    """The slots of a process for one group, and the partitions that wait for one.
+
+    Args:
+        inbox: the inbox.
+        ref: the group.
+        subscriber: the full name of the subscriber.
+        threads: number of handler threads.
+    """
+
+    def __init__(self, inbox: Inbox, ref: GroupRef, subscriber: str, threads: int) -> None:
+        self._inbox = inbox
+        self._ref = ref
+        self._subscriber = subscriber
+        self._threads = threads
+        self._limits = NO_LIMITS
+        self._stored: dict[str, int] = {}
+        """By limited key, the slots that the rows of this subscriber say it holds."""
+        self.is_unsure = True
+        """Whether the rows may be others than this process has written, for example after a failover."""
+        self._doubtful: set[str] = set()
+        """Keys whose rows may say something else, because the outcome of a COMMIT is unknown."""
+        self._rest: Rest | None = None
+        """Until when the whole group rests."""
+        self._resting: dict[str, Rest] = {}
+        """By partition, until when it rests."""
+        self._until: list[tuple[int, str]] = []
+        """A heap of (until, partition). Entries may be out of date."""
+        self._fruitless = 0
+        """Claims in a row that have got no slot."""
+        self._sampled_at = time.monotonic()
+        self._sampled = 0
+        self._recent = 0
+        """Number of deliveries that were started in ``AHEAD`` seconds."""
+
+    def configure(self, limits: DeliveryLimits) -> list[str]:
+        """Use other limits from now on, and return the partitions that waited for a slot, to be asked for again."""
+        self._limits = limits
+        rested = list(self._resting)
+        self.reset()
+        return rested
+
+    def is_other(self, limits: DeliveryLimits) -> bool:
+        """Return whether limits differ from those that are used."""
+        return limits != self._limits
+
+    def reset(self) -> None:
+        """Forget what waits for a slot, and that the rows of this subscriber are known."""
+        self.is_unsure = True
+        self._rest, self._fruitless = None, 0
+        self._resting.clear()
+        self._until.clear()
+
+    def __bool__(self) -> bool:
+        """Whether the group has limits."""
+        return bool(self._limits)
+
+    def rests(self, key: str) -> bool:
+        """Return whether a partition waits for a slot."""
+        return key in self._resting
+
+    def __len__(self) -> int:
+        """The number of partitions that wait for a slot."""
+        return len(self._resting)
+
+    def room(self, waiting: int, per_call: int) -> int:
+        """Return how many deliveries this process can start soon: more slots would be of no use to it.
+
+        Args:
+            waiting: number of the group's deliveries that wait in the process.
+            per_call: maximum number of deliveries per call of the handler.
+        """
+        if self._rest is not None:
+            return 0
+        elapsed = time.monotonic() - self._sampled_at
+        if elapsed >= AHEAD:
+            started = self._inbox.started(self._ref)
+            self._recent = round((started - self._sampled) * AHEAD / elapsed)
+            self._sampled_at, self._sampled = time.monotonic(), started
+        return max(0, self._inbox.idle_threads(self._threads) * per_call + self._recent - waiting)
+
+    # -- slots ----------------------------------------------------------------
+
+    def holding(self) -> Holding:
+        """Return what this process holds now, with the slots to be released, which are taken out of the inbox."""
+        held = self._limits.counted(self._inbox.slots(self._ref))
+        returned = self._inbox.take_returned(self._ref)
+        return Holding(self._subscriber, held, self._stored, frozenset(self._doubtful), returned)
+
+    def news(self) -> Holding | None:
+        """Return what this process holds, as ``holding``, if the rows say something else."""
+        found = self.holding()
+        return found if found.returned or found.doubtful or found.held != found.stored else None
+
+    def written(self, held: dict[str, int] | None) -> None:
+        """Note what the rows of this subscriber say since a COMMIT."""
+        if held is not None:
+            self._stored = held
+            self._doubtful.clear()
+
+    def found(self, keys: Collection[str]) -> None:
+        """Note of which keys the rows say that this subscriber holds slots. They are written again."""
+        self.is_unsure = False
+        self._doubtful |= {*keys, *self._stored}
+
+    def failed(self, holding: Holding) -> None:
+        """Keep the slots to be released, because the transaction was rolled back."""
+        self._inbox.put_back_returned(self._ref, holding.returned)
+
+    def doubt(self, holding: Holding) -> None:
+        """Note that the outcome of a COMMIT is unknown. Slots are not released: that could happen twice."""
+        self._doubtful |= {*holding.held, *holding.stored, *holding.written}
+
+    # -- what waits for a slot ------------------------------------------------
+
+    def claimed(self, claim: Claim, now: int) -> None:
+        """Remember what a claim has found to wait for a slot.
+
+        Args:
+            claim: the claim.
+            now: the database's time in epoch milliseconds.
+        """
+        if claim.rest is None and not claim.limited:
+            self._fruitless = 0
+            return
+        self._fruitless = 0 if claim.deliveries else self._fruitless + 1
+        if claim.rest is not None:
+            self._rest = self._paused(claim.rest, now)
+        for key, rest in claim.limited.items():
+            self._resting[key] = self._paused(rest, now)
+            heapq.heappush(self._until, (self._resting[key].until, key))
+
+    def _paused(self, rest: Rest, now: int) -> Rest:
+        """Return a rest that is as long as the pause after this claim, if it has got no slot."""
+        if not self._fruitless:
+            return rest
+        pause = (IN_FLIGHT_PAUSE if rest.in_flight else RATE_PAUSE).delay(self._fruitless)
+        return rest._replace(until=max(rest.until, now + int(pause * 1000)))
+
+    def finished(self, keys: Collection[str]) -> list[str]:
+        """Return the partitions that need not wait any longer, because messages of their keys have ended here."""
+        if not self._limits.counts_in_flight:
+            return []
+        if self._rest is not None and self._rest.in_flight:
+            self._rest = None
+        freed = [key for key, rest in self._resting.items() if rest.in_flight and rest.key in keys]
+        for key in freed:
+            del self._resting[key]
+        return freed
+
+    def rested(self, now: int) -> Iterator[str]:
+        """Yield the partitions whose wait is over, and forget that they waited.
+
+        Args:
+            now: the database's time in epoch milliseconds.
+        """
+        if self._rest is not None and _is_over(self._rest.until, now):
+            self._rest = None
+        while self._until and _is_over(self._until[0][0], now):
+            until, key = heapq.heappop(self._until)
+            rest = self._resting.get(key)
+            if rest is not None and rest.until == until:
+                del self._resting[key]
+                yield key
+
+    def next_at(self) -> int | None:
+        """Return when the first wait is over, in epoch milliseconds, or None if nothing waits."""
+        while self._until and self._resting.get(self._until[0][1], None) is None:
+            heapq.heappop(self._until)
+        times = [self._until[0][0]] if self._until else []
+        return min([*times, *([self._rest.until] if self._rest is not None else [])], default=None)
+
+    def forget(self, key: str) -> None:
+        """Forget a partition."""
+        self._resting.pop(key, None)

@@ -1,0 +1,121 @@
+"""The values of a claim: who claims, what it asks for, and what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service import losses
+from django_mysqlqueue.service.deliveries import Claimed, Flushed, Holding, Settlement
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.slots import Rest
+from django_mysqlqueue.service.subsets import EVERYTHING, Subset
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A subscriber's right to claim for a group, and the rules of the group."""
+
+    ref: GroupRef
+    subscriber: str
+    max_attempts: int | None
+    visibility_ms: int | None
+    """The visibility timeout in milliseconds in shared mode; None in ordered mode, in which the lease protects."""
+    strict: bool = False
+    """Whether ``on_failure="block"``: nothing of a partition is taken before its lowest unsettled row."""
+    subset: Subset = EVERYTHING
+    """The partitions from which redeliveries are taken in shared mode."""
+    backoff: Backoff = losses.NO_WAIT
+    """The wait after the loss of a suspected poison message."""
+    limits: DeliveryLimits = NO_LIMITS
+    """The limits of the group, for all its subscribers together."""
+    lease_ms: int = 0
+    """LEASE_DURATION in milliseconds: after it, a subscriber without heartbeats holds no slots."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether the group is in shared mode."""
+        return self.visibility_ms is not None
+
+    @property
+    def mode(self) -> str:
+        """The mode of the group."""
+        return ConsumerGroup.Mode.SHARED if self.shared else ConsumerGroup.Mode.ORDERED
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A request for messages of one partition: redeliveries, or else messages above its position."""
+
+    key: str
+    due: tuple[int, ...] = ()
+    """Offsets that are probably due for redelivery, in ascending order (ordered mode)."""
+    look_at: int = 0
+    """Number of messages above the position to look at."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """The result of a claim. After the COMMIT, this process holds the deliveries."""
+
+    flushed: Flushed
+    deliveries: list[Claimed] = field(default_factory=list)
+    dead: list[tuple[Claimed, str]] = field(default_factory=list)
+    """Suspected poison messages that had used up their attempts, with the error. They are in the DLQ now."""
+    lost: set[str] = field(default_factory=set)
+    """Partitions whose lease the claimant no longer owns."""
+    missing: set[str] = field(default_factory=set)
+    """Partitions without an offsets row: create the row, and claim again."""
+    looked_at: set[str] = field(default_factory=set)
+    """Partitions whose messages above the position were looked at."""
+    drained: set[str] = field(default_factory=set)
+    """Partitions that had, under their lock, no messages above the position."""
+    settled: set[tuple[str, int]] = field(default_factory=set)
+    """Expected redeliveries that are already settled."""
+    locked: set[str] = field(default_factory=set)
+    """Partitions that were left out because another transaction has locked a due row (ordered mode)."""
+    later: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Redeliveries that are not due yet, or wait after a loss or for a slot → when they are due, in epoch
+    milliseconds."""
+    limited: dict[str, Rest] = field(default_factory=dict)
+    """Partitions whose next message waits for a slot."""
+    rest: Rest | None = None
+    """Why no further message of the group gets a slot."""
+    held: dict[str, int] | None = None
+    """By limited key, how many slots the claimant holds now; None if the group has no limits."""
+    dropped: bool = False
+    paused: bool = False
+    other_mode: str = ""
+    """The group's mode, if it differs from the claimant's: then nothing was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """The settlements that a claim transaction writes, and the messages that it takes."""
+
+    claimant: Claimant
+    wants: Sequence[Want]
+    """The messages to take, by partition. In ordered mode, the claimant must own the partitions."""
+    token: int
+    """The token of the new deliveries (``losses.token_of``), from ``new_token``. It must never have been used."""
+    settlements: Sequence[Settlement] = ()
+    """Settlements of earlier deliveries of the group. They are written first, as by ``settling.flush``."""
+    also: Collection[str] = ()
+    """Further partitions whose watermarks can advance."""
+    max_due: int = 0
+    """Maximum number of redeliveries to take in shared mode, oldest first, from any partition."""
+    due_window: int = 0
+    """Number of due rows to look at for that, because the first ones may be locked."""
+    exclude: Collection[tuple[str, int]] = ()
+    """The (partition key, offset) of deliveries that the claimant already holds (shared mode)."""
+    max_bytes: int = 2**62
+    """Maximum number of payload bytes to take. The first message is always taken."""
+    max_rows: int = 2**62
+    """Maximum number of messages to take."""
+    after_clock_step: bool = False
+    """In shared mode, whether to look for rows that a clock, since corrected, left far in the future."""
+    holding: Holding | None = None
+    """What the claimant holds, if the group has limits."""

@@ -1,0 +1,313 @@
+"""Slots: the accounts of the limits of consumer groups.
+
+A message of a group with limits starts only with a slot, which its claim reserves. A table has, for each key that is
+limited, when its next slot is free, and for each subscriber how many slots of the key it holds. The row of the group as
+a whole is the lock of all of them: claims of one group reserve slots one after another. It is locked after delivery
+state, and a transaction that has locked it waits for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from django_mysqlqueue.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, DeliveryLimits, Throttle
+from django_mysqlqueue.models import Slots, SubscriberHeartbeat
+from django_mysqlqueue.service import heartbeats
+from django_mysqlqueue.service.deliveries import Holding, Returned, Slot
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session, flat, run
+
+SLOTS = Slots._meta.db_table
+HEARTBEATS = SubscriberHeartbeat._meta.db_table
+KEY = ("consumer_group", "topic", "limit_key", "subscriber_name")
+BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.limit_key = v.k AND s.subscriber_name = v.who"
+
+RECHECK_US = 100_000
+"""Microseconds until a claim asks again whether messages in flight have ended. A process that gets no slot waits longer
+each time."""
+RECHECK_STEP_US = 10_000
+"""Microseconds between the times at which messages of one key ask again."""
+LONGEST_REST_US = 10_000_000
+"""Microseconds after which a claim asks again at the latest, since the limits may have been changed."""
+FORGET_AFTER_US = 86_400_000_000
+"""Microseconds after which the rows of subscribers without a heartbeat are deleted."""
+
+
+class Rest(NamedTuple):
+    """Why a message gets no slot."""
+
+    until: int
+    """When to ask again, in epoch milliseconds."""
+    key: str
+    """The key that is limited; ``NO_KEY``: the group as a whole."""
+    in_flight: bool
+    """Whether too many of its messages are in flight; otherwise, its rate is used up."""
+
+
+class Reservation:
+    """The slots that one claim reserves.
+
+    Creating it waits for the lock of the group's limits. Nothing is written before ``store``.
+    """
+
+    def __init__(
+        self, session: Session, ref: GroupRef, limits: DeliveryLimits, holding: Holding, lease_ms: int
+    ) -> None:
+        self._session = session
+        self._ref = ref
+        self._limits = limits
+        self._holding = holding
+        self._lease_ms = lease_ms
+        self._throttles = {True: limits.by_group, False: limits.by_key}
+        self._most = {True: limits.max_in_flight, False: limits.max_in_flight_per_key}
+        self._full_at: dict[str, int] = {}
+        self._known: set[str] = set()
+        """Keys that have a row."""
+        self._changed: set[str] = set()
+        self._elsewhere: dict[str, int] = {}
+        """By key, the number of messages that other live subscribers hold."""
+        self.held = dict(holding.held)
+        """By key, the number of messages that this subscriber holds with those of the claim."""
+        self._refused: dict[str, int] = {}
+        """By key, how many messages of this claim have got no slot."""
+        self._sent_at = time.monotonic()
+        self._now = (lock(session, ref, create=True) or 0) * 1000
+        self._received_at = time.monotonic()
+        give_back(session, ref, limits, holding.returned)
+        self.read([NO_KEY])
+
+    def read(self, keys: Iterable[str]) -> None:
+        """Read the accounts of keys, before ``take`` is called for them."""
+        session, new = self._session, sorted(set(keys) - self._full_at.keys())
+        live = ""
+        parameters: tuple[object, ...] = ()
+        if self._limits.counts_in_flight:
+            live = f"{_with_heartbeats(session)} WHERE s.subscriber_name = '' OR ({heartbeats.fresh('h', session)})"
+            parameters = (self._lease_ms, self._lease_ms)
+        for chunk in session.chunks(new):
+            self._full_at |= dict.fromkeys(chunk, 0)
+            for key, subscriber, full_at, held in session.rows(
+                f"SELECT s.limit_key, s.subscriber_name, s.full_at, s.held "
+                f"FROM {session.dialect.rows(('k',), len(chunk))} {session.dialect.join_to(SLOTS, 's')} "
+                f"ON s.consumer_group = %s AND s.topic = %s AND s.limit_key = v.k{live}",
+                (*chunk, *self._ref, *parameters),
+            ):
+                if not subscriber:
+                    self._know(key, full_at)
+                elif subscriber != self._holding.subscriber:
+                    self._elsewhere[key] = self._elsewhere.get(key, 0) + held
+
+    def _know(self, key: str, full_at: int) -> None:
+        self._known.add(key)
+        throttle = self._throttles[key == NO_KEY]
+        self._full_at[key] = full_at if throttle is None else throttle.corrected(full_at, self._now)
+        if self._full_at[key] != full_at:
+            self._changed.add(key)  # Otherwise it would be corrected to a later time again and again.
+
+    def take(self, key: str) -> Slot | Rest:
+        """Reserve a slot for a message, or return why there is none.
+
+        Args:
+            key: the message's key for the limits per key; ``NO_KEY``: only those of the group apply.
+        """
+        keys = [NO_KEY] if key == NO_KEY else [NO_KEY, key]
+        for one in keys:
+            most = self._most[one == NO_KEY]
+            if most is not None and self.held.get(one, 0) + self._elsewhere.get(one, 0) >= most:
+                return self._refuse(one, self._now + RECHECK_US, in_flight=True)
+        slots = {one: throttle.next_slot(self._full_at[one], self._now) for one, throttle in self._applied(keys)}
+        for one, slot in slots.items():
+            if slot > self._now + AHEAD_US:
+                return self._refuse(one, slot, in_flight=False)
+        slot = max(slots.values(), default=self._now)
+        for one, throttle in self._applied(keys):
+            self._full_at[one] = throttle.reserve(self._full_at[one], slot)
+            self._changed.add(one)
+        for one in keys:
+            self.held[one] = self.held.get(one, 0) + 1
+        before = self._sent_at + self._lease_ms / 2000
+        if slots:
+            # The database's time had up to a millisecond more than the whole ones.
+            before = min(before, self._sent_at + (slot + START_WITHIN_US - self._now - 1000) / 1e6)
+        return Slot(key, self._received_at + (slot - self._now) / 1e6, before)
+
+    def _applied(self, keys: Iterable[str]) -> list[tuple[str, Throttle]]:
+        found = [(one, self._throttles[one == NO_KEY]) for one in keys]
+        return [(one, throttle) for one, throttle in found if throttle is not None]
+
+    def _refuse(self, key: str, slot: int, *, in_flight: bool) -> Rest:
+        """Return when to ask again: messages of one key, one after another."""
+        before = self._refused.get(key, 0)
+        self._refused[key] = before + 1
+        throttle = self._throttles[key == NO_KEY]
+        later = slot + before * (RECHECK_STEP_US if throttle is None or in_flight else throttle.interval_us)
+        return Rest(min(later, self._now + LONGEST_REST_US) // 1000 + 1, key, in_flight)
+
+    def store(self) -> dict[str, int]:
+        """Write the accounts, and return what the subscriber's rows say."""
+        rows = [(key, "", self._full_at[key]) for key in sorted(self._changed)]
+        new = [row for row in rows if row[0] not in self._known]
+        _insert(self._session, self._ref, [(*row, 0) for row in new])
+        for chunk in self._session.chunks([row for row in rows if row[0] in self._known]):
+            self._session.execute(
+                self._session.dialect.update_joined(SLOTS, ("k", "who", "at"), len(chunk), BY_KEY, {"full_at": "v.at"}),
+                (*flat(chunk), *self._ref),
+            )
+        return store_held(self._session, self._ref, self._limits, self._holding, self.held)
+
+
+def _with_heartbeats(session: Session) -> str:
+    """Return the join of ``s`` to the heartbeats of the subscribers that hold slots."""
+    return (
+        f" {session.dialect.join_to(HEARTBEATS, 'h', left=True)} ON h.consumer_group = s.consumer_group "
+        "AND h.topic = s.topic AND h.subscriber_name = s.subscriber_name"
+    )
+
+
+def keys_held(session: Session, ref: GroupRef, subscriber: str) -> set[str]:
+    """Return the limited keys of which a subscriber holds slots, as its rows say."""
+    rows = session.rows(
+        f"SELECT limit_key FROM {SLOTS}{session.dialect.force_index('PRIMARY')} "
+        "WHERE consumer_group = %s AND topic = %s AND subscriber_name = %s",
+        (*ref, subscriber),
+    )
+    return {key for (key,) in rows}
+
+
+def lock(session: Session, ref: GroupRef, *, create: bool = False) -> int | None:
+    """Lock the limits of a group, and return the time of the statement in epoch milliseconds.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        create: whether to create the row that is the lock. The caller has locked the group row: the row is deleted only
+            with the group. Otherwise the result is None if there is none.
+    """
+    sql = (
+        f"SELECT {session.dialect.now_ms} FROM {SLOTS}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE consumer_group = %s AND topic = %s AND limit_key = '' AND subscriber_name = ''"
+        f"{session.dialect.for_update}"
+    )
+    row = session.row(sql, ref)
+    if row is None and create:  # The first claim of the group.
+        _insert(session, ref, [(NO_KEY, "", 0, 0)])
+        row = session.row(sql, ref)
+    return None if row is None else int(row[0])
+
+
+def give_back(session: Session, ref: GroupRef, limits: DeliveryLimits, returned: Mapping[str, Returned]) -> None:
+    """Release slots whose messages have not started. The limits of the group must be locked.
+
+    What the throttle may have regained since they were reserved is not released a second time: otherwise, more than a
+    burst could start at once. Slots behind them may have been reserved up to ``AHEAD_US`` in advance.
+    """
+    now = session.dialect.now_ms
+    rows = []
+    for key, one in sorted(returned.items()):
+        throttle = limits.by_group if key == NO_KEY else limits.by_key
+        if throttle is not None:
+            rows.append((key, "", one.number * throttle.interval_us, one.since * 1000))
+    for chunk in session.chunks(rows):
+        back = f"{session.dialect.greatest}(0, v.back - ({now} * 1000 + {AHEAD_US} - v.since))"
+        session.execute(
+            session.dialect.update_joined(
+                SLOTS, ("k", "who", "back", "since"), len(chunk), BY_KEY, {"full_at": f"s.full_at - {back}"}
+            ),
+            (*flat(chunk), *ref),
+        )
+
+
+def settle(session: Session, ref: GroupRef, limits: DeliveryLimits, holding: Holding) -> dict[str, int]:
+    """Write, without a claim, what a subscriber holds, and release the slots that it returns.
+
+    Returns:
+        What the subscriber's rows say.
+    """
+    if holding.returned and lock(session, ref) is not None:
+        give_back(session, ref, limits, holding.returned)
+    return store_held(session, ref, limits, holding, holding.held)
+
+
+def store_held(
+    session: Session, ref: GroupRef, limits: DeliveryLimits, holding: Holding, held: Mapping[str, int]
+) -> dict[str, int]:
+    """Write how many slots a subscriber holds, in its own rows, if messages in flight are limited; return it.
+
+    Only claims, under the lock of the group's limits, may write higher numbers.
+    """
+    held = limits.counted(held)
+    before = holding.stored
+    keys = sorted({key for key in {*before, *held} if before.get(key, 0) != held.get(key, 0)} | set(holding.doubtful))
+    holding.written.update(keys)
+    there = [key for key in keys if before.get(key, 0) or key in holding.doubtful]
+    now = session.dialect.now_ms
+    _insert(
+        session,
+        ref,
+        [
+            (key, holding.subscriber, None, held[key])
+            for key in keys
+            if held.get(key, 0) and (not before.get(key, 0) or key in holding.doubtful)
+        ],
+    )
+    for chunk in session.chunks([(key, holding.subscriber, held[key]) for key in there if held.get(key, 0)]):
+        session.execute(
+            session.dialect.update_joined(
+                SLOTS, ("k", "who", "n"), len(chunk), BY_KEY, {"held": "v.n", "full_at": f"{now} * 1000"}
+            ),
+            (*flat(chunk), *ref),
+        )
+    for ended in session.chunks([(key, holding.subscriber) for key in there if not held.get(key, 0)]):
+        session.execute(session.dialect.delete_joined(SLOTS, ("k", "who"), len(ended), BY_KEY), (*flat(ended), *ref))
+    return held
+
+
+def _insert(session: Session, ref: GroupRef, rows: Collection[tuple[str, str, int | None, int]]) -> None:
+    """Insert rows that are not there; without a time, that of now."""
+    for chunk in session.chunks(list(rows)):
+        session.execute(
+            f"INSERT INTO {SLOTS} ({', '.join(KEY)}, full_at, held) VALUES "
+            + session.dialect.placeholders(
+                len(chunk), f"(%s, %s, %s, %s, COALESCE(%s, {session.dialect.now_ms} * 1000), %s)"
+            )
+            + session.dialect.on_conflict_keep(SLOTS, KEY),
+            flat((*ref, *row) for row in chunk),
+        )
+
+
+def advance(session: Session, milliseconds: int) -> None:
+    """Bring the slots of all groups nearer, as if the time had passed. For tests."""
+    by_key = session.dialect.force_index("PRIMARY")
+    session.execute(f"UPDATE {SLOTS}{by_key} SET full_at = full_at - %s WHERE full_at > 0", (milliseconds * 1000,))
+
+
+def collect(using: str, *, limit: int = 500) -> int:
+    """Delete rows that no longer limit anything, by primary key; return how many.
+
+    These are the rows of keys of which a full burst may start, and those of subscribers that have had no heartbeat for
+    a day.
+    """
+
+    def delete(session: Session) -> int:
+        now = f"{session.dialect.now_ms} * 1000"
+        rows = session.rows(
+            f"SELECT {', '.join(f's.{name}' for name in KEY)} FROM {SLOTS} s"
+            f"{session.dialect.force_index('queue_slots_full_at')}{_with_heartbeats(session)} WHERE s.full_at < {now} "
+            "AND ((s.subscriber_name = '' AND s.limit_key <> '') OR (s.subscriber_name <> '' "
+            f"AND s.full_at < {now} - %s AND h.subscriber_name IS NULL)) LIMIT %s",
+            (FORGET_AFTER_US, limit),
+        )
+        deleted = 0
+        for ref in sorted({GroupRef(group, topic) for group, topic, _, _ in rows}):
+            lock(session, ref)  # A claim may be about to reserve a slot of one of these keys.
+            mine = sorted(row[2:] for row in rows if row[:2] == ref)
+            for chunk in session.chunks(mine):
+                deleted += session.execute(
+                    session.dialect.delete_joined(SLOTS, ("k", "who"), len(chunk), BY_KEY, where=f"s.full_at < {now}"),
+                    (*flat(chunk), *ref),
+                )
+        return deleted
+
+    return run(using, delete)

@@ -1,0 +1,125 @@
+"""The transaction of a claim: what it may still take, and with which slots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from django_mysqlqueue.delivery_limits import NO_KEY
+from django_mysqlqueue.limits import PARTITION_PREFIX
+from django_mysqlqueue.service import losses, messages
+from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
+from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.slots import Reservation, Rest
+from django_mysqlqueue.sql.session import Session
+
+
+class Budget:
+    """The payload bytes and messages that a claim may still take. The first message always fits."""
+
+    def __init__(self, max_bytes: int, max_rows: int) -> None:
+        self._left = max_bytes
+        self._rows = max_rows
+        self._any = False
+        self._full = False
+
+    def fits(self, size: int) -> bool:
+        """Return whether a message fits. After one was refused, all are: a smaller message must not overtake it."""
+        self._full = self._full or (self._any and (size > self._left or self._rows <= 0))
+        return not self._full
+
+    def spend(self, size: int) -> None:
+        """Take a message that fits."""
+        self._any = True
+        self._left -= size
+        self._rows -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """The state of a claim's transaction, under the group's lock."""
+
+    session: Session
+    request: ClaimRequest
+    now: int
+    """The database's time in epoch milliseconds."""
+    budget: Budget
+    slots: Reservation | None
+    """None if the group has no limits."""
+    result: Claim
+
+    @property
+    def claimant(self) -> Claimant:
+        """The subscriber, and the rules of the group."""
+        return self.request.claimant
+
+    @property
+    def until(self) -> int:
+        """When the deliveries become visible to other subscribers (shared mode)."""
+        return self.now + (self.claimant.visibility_ms or 0)
+
+    def wants(self) -> list[Want]:
+        """Return the wants of partitions that the claimant still owns."""
+        return [want for want in self.request.wants if want.key not in self.result.lost]
+
+    def claimed(self, key: str, offset: int, size: int, *, retries: int = 0, suspect: bool = False) -> Claimed:
+        """Return a delivery that this claim may take."""
+        return Claimed(
+            self.claimant.ref,
+            key,
+            offset,
+            losses.token_of(self.request.token, suspect=suspect),
+            retries + 1,
+            suspect,
+            size,
+            self.now,
+            self.claimant.subscriber,
+        )
+
+    def take(self, one: Claimed, limit_key: str) -> Claimed | Rest | None:
+        """Return a delivery if this claim takes it, with its slot if the group has limits.
+
+        Returns:
+            None if it does not fit; why there is no slot for it otherwise.
+        """
+        if not self.budget.fits(one.size):
+            return None
+        if self.slots is not None:
+            if self.result.rest is not None:
+                return None
+            slot = self.slots.take(limit_key)
+            if isinstance(slot, Rest):
+                if slot.key != NO_KEY:
+                    return slot
+                self.result.rest = slot
+                return None
+            one = one._replace(slot=slot)
+        self.budget.spend(one.size)
+        return one
+
+    def needs_metadata(self, keys: Collection[str]) -> bool:
+        """Return whether the limits require the metadata of messages in some partitions."""
+        return any(map(self.has_several_keys, keys))
+
+    def has_several_keys(self, key: str) -> bool:
+        """Return whether messages of a partition can have different keys of the limits."""
+        limits = self.claimant.limits
+        if self.slots is None or not limits.limits_keys:
+            return False
+        return limits.limit_by is not None or key.startswith(PARTITION_PREFIX)
+
+    def limit_keys(self, candidates: Collection[tuple[str, int, str]]) -> dict[tuple[str, int], str]:
+        """Return the key of the limits for each message, after reading their accounts.
+
+        Args:
+            candidates: partition key, offset and metadata of each, the latter if it is needed.
+        """
+        limits = self.claimant.limits
+        if self.slots is None or not limits.limits_keys:
+            return {}
+        found: dict[tuple[str, int], str] = {}
+        for key, offset, text in candidates:
+            metadata = messages.decode_metadata(text) if text else {}
+            found[key, offset] = limits.key_of(messages.publisher_key(key, metadata), metadata)
+        self.slots.read(found.values())
+        return found
