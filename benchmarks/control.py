@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measure how long single messages wait while a subscriber works on a large backlog, and how long without one.
+"""Measure how long single messages wait while a subscriber works on a large backlog, and what limits cost.
 
     python tools/servers.py run mariadb -- python benchmarks/control.py
 
 - priority: messages with priority 10. The backlog has priority 0 and many keys.
 - fairness: messages of some keys. The backlog belongs to one other key.
+- limits: messages per second of a subscriber whose group has limits that are not reached, and of one without limits, by
+  turns. Handlers do nothing.
 
 The backlog is in the log before a measurement starts. One message is published every 50 to 150 ms. The time is from
 the call of publish() to the start of the handler. Subscriber and publisher run on the same machine and use the same
@@ -19,6 +21,7 @@ import random
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,15 @@ KEYS = {"priority": 1000, "fairness": 50}
 """Number of keys of the measured messages. With priorities, the backlog has the same keys."""
 SETTINGS = {"POLL_INTERVAL": 0.1, "MAX_POLL_INTERVAL": 0.1}
 """A fixed interval: otherwise an idle subscriber would poll less and less often, and the baseline would be slower."""
+LIMITS: dict[str, dict[str, Any]] = {
+    "no limits": {},
+    "rate": {"RATE": "10000/s"},
+    "rate per key": {"RATE_PER_KEY": "10000/s"},
+    "in flight": {"MAX_IN_FLIGHT": 10_000},
+    "in flight per key": {"MAX_IN_FLIGHT_PER_KEY": 10_000},
+}
+"""Limits that are not reached."""
+LIMITED_KEYS = 100
 WARM_UP = 2.0
 LAST = 5.0
 """Seconds to wait for the last message."""
@@ -88,6 +100,42 @@ def measure(case: str, mode: str, options: argparse.Namespace, seed: str) -> tup
     return [1000 * (starts[number] - at) for number, at in called.items()], record["count"] - len(called)
 
 
+def handled_per_second(mode: str, limits: dict[str, Any], messages: int, threads: int) -> float:
+    """Return the rate at which a subscriber handles a backlog of 100 keys, from its first to its last message."""
+    from django_mysqlqueue import Message, publish_many
+    from django_mysqlqueue.service.sequencing import sequence
+
+    os.environ["BENCH_SLEEP"] = "0"
+    publish_many(TOPIC, [Message(common.PAYLOAD, key=f"k{number % LIMITED_KEYS}") for number in range(messages)])
+    while sequence("default").moved:
+        pass
+    arguments = ("--topic", TOPIC, "--group", mode, "--threads", str(threads))
+    with common.subscribers(1, *arguments, **SETTINGS, GROUPS={mode: limits}) as running:
+        common.wait_for(lambda: common.is_drained(TOPIC, [mode]))
+    (record,) = running.records
+    if record["count"] != messages:
+        raise RuntimeError(f"{record['count']} of {messages} messages were handled")
+    return (messages - 1) / (record["last"] - record["first"])
+
+
+def run_limits(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
+    """Measure all limits by turns. Return the figures, and the rows of a table."""
+    cases = {
+        f"{mode}, {name}": partial(handled_per_second, mode, limits, options.limited_messages, options.threads)
+        for mode in MODES
+        for name, limits in LIMITS.items()
+    }
+    found = common.interleaved(cases, options.limited_rounds)
+    medians = {name: common.median(values) for name, values in found.items()}
+    table = [["messages per second", "median", "ratio"]]
+    result: dict[str, Any] = {}
+    for name, value in medians.items():
+        ratio = round(value / medians[f"{name.partition(', ')[0]}, no limits"], 2)
+        result[name] = {"median": round(value), "all": [round(one) for one in found[name]], "ratio": ratio}
+        table.append([name, f"{value:,.0f}", str(ratio)])
+    return result, table
+
+
 def percentiles(waits: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(waits, n=100)
     return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1), "longest": round(max(waits), 1)}
@@ -130,7 +178,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="number of rounds (default: 2)")
     parser.add_argument("--threads", type=int, default=4, help="handler threads (default: 4)")
     parser.add_argument("--handler-ms", type=float, default=2.0, help="duration of each handler (default: 2)")
-    parser.add_argument("--only", choices=tuple(KEYS), help="measure only one of the two")
+    parser.add_argument("--limited-messages", type=int, default=20_000, help="messages per round (default: 20000)")
+    parser.add_argument("--limited-rounds", type=int, default=5, help="number of rounds of limits (default: 5)")
+    parser.add_argument("--only", choices=(*KEYS, "limits"), help="measure only one of the three")
     parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()
@@ -138,13 +188,16 @@ def main() -> None:
     results: dict[str, Any] = {}
     filled: dict[str, float] = {}
     table = [["publish() to handler, ms", "p50", "p99", "longest"]]
-    for case in [options.only] if options.only else KEYS:
+    for case in [options.only] if options.only in KEYS else [] if options.only else KEYS:
         found, seconds = run(case, options)
         results[case], filled[case] = found, round(seconds, 1)
         for mode, figures in found.items():
             for state, name in (("baseline", "without backlog"), ("backlog", f"{options.backlog:,} waiting")):
                 table.append([f"{case}, {mode}, {name}", *(f"{value:,}" for value in figures[state].values())])
             table.append([f"{case}, {mode}, ratio", *(str(value) for value in figures["ratio"].values()), ""])
+    if options.only in (None, "limits"):
+        results["limits"], limited = run_limits(options)
+        table += [["", "", "", ""], *([*row, ""] for row in limited)]
     names = ("backlog", "messages", "rounds", "threads", "handler_ms")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings |= {"queue": SETTINGS, "pause_ms": [50, 150], "keys": KEYS, "priority": PRIORITY}
