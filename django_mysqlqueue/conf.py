@@ -231,17 +231,13 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "max_processing_time": _number(exclusive=True, maximum=LONGEST_DELAY),
     "timeout": _or_none(_number(exclusive=True, maximum=LONGEST_DELAY)),
     "backoff": parse_backoff,
-    "batch_size": _integer(1, 10_000),
-    "claim_size": _integer(1, 10_000),
+    **dict.fromkeys(("batch_size", "claim_size"), _integer(1, 10_000)),
     "prefetch": _integer(1, 1_000_000),
     "priority_share": _share,
     "poll_interval": _number(exclusive=True),
     "max_poll_interval": _number(exclusive=True),
-    "rate": _or_none(_rate),
-    "rate_per_key": _or_none(_rate),
-    "burst": _or_none(_integer(1, 1_000_000)),
-    "max_in_flight": _or_none(_integer(1, 1_000_000)),
-    "max_in_flight_per_key": _or_none(_integer(1, 1_000_000)),
+    **dict.fromkeys(("rate", "rate_per_key"), _or_none(_rate)),
+    **dict.fromkeys(("burst", "max_in_flight", "max_in_flight_per_key"), _or_none(_integer(1, 1_000_000))),
     "limit_by": _or_none(_field_name),
 }
 """Options of ``@subscriber`` that ``GROUPS`` may override."""
@@ -251,20 +247,18 @@ CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
 }
 """Options that only ``@subscriber`` takes."""
 
+_POLLING = ("poll_interval", "max_poll_interval", "claim_size", "prefetch", "priority_share")
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "database": _or_none(_alias),
-    **{name: HANDLER_OPTIONS[name] for name in ("poll_interval", "max_poll_interval", "claim_size", "prefetch")},
-    "priority_share": HANDLER_OPTIONS["priority_share"],
+    **{name: HANDLER_OPTIONS[name] for name in _POLLING},
     "threads": _integer(1, 1000),
     "lease_duration": _number(exclusive=True),
     "lease_renewal_interval": _number(exclusive=True),
-    "visibility_timeout": HANDLER_OPTIONS["visibility_timeout"],
-    "max_processing_time": HANDLER_OPTIONS["max_processing_time"],
+    **{name: HANDLER_OPTIONS[name] for name in ("visibility_timeout", "max_processing_time")},
     "shutdown_timeout": _number(),
     "max_attempts": HANDLER_OPTIONS["max_attempts"],
     "backoff": parse_backoff,
-    "retention": _or_none(_number()),
-    "orphan_retention": _or_none(_number()),
+    **dict.fromkeys(("retention", "orphan_retention"), _or_none(_number())),
     "strict_topics": _boolean,
     "dlq_suffix": _suffix,
     "dlq_retention": _or_none(_number()),

@@ -6,31 +6,15 @@ the keys of the state tables name their group, topic and partition.
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from django.db import models
 from django.db.models.functions import Length
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
 from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.managers import QueueManager
 from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.outcomes import Outcome
-
-_M = TypeVar("_M", bound=models.Model)
-
-
-class QueueManager(models.Manager[_M]):
-    """A manager that reads the database that the setting ``DATABASE`` names, unless ``using`` names another one.
-
-    Routers do not know the setting, and a router for reads may name a replica.
-    """
-
-    def get_queryset(self) -> models.QuerySet[_M]:
-        """Return a queryset on the queue's database."""
-        rows = super().get_queryset()
-        return rows if self._db is not None else rows.using(get_settings().database)
 
 
 class LogKey(models.Model):
@@ -320,10 +304,7 @@ class ConsumerOffset(models.Model):
 
 
 class Slots(models.Model):
-    """The slots of a limited key: when the next one is free, or how many of them a subscriber holds.
-
-    Groups without limits have no rows.
-    """
+    """The slots of a limited key of a group: when the next one is free, or how many of them a subscriber holds."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic", "limit_key", "subscriber_name")
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)

@@ -13,6 +13,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service.refs import GroupRef
@@ -65,7 +66,7 @@ def test_migrations_go_back_and_forth(db):
 
     def fill():
         publish_many("t", [Message(number, key="k") for number in range(5)])
-        sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60)))
+        sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60), rate=parse_rate("10/s")))
         sub.step()
         sub.work(2)
         sub.flush()

@@ -6,7 +6,7 @@ import itertools
 import types
 
 from django_mysqlqueue.runtime.handling import inbox as inbox_module
-from django_mysqlqueue.runtime.handling import lanes
+from django_mysqlqueue.runtime.handling import inbox_groups, lanes
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.lanes import Batch, Held
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
@@ -22,7 +22,7 @@ class Queue:
 
     def __init__(self, monkeypatch, **groups):
         self.now = 1000.0
-        for module in (inbox_module, lanes):
+        for module in (inbox_module, inbox_groups, lanes):
             monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         self.leases_good = True
         self.handlers = {group: handler(group=group, **options) for group, options in groups.items()}

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from django_mysqlqueue.limits import LOWEST_PRIORITY
+from django_mysqlqueue.runtime.handling.inbox_groups import InboxGroups
 from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane, holds_back
 from django_mysqlqueue.runtime.handling.observers import Watch
-from django_mysqlqueue.service import delivery_events
-from django_mysqlqueue.service.deliveries import Action, Claimed, Returned, Settlement
+from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -29,7 +28,7 @@ def _name(claimed: Claimed) -> tuple[str, int, int]:
     return claimed.key, claimed.offset, claimed.token
 
 
-class Inbox:
+class Inbox(InboxGroups):
     """Claimed deliveries on their way through the handler threads.
 
     Args:
@@ -39,11 +38,9 @@ class Inbox:
     """
 
     def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], limit: int | None = None) -> None:
-        self._lock = threading.Lock()
+        super().__init__(refs)
         self._work = threading.Condition(self._lock)
-        self._poller = threading.Condition(self._lock)
         self._leases_good = leases_good
-        self._groups = {ref: GroupLanes(records_acks=delivery_events.level(ref) == "all") for ref in refs}
         self._ring = deque(self._groups)
         self._running: dict[int, Held] = {}
         self._suspect: Claimed | None = None
@@ -141,42 +138,6 @@ class Inbox:
         with self._lock:
             return self._flush_due(self._groups[ref])
 
-    def waiting(self, ref: GroupRef, *, priority: int = LOWEST_PRIORITY) -> tuple[int, int]:
-        """Return how many deliveries of a group wait to start, and their payload bytes.
-
-        Args:
-            ref: the group.
-            priority: the lowest priority to count.
-        """
-        with self._lock:
-            return self._groups[ref].waiting_from(priority)
-
-    def newcomers(self, ref: GroupRef, keys: Iterable[str], *, priority: int, most: int) -> list[str]:
-        """See ``GroupLanes.newcomers``."""
-        with self._lock:
-            return self._groups[ref].newcomers(keys, priority, most)
-
-    def waiting_counts(self) -> dict[GroupRef, int]:
-        """Return for every group how many deliveries wait to start."""
-        with self._lock:
-            return {ref: group.waiting for ref, group in self._groups.items()}
-
-    def counts(self) -> dict[GroupRef, tuple[int, int]]:
-        """Return for every group how many deliveries wait to start, and how many run."""
-        with self._lock:
-            return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
-
-    def deleted_counts(self) -> dict[GroupRef, int]:
-        """Return for every group how many messages were deleted between claim and start since the process started."""
-        with self._lock:
-            return {ref: group.deleted for ref, group in self._groups.items()}
-
-    def is_idle(self, ref: GroupRef) -> bool:
-        """Return whether a group has no waiting or running deliveries, and no settlements to be written."""
-        with self._lock:
-            group = self._groups[ref]
-            return not (group.waiting or group.running or group.settlements)
-
     def drop(self, ref: GroupRef, key: str) -> list[Claimed]:
         """Forget the waiting deliveries of a partition whose lease was lost. Running handlers end by themselves."""
         with self._lock:
@@ -247,45 +208,6 @@ class Inbox:
         """Return how many of the process's handler threads have no delivery."""
         with self._lock:
             return max(0, threads - len(self._running))
-
-    def started(self, ref: GroupRef) -> int:
-        """Return how many deliveries of a group were started since the process began."""
-        with self._lock:
-            return self._groups[ref].started
-
-    def slots(self, ref: GroupRef) -> dict[str, int]:
-        """Return by limited key how many slots a group's waiting and running deliveries hold."""
-        with self._lock:
-            return dict(self._groups[ref].slots)
-
-    def take_returned(self, ref: GroupRef) -> dict[str, Returned]:
-        """Remove and return the slots of a group that are to be released, by limited key."""
-        with self._lock:
-            group = self._groups[ref]
-            returned, group.returned = group.returned, {}
-            return returned
-
-    def put_back_returned(self, ref: GroupRef, returned: Mapping[str, Returned]) -> None:
-        """Keep slots to be released for the next transaction, because one that should have released them has failed."""
-        with self._lock:
-            group = self._groups[ref]
-            for key, one in returned.items():
-                other = group.returned.get(key, Returned(0, one.since))
-                group.returned[key] = Returned(one.number + other.number, min(one.since, other.since))
-
-    def return_waiting(self, ref: GroupRef) -> None:
-        """Release all waiting deliveries of a group, because its limits have changed: they have no slots, or others."""
-        with self._lock:
-            group = self._groups[ref]
-            for lane in list(group.lanes.values()):
-                self._return_all(group, lane)
-
-    def return_late(self, ref: GroupRef) -> None:
-        """Release the deliveries of a group whose time to start is over."""
-        with self._lock:
-            group = self._groups[ref]
-            for lane in list(group.lanes.values()):
-                self._return_late(group, lane)
 
     def overrun(self) -> Held | None:
         """Return a delivery whose handler has run for longer than ``max_processing_time``, or None."""
@@ -542,51 +464,6 @@ class Inbox:
         elif lane.exclusive:
             return  # A thread has already been woken for it.
         self._work.notify()
-
-    def _empty(self, group: GroupLanes, key: str) -> list[Held]:
-        """Remove the waiting deliveries of a partition, which then hold no slots."""
-        lane = group.lanes.get(key)
-        removed = [] if lane is None else [group.remove(lane) for _ in range(len(lane.waiting))]
-        for held in removed:
-            group.end_slot(held.claimed)
-        return removed
-
-    def _release(self, group: GroupLanes, claimed: Claimed) -> None:
-        """Settle a delivery that has not started as released, and its slot."""
-        group.return_slot(claimed)
-        self._settle(group, Settlement(claimed, Action.RELEASE))
-
-    def _return_all(self, group: GroupLanes, lane: Lane) -> None:
-        """Release the waiting deliveries of a lane. In order, no later one starts before they are redelivered."""
-        lane.blocked = lane.exclusive and (lane.blocked or bool(lane.waiting))
-        for held in self._empty(group, lane.key):
-            self._release(group, held.claimed)
-
-    def _return_late(self, group: GroupLanes, lane: Lane) -> None:
-        """Release the deliveries at the head of a lane whose time to start is over; in order, also those behind."""
-        if not lane.waiting or lane.waiting[0].claimed.slot is None:
-            return
-        now = time.monotonic()
-        if lane.waiting[0].claimed.slot.before > now:
-            return
-        if lane.exclusive:
-            self._return_all(group, lane)
-            return
-        late = [
-            place
-            for place, held in enumerate(lane.waiting)
-            if held.claimed.slot is not None and held.claimed.slot.before <= now
-        ]
-        for place in reversed(late):
-            claimed = group.remove(lane, place).claimed
-            group.end_slot(claimed)
-            self._release(group, claimed)
-
-    def _settle(self, group: GroupLanes, settlement: Settlement) -> None:
-        if not group.settlements:
-            group.first_settlement_at = time.monotonic()
-            self._poller.notify_all()
-        group.settlements.append(settlement)
 
     def _flush_due(self, group: GroupLanes) -> bool:
         if not group.settlements:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
@@ -16,23 +16,16 @@ from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.handling.observers import dead_ends, flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event, is_worth_a_line
+from django_mysqlqueue.runtime.polling.configured import ConfiguredGroup
 from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, Depths
-from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS, Limited
+from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
 from django_mysqlqueue.service import claiming, payloads, rollups, settling, slots, watermarks
-from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
+from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.sql.session import Retry, Session
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import (
-    as_text,
-    changed,
-    option_value,
-    overridden,
-    stored,
-    with_registered,
-)
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
@@ -41,23 +34,14 @@ REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
 """The pause of a group after a failed turn. Other groups continue."""
 
 
-class PolledGroup(ABC):
+class PolledGroup(ConfiguredGroup):
     """This process's memory of, and work for, one group. Nothing in it survives a restart.
 
     ``turn`` does the work that there is; ``wake_at``, ``next_at`` and ``wants_turn`` tell when there will be more.
     """
 
     def __init__(self, context: Context, handler: Handler) -> None:
-        self.context = context
-        self.inbox = context.inbox
-        self.using = context.using
-        self.ref = handler.ref
-        self.max_bytes = context.limits.waiting_bytes // context.groups
-        self._declared = handler
-        """The handler as the code declares it, without overrides."""
-        self._controls = ("", "")
-        """The columns of the group row with limits and overrides that were applied last."""
-        self.limited = Limited(context.inbox, handler.ref, context.subscriber, context.threads)
+        super().__init__(context, handler)
         self.todo = ByPriority[None]()
         """Partitions to look at, in turn. A partition leaves when a claim that held its lock found nothing more."""
         self._turns = Turns()
@@ -86,78 +70,6 @@ class PolledGroup(ABC):
         self.tally = rollups.Tally()
         """The counts of this process since it last wrote the rollups."""
         self.configure(handler)
-
-    def configure(self, handler: Handler) -> None:
-        """Use a handler's options from now on, also for the deliveries that wait.
-
-        Deliveries that are being handled keep the options with which they started.
-        """
-        context = self.context
-        self.handler = handler
-        self.claim_size = max(handler.claim_size or context.claim_size, handler.batch_size)
-        """Maximum number of messages per claim."""
-        # For a batch handler, one batch for each thread and one more: with less, the first thread would take all
-        # partitions that are there, and the other threads would wait for them.
-        batches = (context.threads + 1) * handler.batch_size if handler.batch else 1
-        self.least = max(batches, handler.prefetch or context.settings.prefetch // context.groups)
-        """Deliveries of this group that may wait in the inbox, however full other groups have made it."""
-        if handler.prefetch is None:
-            context.prefetch.join(self.ref, lambda: bool(self.todo))
-        else:
-            context.prefetch.leave(self.ref)
-        self.claimant = Claimant(
-            handler.ref,
-            context.subscriber,
-            handler.max_attempts,
-            int(handler.visibility_timeout * 1000) if handler.shared else None,
-            strict=handler.on_failure == "block" and not handler.shared,
-            subset=context.subset,
-            backoff=handler.backoff,
-            limits=handler.limits,
-            lease_ms=context.lease_ms,
-        )
-        if self.limited.is_other(handler.limits):
-            self.inbox.return_waiting(handler.ref)
-        for key in self.limited.configure(handler.limits):
-            self.notify(key)
-        self.priority_share = option_value(handler, "priority_share", context.settings)
-        self.inbox.configure(handler, enough=max(1, self.claim_size // 2), priority_share=self.priority_share)
-
-    def override(self, limits: str, overrides: str) -> bool:
-        """Apply the registered limits and the overrides of the group's options, if they have changed since.
-
-        A limit or an override that this code does not know, or that its handler cannot have, is logged and ignored.
-
-        Args:
-            limits: the JSON text of the limits in the group row.
-            overrides: that of the overrides.
-
-        Returns:
-            Whether an option has changed.
-        """
-        if (limits, overrides) == self._controls:
-            return False
-        self._controls = (limits, overrides)
-        registered, unknown = with_registered(self._declared, limits)
-        if registered.limits != self._declared.limits:
-            event(
-                logging.WARNING,
-                "limits.not_registered",
-                group=self.ref.group,
-                topic=self.ref.topic,
-                registered=registered.limits.text or "none",
-                code=self._declared.limits.text or "none",
-            )
-        handler, ignored = overridden(registered, {one.name: one.value for one in stored(overrides)})
-        for text in (*unknown.values(), *ignored.values()):
-            event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
-        names = changed(self.handler, handler)
-        if not names:
-            return False
-        values = [f"{name}={as_text(name, option_value(handler, name, self.context.settings))}" for name in names]
-        self.configure(handler)
-        event(logging.INFO, "settings.changed", group=self.ref.group, topic=self.ref.topic, settings=", ".join(values))
-        return True
 
     # -- what the poller calls ------------------------------------------------
 
