@@ -16,25 +16,9 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from django_mysqlqueue import validators
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.humanize import close_names, did_you_mean
-from django_mysqlqueue.validators import Invalid as _Invalid
-from django_mysqlqueue.validators import alias as _alias
-from django_mysqlqueue.validators import archive_path as _archive_path
-from django_mysqlqueue.validators import boolean as _boolean
-from django_mysqlqueue.validators import choice as _choice
-from django_mysqlqueue.validators import exceptions as _exceptions
-from django_mysqlqueue.validators import field_name as _field_name
-from django_mysqlqueue.validators import function as _function
-from django_mysqlqueue.validators import integer as _integer
-from django_mysqlqueue.validators import number as _number
-from django_mysqlqueue.validators import or_none as _or_none
-from django_mysqlqueue.validators import rate as _rate
-from django_mysqlqueue.validators import ratio as _ratio
-from django_mysqlqueue.validators import rejected_exceptions as _rejected_exceptions
-from django_mysqlqueue.validators import share as _share
-from django_mysqlqueue.validators import suffix as _suffix
-from django_mysqlqueue.validators import token as _token
 
 RECORD = "record_deliveries"
 LONGEST_DELAY = 30 * 86400.0
@@ -189,10 +173,10 @@ class Problem:
 # -- valid values -------------------------------------------------------------
 
 _BACKOFF_FIELDS: dict[str, Callable[[Any], float]] = {
-    "initial": _number(maximum=LONGEST_DELAY),
-    "factor": _number(minimum=1.0, maximum=1000.0),
-    "maximum": _number(maximum=LONGEST_DELAY / 2),
-    "jitter": _number(maximum=1.0),
+    "initial": validators.number(maximum=LONGEST_DELAY),
+    "factor": validators.number(minimum=1.0, maximum=1000.0),
+    "maximum": validators.number(maximum=LONGEST_DELAY / 2),
+    "jitter": validators.number(maximum=1.0),
 }
 
 
@@ -208,73 +192,75 @@ def parse_backoff(value: Any) -> Backoff:
     if isinstance(value, Backoff):
         value = {name.name: getattr(value, name.name) for name in fields(Backoff)}
     if not isinstance(value, Mapping):
-        raise _Invalid("must be a Backoff or a dict with 'initial', 'factor', 'maximum', 'jitter'")
+        raise validators.Invalid("must be a Backoff or a dict with 'initial', 'factor', 'maximum', 'jitter'")
     given: dict[str, float] = {}
     for key, item in value.items():
         name = str(key).lower()
         if name not in _BACKOFF_FIELDS:
-            raise _Invalid(f"has the unknown key {key!r}")
+            raise validators.Invalid(f"has the unknown key {key!r}")
         try:
             given[name] = _BACKOFF_FIELDS[name](item)
-        except _Invalid as error:
-            raise _Invalid(f"{name} {item!r} {error}") from None
+        except validators.Invalid as error:
+            raise validators.Invalid(f"{name} {item!r} {error}") from None
     return Backoff(**given)
 
 
 HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "mode": _choice("ordered", "shared"),
-    "atomic": _boolean,
-    "start": _choice("earliest", "latest"),
-    "on_failure": _choice("skip", "block"),
-    "max_attempts": _or_none(_integer(1)),
-    "visibility_timeout": _number(exclusive=True, maximum=LONGEST_DELAY),
-    "max_processing_time": _number(exclusive=True, maximum=LONGEST_DELAY),
-    "timeout": _or_none(_number(exclusive=True, maximum=LONGEST_DELAY)),
+    "mode": validators.choice("ordered", "shared"),
+    "atomic": validators.boolean,
+    "start": validators.choice("earliest", "latest"),
+    "on_failure": validators.choice("skip", "block"),
+    "max_attempts": validators.or_none(validators.integer(1)),
+    "visibility_timeout": validators.number(exclusive=True, maximum=LONGEST_DELAY),
+    "max_processing_time": validators.number(exclusive=True, maximum=LONGEST_DELAY),
+    "timeout": validators.or_none(validators.number(exclusive=True, maximum=LONGEST_DELAY)),
     "backoff": parse_backoff,
-    **dict.fromkeys(("batch_size", "claim_size"), _integer(1, 10_000)),
-    "prefetch": _integer(1, 1_000_000),
-    "priority_share": _share,
-    "poll_interval": _number(exclusive=True),
-    "max_poll_interval": _number(exclusive=True),
-    **dict.fromkeys(("rate", "rate_per_key"), _or_none(_rate)),
-    **dict.fromkeys(("burst", "max_in_flight", "max_in_flight_per_key"), _or_none(_integer(1, 1_000_000))),
-    "limit_by": _or_none(_field_name),
+    **dict.fromkeys(("batch_size", "claim_size"), validators.integer(1, 10_000)),
+    "prefetch": validators.integer(1, 1_000_000),
+    "priority_share": validators.share,
+    "poll_interval": validators.number(exclusive=True),
+    "max_poll_interval": validators.number(exclusive=True),
+    **dict.fromkeys(("rate", "rate_per_key"), validators.or_none(validators.rate)),
+    **dict.fromkeys(
+        ("burst", "max_in_flight", "max_in_flight_per_key"), validators.or_none(validators.integer(1, 1_000_000))
+    ),
+    "limit_by": validators.or_none(validators.field_name),
 }
 """Options of ``@subscriber`` that ``GROUPS`` may override."""
 CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "reject_on": _rejected_exceptions,
-    "retry_on": _exceptions,
+    "reject_on": validators.rejected_exceptions,
+    "retry_on": validators.exceptions,
 }
 """Options that only ``@subscriber`` takes."""
 
 _POLLING = ("poll_interval", "max_poll_interval", "claim_size", "prefetch", "priority_share")
 _FIELDS: dict[str, Callable[[Any], Any]] = {
-    "database": _or_none(_alias),
+    "database": validators.or_none(validators.alias),
     **{name: HANDLER_OPTIONS[name] for name in _POLLING},
-    "threads": _integer(1, 1000),
-    "lease_duration": _number(exclusive=True),
-    "lease_renewal_interval": _number(exclusive=True),
+    "threads": validators.integer(1, 1000),
+    "lease_duration": validators.number(exclusive=True),
+    "lease_renewal_interval": validators.number(exclusive=True),
     **{name: HANDLER_OPTIONS[name] for name in ("visibility_timeout", "max_processing_time")},
-    "shutdown_timeout": _number(),
+    "shutdown_timeout": validators.number(),
     "max_attempts": HANDLER_OPTIONS["max_attempts"],
     "backoff": parse_backoff,
-    **dict.fromkeys(("retention", "orphan_retention"), _or_none(_number())),
-    "strict_topics": _boolean,
-    "dlq_suffix": _suffix,
-    "dlq_retention": _or_none(_number()),
-    "max_payload_bytes": _integer(1, 2**30),
-    "keyless_partitions": _integer(1, 100_000),
-    "eager": _boolean,
-    "record_deliveries": _choice("all", "failures", "none"),
-    "history_retention": _number(),
-    "archive_path": _or_none(_archive_path),
-    "archive_required": _boolean,
+    **dict.fromkeys(("retention", "orphan_retention"), validators.or_none(validators.number())),
+    "strict_topics": validators.boolean,
+    "dlq_suffix": validators.suffix,
+    "dlq_retention": validators.or_none(validators.number()),
+    "max_payload_bytes": validators.integer(1, 2**30),
+    "keyless_partitions": validators.integer(1, 100_000),
+    "eager": validators.boolean,
+    "record_deliveries": validators.choice("all", "failures", "none"),
+    "history_retention": validators.number(),
+    "archive_path": validators.or_none(validators.archive_path),
+    "archive_required": validators.boolean,
 }
 HEALTH_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "window": _number(minimum=60.0, maximum=6 * 3600.0),
-    "max_recent_dead_letters": _or_none(_integer(0, 9_999)),
-    "max_failure_ratio": _or_none(_ratio),
-    "min_attempts": _integer(1),
+    "window": validators.number(minimum=60.0, maximum=6 * 3600.0),
+    "max_recent_dead_letters": validators.or_none(validators.integer(0, 9_999)),
+    "max_failure_ratio": validators.or_none(validators.ratio),
+    "min_attempts": validators.integer(1),
 }
 """Keys of ``HEALTH``. Rollups by the minute are kept for six hours; counts stop at 10,000."""
 
@@ -283,23 +269,25 @@ def _health(value: Any) -> HealthSettings:
     if isinstance(value, HealthSettings):
         value = {name.name.upper(): getattr(value, name.name) for name in fields(HealthSettings)}
     if not isinstance(value, Mapping):
-        raise _Invalid("must be a dict")
+        raise validators.Invalid("must be a dict")
     given: dict[str, Any] = {}
     for key, item in value.items():
         if key not in _HEALTH_KEYS:
-            raise _Invalid(f"has the unknown key {key!r} ({_nearest(str(key), list(_HEALTH_KEYS)).rstrip('.')})")
+            raise validators.Invalid(
+                f"has the unknown key {key!r} ({_nearest(str(key), list(_HEALTH_KEYS)).rstrip('.')})"
+            )
         name = key.lower()
         try:
             given[name] = HEALTH_OPTIONS[name](item)
-        except _Invalid as error:
-            raise _Invalid(f"has {key} = {item!r}, which {error}") from None
+        except validators.Invalid as error:
+            raise validators.Invalid(f"has {key} = {item!r}, which {error}") from None
     return HealthSettings(**given)
 
 
 _HEALTH_KEYS = tuple(name.upper() for name in HEALTH_OPTIONS)
 _MONITORING: dict[str, Callable[[Any], Any]] = {
-    "metrics_token": _or_none(_token),
-    "redact": _or_none(_function),
+    "metrics_token": validators.or_none(validators.token),
+    "redact": validators.or_none(validators.function),
     "health": _health,
 }
 """Settings that only monitoring needs: an invalid value is refused where it is used, and by ``check``."""
@@ -322,7 +310,7 @@ def check_handler_option(name: str, value: Any) -> Any:
         raise ValueError(f"{name} is not a handler option")
     try:
         return parse(value)
-    except _Invalid as error:
+    except validators.Invalid as error:
         raise ValueError(f"{name}={value!r}: {error}") from None
 
 
@@ -338,7 +326,7 @@ def check_health_option(name: str, value: Any) -> Any:
     """
     try:
         return HEALTH_OPTIONS[name](value)
-    except _Invalid as error:
+    except validators.Invalid as error:
         raise ValueError(f"{name} {value!r}: {error}") from None
 
 
@@ -362,7 +350,7 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
         elif key.lower() in _MONITORING:
             try:
                 monitoring[key.lower()] = _MONITORING[key.lower()](value)
-            except _Invalid as error:
+            except validators.Invalid as error:
                 shown = "…" if key in _SECRETS else repr(value)
                 problem = Problem("E003", f"MYSQLQUEUE[{key!r}] = {shown} {error}.", "", optional=True)
                 problems.append(problem)
@@ -370,7 +358,7 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
         elif key not in ("TOPICS", "GROUPS"):
             try:
                 values[key.lower()] = _FIELDS[key.lower()](value)
-            except _Invalid as error:
+            except validators.Invalid as error:
                 default = getattr(Settings(), key.lower())
                 hint = f"The default is {default!r}."
                 problems.append(Problem("E003", f"MYSQLQUEUE[{key!r}] = {value!r} {error}.", hint))
@@ -411,8 +399,8 @@ def _topics(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, TopicSetti
         return
     parsers: dict[str, Callable[[Any], Any]] = {
         "RETENTION": _FIELDS["retention"],
-        "PARTITIONS": _integer(1, 100_000),
-        "GROUPLESS": _boolean,
+        "PARTITIONS": validators.integer(1, 100_000),
+        "GROUPLESS": validators.boolean,
     }
     for topic, options in raw.items():
         _check_name(f"MYSQLQUEUE['TOPICS'] has {topic!r}", topic, "E005", problems)
@@ -442,7 +430,7 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
 
 
 def _only_in_code(value: Any) -> Any:
-    raise _Invalid("can only be given to @subscriber: exception classes belong to the handler's code")
+    raise validators.Invalid("can only be given to @subscriber: exception classes belong to the handler's code")
 
 
 def _check_name(what: str, name: Any, problem_id: str, problems: list[Problem]) -> None:
@@ -465,7 +453,7 @@ def _options(
             continue
         try:
             parsed[key] = parsers[key](value)
-        except _Invalid as error:
+        except validators.Invalid as error:
             problems.append(Problem(problem_id, f"{where}[{key!r}] = {value!r} {error}.", ""))
     return parsed
 
