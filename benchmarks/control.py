@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measure how long single messages wait while a subscriber works on a large backlog, and what limits cost.
+"""Measure how long single messages wait while a subscriber works on a large backlog, what limits cost, and how fast
+filters are.
 
     python tools/servers.py run mariadb -- python benchmarks/control.py
 
@@ -7,6 +8,8 @@
 - fairness: messages of some keys. The backlog belongs to one other key.
 - limits: messages per second of a subscriber whose group has limits that are not reached, and of one without limits, by
   turns. Handlers do nothing.
+- filters: messages per second of a subscriber whose filter passes all of them, or nine of ten, and of one without a
+  filter, by turns. Handlers do nothing.
 
 The backlog is in the log before a measurement starts. One message is published every 50 to 150 ms. The time is from
 the call of publish() to the start of the handler. Subscriber and publisher run on the same machine and use the same
@@ -21,6 +24,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,10 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 """Limits that are not reached."""
 LIMITED_KEYS = 100
+FILTER = {"region": ["eu"], "total": [{"numeric": [">=", 100]}]}
+MATCHING = {"no filter": 1, "none matches": 0, "one of ten matches": 10}
+"""Every how many messages of a key one matches; 0: none does. Without a filter, all messages are handled."""
+FILTERED_KEYS = (100, 1)
 WARM_UP = 2.0
 LAST = 5.0
 """Seconds to wait for the last message."""
@@ -118,6 +126,91 @@ def handled_per_second(mode: str, limits: dict[str, Any], messages: int, threads
     return (messages - 1) / (record["last"] - record["first"])
 
 
+def publish_with_metadata(messages: int, keys: int, matching: int) -> None:
+    """Publish a backlog of which one of ``matching`` messages of each key matches the filter, and move it into the log.
+
+    The others fail one of its two conditions: half of them the first, half of them only the second.
+    """
+    from django_mysqlqueue import Message, publish_many
+    from django_mysqlqueue.service.sequencing import sequence
+
+    for start in range(0, messages, 10_000):
+        batch = []
+        for number in range(start, min(start + 10_000, messages)):
+            place = number // keys  # within the key
+            matches = matching > 0 and place % matching == 0
+            metadata = {
+                "region": "eu" if matches or place % 2 else "us",
+                "total": (100 if matches else 0) + place % 100,
+                "tenant": f"tenant-{number % 1000}",
+            }
+            batch.append(Message(common.PAYLOAD, key=f"k{number % keys}", metadata=metadata))
+        publish_many(TOPIC, batch)
+    while sequence("default").moved:
+        pass
+
+
+def count_settled(group: str) -> int:
+    """Return the number of messages up to the watermarks of a group, including those that its filter has passed."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT COUNT(*) FROM queue_offsets o JOIN queue_messages m ON m.topic = o.topic "
+            "AND m.partition_key = o.partition_key AND m.`offset` <= o.offset_acked "
+            "WHERE o.consumer_group = %s AND o.topic = %s",
+            (group, TOPIC),
+        )
+        return int(cursor.fetchone()[0])
+
+
+def settled_per_second(mode: str, case: str, keys: int, messages: int, threads: int) -> float:
+    """Return the rate at which a subscriber passes or handles a backlog, without its start and its first claims."""
+    from django.db.models import Max
+
+    from django_mysqlqueue.models import ConsumerOffset, QueueMessage
+
+    os.environ["BENCH_SLEEP"] = "0"
+    publish_with_metadata(messages, keys, MATCHING[case])
+    last = dict(QueueMessage.objects.filter(topic=TOPIC).values_list("partition_key").annotate(Max("offset")))
+    watermarks = ConsumerOffset.objects.filter(consumer_group=mode, topic=TOPIC)
+    group = {} if case == "no filter" else {"FILTER": FILTER}
+    arguments = ("--topic", TOPIC, "--group", mode, "--threads", str(threads))
+    with common.subscribers(1, *arguments, **SETTINGS, GROUPS={mode: group}) as running:
+        common.wait_for(lambda: watermarks.filter(offset_acked__gt=0).exists())
+        began = time.time()
+        before = count_settled(mode)
+        # Not ``is_drained``, which would read the whole log each time.
+        ended = common.wait_for(lambda: dict(watermarks.values_list("partition_key", "offset_acked")) == last)
+    handled = sum(record["count"] for record in running.records)
+    expected = messages // MATCHING[case] if MATCHING[case] else 0
+    if handled != expected:
+        raise RuntimeError(f"{case}, {mode}: {handled} messages were handled, not {expected}")
+    return (messages - before) / (ended - began)
+
+
+def run_filters(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
+    """Measure with and without a filter by turns. Return the figures, and the rows of a table."""
+    cases: dict[str, Callable[[], float]] = {}
+    names = {(mode, keys): f"{mode}, {keys} key{'s' * (keys > 1)}" for mode in MODES for keys in FILTERED_KEYS}
+    for (mode, keys), name in names.items():
+        for case, matching in MATCHING.items():
+            messages = options.handled_messages * max(1, matching) if matching else options.passed_messages
+            cases[f"{name}, {case}"] = partial(settled_per_second, mode, case, keys, messages, options.threads)
+    found = common.interleaved(cases, options.filtered_rounds)
+    table = [["messages per second", "median", "ratio"]]
+    result: dict[str, Any] = {}
+    for name in names.values():
+        base = common.median(found[f"{name}, no filter"])
+        for case in MATCHING:
+            rates = found[f"{name}, {case}"]
+            value = common.median(rates)
+            ratio = round(value / base, 2)
+            result[f"{name}, {case}"] = {"median": round(value), "all": [round(one) for one in rates], "ratio": ratio}
+            table.append([f"{name}, {case}", f"{value:,.0f}", str(ratio)])
+    return result, table
+
+
 def run_limits(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
     """Measure all limits by turns. Return the figures, and the rows of a table."""
     cases = {
@@ -180,7 +273,17 @@ def main() -> None:
     parser.add_argument("--handler-ms", type=float, default=2.0, help="duration of each handler (default: 2)")
     parser.add_argument("--limited-messages", type=int, default=20_000, help="messages per round (default: 20000)")
     parser.add_argument("--limited-rounds", type=int, default=5, help="number of rounds of limits (default: 5)")
-    parser.add_argument("--only", choices=(*KEYS, "limits"), help="measure only one of the three")
+    parser.add_argument(
+        "--passed-messages", type=int, default=400_000, help="messages that a filter passes per round (default: 400000)"
+    )
+    parser.add_argument(
+        "--handled-messages",
+        type=int,
+        default=10_000,
+        help="messages that are handled per round with a filter, and for comparison without one (default: 10000)",
+    )
+    parser.add_argument("--filtered-rounds", type=int, default=3, help="number of rounds of filters (default: 3)")
+    parser.add_argument("--only", choices=(*KEYS, "limits", "filters"), help="measure only one of the four")
     parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()
@@ -198,6 +301,9 @@ def main() -> None:
     if options.only in (None, "limits"):
         results["limits"], limited = run_limits(options)
         table += [["", "", "", ""], *([*row, ""] for row in limited)]
+    if options.only in (None, "filters"):
+        results["filters"], filtered = run_filters(options)
+        table += [["", "", "", ""], *([*row, ""] for row in filtered)]
     names = ("backlog", "messages", "rounds", "threads", "handler_ms")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings |= {"queue": SETTINGS, "pause_ms": [50, 150], "keys": KEYS, "priority": PRIORITY}

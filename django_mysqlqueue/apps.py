@@ -56,8 +56,9 @@ def _register_groups(*, using: str, apps: Apps | None = None, **kwargs: Any) -> 
     # If a router does not allow the tables here, the migration counts as applied, but has created none.
     if not router.allow_migrate_model(using, ConsumerGroup):
         return
-    # After "migrate" to an earlier release, the table has no column for limits.
-    with_limits = apps is None or any(
-        one.name == "limits" for one in apps.get_model("django_mysqlqueue", "consumergroup")._meta.get_fields()
-    )
-    register_groups(using, with_limits=with_limits)
+    if apps is None:
+        register_groups(using)
+        return
+    # After "migrate" to an earlier release, the table lacks columns.
+    fields = apps.get_model("django_mysqlqueue", "consumergroup")._meta.get_fields()
+    register_groups(using, columns=[one.name for one in fields])

@@ -14,6 +14,7 @@ from django.utils.module_loading import import_string
 
 from django_mysqlqueue import conf
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.inspection import list_options
 from django_mysqlqueue.models import (
     ArchiveSegment,
@@ -307,11 +308,12 @@ def _alias() -> str | None:
 
 @checks.register(checks.Tags.database)
 def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about overridden options that subscribers ignore, because the code no longer knows them (W019)."""
+    """Warn about overrides that the code does not know: subscribers ignore them, or refuse a filter (W019)."""
     return [
         checks.Warning(
-            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is overridden with {one.override.text}, but "
-            f"subscribers ignore that: {one.ignored}.",
+            f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is overridden with "
+            f"{shortened(one.override.text)}, but subscribers "
+            f"{'claim nothing because of it' if one.refused else 'ignore that'}: {one.ignored}.",
             hint=f"Remove it: manage.py queueset {ref.group} {ref.topic} --unset {one.name}",
             id="django_mysqlqueue.W019",
         )
@@ -322,13 +324,13 @@ def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) ->
 
 
 @checks.register(checks.Tags.database)
-def check_limits(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about limits in the code that are not the registered ones, which apply (W020)."""
+def check_registered(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn about limits and filters in the code that are not the registered ones, which apply (W020)."""
     return [
         checks.Warning(
             f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is {one.code_text} in the code, but "
             f"{one.registered_text} is registered, and applies.",
-            hint="Run migrate, which registers the limits of the code.",
+            hint="Run migrate, which registers the limits and filters of the code.",
             id="django_mysqlqueue.W020",
         )
         for ref, options in _options_of_groups(databases)

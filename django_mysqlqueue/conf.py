@@ -18,7 +18,7 @@ from django.core.signals import setting_changed
 
 from django_mysqlqueue import validators
 from django_mysqlqueue.backoff import Backoff
-from django_mysqlqueue.humanize import close_names, did_you_mean
+from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
 
 RECORD = "record_deliveries"
 LONGEST_DELAY = 30 * 86400.0
@@ -225,6 +225,7 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
         ("burst", "max_in_flight", "max_in_flight_per_key"), validators.or_none(validators.integer(1, 1_000_000))
     ),
     "limit_by": validators.or_none(validators.field_name),
+    "filter": validators.or_none(validators.filter_policy),
 }
 """Options of ``@subscriber`` that ``GROUPS`` may override."""
 CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {
@@ -311,7 +312,8 @@ def check_handler_option(name: str, value: Any) -> Any:
     try:
         return parse(value)
     except validators.Invalid as error:
-        raise ValueError(f"{name}={value!r}: {error}") from None
+        # A filter can be long, and its error names the place in it.
+        raise ValueError(f"{name}={shortened(repr(value), most=200)}: {error}") from None
 
 
 def check_health_option(name: str, value: Any) -> Any:

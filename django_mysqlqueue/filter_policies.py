@@ -32,7 +32,7 @@ from django_mysqlqueue.filter_conditions import (
     refuse,
     scalars,
 )
-from django_mysqlqueue.limits import MAX_METADATA_DEPTH
+from django_mysqlqueue.limits import MAX_METADATA_DEPTH, RESERVED_PREFIX
 
 MAX_KEYS = 50
 """Maximum number of keys with a list of values, at all levels and in all alternatives."""
@@ -306,6 +306,8 @@ class _Parser:
         for key, value in policy.items():
             if not isinstance(key, str):
                 refuse(place, f"has the key {named(key)}, but keys must be strings")
+            if key.startswith(RESERVED_PREFIX) and not path:
+                refuse(f"{place}[{named(key)}]", f"names that start with {RESERVED_PREFIX!r} are reserved")
             keys[parse_string(key, f"{place}[{named(key)}]")] = value
         parts = [self.part(key, keys[key], f"{place}[{named(key)}]", path, depth) for key in sorted(keys)]
         return _Group(parts, _all([one.test for one in parts]))

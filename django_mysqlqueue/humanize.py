@@ -11,6 +11,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+SHORT = 60
+"""Maximum number of characters of a value in a table."""
 LISTED = 20
 """Maximum number of names that an error lists."""
 UNITS = (86_400, 3600, 60, 1)
@@ -52,6 +54,11 @@ def duration(seconds: float) -> str:
     large, small = divmod(rounded, UNITS[place])
     first = f"{large} {names[place]}"
     return f"{first} {small // smaller} {names[place + 1]}" if small else first
+
+
+def shortened(text: str, *, most: int = SHORT) -> str:
+    """Cut a text that is longer than ``most`` characters for a column of a table; it then ends with ``…``."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def counted(number: int, noun: str) -> str:

@@ -6,6 +6,8 @@ the keys of the state tables name their group, topic and partition.
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models.functions import Length
 from django.utils.translation import gettext_lazy as _
@@ -15,6 +17,10 @@ from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.managers import QueueManager
 from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.outcomes import Outcome
+
+
+def _json_object(name: Any, help_text: Any) -> models.JSONField[Any, Any]:
+    return models.JSONField(name, db_default=models.Value({}, models.JSONField()), blank=True, help_text=help_text)
 
 
 class LogKey(models.Model):
@@ -185,18 +191,13 @@ class ConsumerGroup(models.Model):
     revision = models.BigIntegerField(
         _("revision"), db_default=0, help_text=_("grows when subscribers must read the group's state again")
     )
-    overrides = models.JSONField(
-        _("overrides"),
-        db_default=models.Value({}, models.JSONField()),
-        blank=True,
-        help_text=_("options that operators have overridden: by name, the value, since when and by whom"),
+    overrides = _json_object(
+        _("overrides"), _("options that operators have overridden: by name, the value, since when and by whom")
     )
-    limits = models.JSONField(
-        _("limits"),
-        db_default=models.Value({}, models.JSONField()),
-        blank=True,
-        help_text=_("limits on the rate and on the messages in flight, as migrate has registered them"),
+    limits = _json_object(
+        _("limits"), _("limits on the rate and on the messages in flight, as migrate has registered them")
     )
+    filter = _json_object(_("filter"), _("which messages the group gets, as migrate has registered it; {}: all"))
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
     sought_at = models.BigIntegerField(
         _("sought at"), db_default=0, help_text=_("when its last seek began or ended; 0: never")
@@ -443,6 +444,7 @@ class Rollup(models.Model):
     acked = models.BigIntegerField(_("acked"), db_default=0)
     failed = models.BigIntegerField(_("failed"), db_default=0)
     dead_lettered = models.BigIntegerField(_("dead-lettered"), db_default=0)
+    filtered = models.BigIntegerField(_("filtered"), db_default=0)
 
     objects = QueueManager["Rollup"]()
 

@@ -165,7 +165,8 @@ def deliver_all(
 
     Handlers run one after another in the calling thread. A failed message is redelivered at once, without a backoff,
     until it is acked or dead-lettered. Snoozed and scheduled messages wait until ``advance`` makes them due, and so do
-    messages beyond the limits of their group.
+    messages beyond the limits of their group. Filters of groups apply as they are registered or overridden: messages
+    that do not match are passed.
     ``on_commit`` hooks follow Django's rules: in a ``TestCase``, wrap the call in
     ``captureOnCommitCallbacks(execute=True)``.
 
@@ -184,8 +185,8 @@ def deliver_all(
         Exception: the first exception of a handler, if ``raise_exceptions`` is True.
         TransactionManagementError: in a ``TestCase``, a handler that is not atomic continued after a database error
             that it had caught; the text says what to do.
-        SubscriberError: one of the ``groups`` has no handler, or a group is registered with a mode other than its
-            handler's.
+        SubscriberError: one of the ``groups`` has no handler, a group is registered with a mode other than its
+            handler's, or its filter cannot be parsed.
         QueueError: handlers keep publishing: there were 10,000 more deliveries than messages due at the start.
     """
     alias = queue_alias(using)

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from django.conf import settings as django_settings
 from django.db import InterfaceError, OperationalError
 
+from django_mysqlqueue import filter_policies
 from django_mysqlqueue.delivery_limits import Rate, parse_rate
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.limits import NAME_LENGTH
 
 
@@ -64,6 +66,14 @@ def rate(value: Any) -> Rate:
     """Parse a rate such as ``"5/s"``."""
     try:
         return parse_rate(value)
+    except ValueError as error:
+        raise Invalid(str(error)) from None
+
+
+def filter_policy(value: Any) -> FilterPolicy:
+    """Parse a filter."""
+    try:
+        return value if isinstance(value, FilterPolicy) else filter_policies.parse(value)
     except ValueError as error:
         raise Invalid(str(error)) from None
 

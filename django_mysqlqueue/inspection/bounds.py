@@ -66,7 +66,8 @@ class StallTimes:
     """Seconds after which a lack of progress is a problem."""
 
     stuck: float = 60.0
-    """For a message that has failed, a partition that no subset covers, and a group without live subscribers."""
+    """For a message that has failed, a partition that no subset covers, and a group without live subscribers or with a
+    filter that cannot be parsed."""
     outbox: float = 15.0
     """For a message that is due in the outbox, which subscribers poll every ``MAX_POLL_INTERVAL`` or more often."""
     still: float = 600.0

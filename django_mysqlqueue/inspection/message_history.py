@@ -5,18 +5,21 @@ All reads are by primary key or along an index, for one message at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.log_entries import LogMessage
+from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import REPLACES
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
@@ -93,7 +96,7 @@ class GroupState:
     standing: Standing
     """``settled``, ``in_flight`` or ``unclaimed``; ``waits``: it waits for another attempt, or for a snooze to end;
     ``elsewhere``: only another group receives it; ``skipped``: its offset is not above the group's start offset;
-    ``passed``: the group's position is past it, but it was not delivered."""
+    ``passed``: the group's position is past it, but it was not delivered, for example because of the filter."""
     mode: str
     """``"ordered"`` or ``"shared"``."""
     paused: bool
@@ -106,7 +109,8 @@ class GroupState:
     held_by: str = ""
     """The subscriber that has claimed it, if it is in flight."""
     since: int = 0
-    """When it was claimed, in epoch milliseconds, if it is in flight."""
+    """When it was last claimed, in epoch milliseconds; 0 if it has no row of delivery state (it was not claimed, or its
+    row was deleted after it was settled)."""
     until: int = 0
     """When another subscriber may claim it (``in_flight`` in shared mode) or when it comes due (``waits``), in epoch
     milliseconds."""
@@ -114,6 +118,12 @@ class GroupState:
     """The last traceback, or empty."""
     before: Count | None = None
     """Number of unsettled messages before it in its partition, if it is unclaimed."""
+    filter: FilterPolicy | str | None = None
+    """The filter that applies to the group now; None if it has none; a text if this release cannot parse it: the
+    reason."""
+    matches: bool | None = None
+    """Whether the filter matches it, even if another one applied when it was claimed; None if no filter decides:
+    there is none, it cannot be parsed, or the message is for one group only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +183,7 @@ def read_history(session: Session, offset: int, *, most: int = WHOLE, bounds: Bo
     deliveries, more = recorded(session, offset, bounds=bounds)
     if found is None and not deliveries:
         return None
-    groups = () if found is None else tuple(states(session, found.entry, bounds=bounds))
+    groups = () if found is None else tuple(states(session, found.entry, found.metadata, bounds=bounds))
     return MessageHistory(found, groups, tuple(deliveries), more)
 
 
@@ -220,64 +230,68 @@ def recorded(session: Session, offset: int, *, bounds: Bounds = PAGES) -> tuple[
 # -- its state for each group -------------------------------------------------
 
 
-def states(session: Session, entry: LogMessage, *, bounds: Bounds = PAGES) -> list[GroupState]:
+def states(
+    session: Session, entry: LogMessage, metadata: Mapping[str, Any], *, bounds: Bounds = PAGES
+) -> list[GroupState]:
     """Read a message's state for each group on its topic, by name.
 
     Args:
         session: session on the queue's database.
         entry: the message.
+        metadata: its metadata.
         bounds: limits of what is read.
     """
+    of_group = ("consumer_group", "mode", "paused", "after_seek", "start_offset", *OptionColumns._fields)
     rows = session.rows(
-        "SELECT g.consumer_group, g.mode, g.paused, g.after_seek, g.start_offset, o.offset_acked, o.offset_claimed, "
+        f"SELECT {', '.join(f'g.{name}' for name in of_group)}, o.offset_acked, o.offset_claimed, "
         f"s.acked, s.retry_count, {HELD_BY}, s.delivered_at, s.invisible_until, s.last_error "
-        f"FROM (SELECT consumer_group, mode, paused, after_seek, start_offset FROM {GROUPS} WHERE topic = %s LIMIT %s) "
-        f"g {session.dialect.join_to(OFFSETS, 'o', left=True)} "
+        f"FROM (SELECT {', '.join(of_group)} FROM {GROUPS} WHERE topic = %s LIMIT %s) g "
+        f"{session.dialect.join_to(OFFSETS, 'o', left=True)} "
         "ON o.consumer_group = g.consumer_group AND o.topic = %s AND o.partition_key = %s "
         f"{session.dialect.join_to(STATE, 's', left=True)} ON s.consumer_group = g.consumer_group AND s.topic = %s "
         "AND s.partition_key = %s AND s.message_offset = %s",
         (entry.topic, bounds.message_groups, entry.topic, entry.key, entry.topic, entry.key, entry.offset),
     )
-    return [_state(session, bounds, entry, *row) for row in sorted(rows, key=lambda row: str(row[0]))]
+    found = []
+    for group, mode, paused, after_seek, start, *row in sorted(rows, key=lambda row: str(row[0])):
+        options, position = row[: len(OptionColumns._fields)], row[len(OptionColumns._fields) :]
+        policy = read_filter(OptionColumns(*options))
+        matches = None
+        if isinstance(policy, FilterPolicy) and not entry.target_group:
+            matches = policy.matches(metadata)
+        ref, unfinished = GroupRef(group, entry.topic), groups.unfinished(after_seek)
+        standing, more = _standing(session, bounds, ref, entry, start, *position)
+        state = GroupState(ref, standing, mode, bool(paused), unfinished, start, filter=policy, matches=matches, **more)
+        found.append(state)
+    return found
 
 
-def _state(
+def _standing(
     session: Session,
     bounds: Bounds,
+    ref: GroupRef,
     entry: LogMessage,
-    group: str,
-    mode: str,
-    paused: object,
-    after_seek: str,
     start: int,
     watermark: int | None,
     cursor: int | None,
     acked: object,
     *row: Any,
-) -> GroupState:
-    ref = GroupRef(group, entry.topic)
-    more: dict[str, Any] = {}
-    standing: Standing
-    if entry.target_group not in ("", group):
-        standing = "elsewhere"
-    elif acked is not None:
+) -> tuple[Standing, dict[str, Any]]:
+    """Return a message's standing for a group, and the facts that belong to it, by field."""
+    if entry.target_group not in ("", ref.group):
+        return "elsewhere", {}
+    if acked is not None:
         failed, held_by, since, until, last_error = row
-        standing = "settled" if acked else "in_flight" if held_by else "waits"
         more = {"failed": failed, "held_by": held_by, "since": since, "until": until, "last_error": last_error}
-    elif entry.offset <= start:
-        standing = "skipped"
-    elif watermark is not None and entry.offset <= watermark:
-        standing = "settled"
-    elif cursor is not None and entry.offset <= cursor:
-        standing = "passed"
-    else:
-        standing = "unclaimed"
-        more = {
-            "before": _before(
-                session, ref, entry, start if cursor is None else max(start, cursor), bounds.partition_count
-            )
-        }
-    return GroupState(ref, standing, mode, bool(paused), groups.unfinished(after_seek), start, **more)
+        return "settled" if acked else "in_flight" if held_by else "waits", more
+    if entry.offset <= start:
+        return "skipped", {}
+    if watermark is not None and entry.offset <= watermark:
+        return "settled", {}
+    if cursor is not None and entry.offset <= cursor:
+        return "passed", {}
+    after = start if cursor is None else max(start, cursor)
+    return "unclaimed", {"before": _before(session, ref, entry, after, bounds.partition_count)}
 
 
 def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, most: int) -> Count:

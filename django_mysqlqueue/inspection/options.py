@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
-from django_mysqlqueue.subscriptions.options import stored
+from django_mysqlqueue.subscriptions.options import filter_of
 from django_mysqlqueue.subscriptions.registry import handlers
 
 
@@ -38,8 +40,16 @@ def list_options(
     ]
     controls = groups.group_controls(session, refs)
     known = handlers()
-    return {
-        ref: tuple(effective_options(ref, stored(controls[ref].overrides), controls[ref].limits, known))
-        for ref in refs
-        if ref in controls
-    }
+    return {ref: tuple(effective_options(ref, controls[ref].options, known)) for ref in refs if ref in controls}
+
+
+def read_filter(columns: OptionColumns) -> FilterPolicy | str | None:
+    """Return the filter that applies to a group: None if it has none; a text, the error, if it cannot be parsed.
+
+    Args:
+        columns: the columns with options of its row.
+    """
+    try:
+        return filter_of(columns)
+    except ValueError as error:
+        return str(error)

@@ -13,12 +13,14 @@ from typing import Any
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.delivery_limits import DeliveryLimits
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import backlog
 from django_mysqlqueue.inspection.backlog import BacklogReader
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
 from django_mysqlqueue.inspection.heads import HeadMessage, heads
 from django_mysqlqueue.inspection.limited import Limited, read_limited
+from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, read_outbox
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import (
@@ -31,7 +33,7 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.service.counts import Count, total
-from django_mysqlqueue.service.groups import waiting_since
+from django_mysqlqueue.service.groups import OptionColumns, waiting_since
 from django_mysqlqueue.service.log import all_topics
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
@@ -66,8 +68,10 @@ class GroupOverview:
     """When its last seek began or ended; 0 if there was none."""
     overrides: tuple[Override, ...]
     """Options that operators have overridden."""
-    registered_limits: str
-    """The limits that ``migrate`` has registered, as JSON text."""
+    filter: FilterPolicy | str | None
+    """The filter that applies; None if it has none; a text if this release cannot parse it: the reason."""
+    option_columns: OptionColumns
+    """The columns of its row with options, as JSON text."""
     limited: Limited | None
     """Whether its limits are reached; None if it has none."""
     lag: Count
@@ -110,12 +114,12 @@ class GroupOverview:
     @property
     def options(self) -> tuple[GroupOption, ...]:
         """The options that its subscribers use, as far as this project's code knows them."""
-        return tuple(effective_options(self.ref, self.overrides, self.registered_limits))
+        return tuple(effective_options(self.ref, self.option_columns))
 
     @property
     def limits(self) -> DeliveryLimits:
         """The limits that apply to the group."""
-        return limits_of(self.registered_limits, self.overrides)
+        return limits_of(self.option_columns)
 
     def waiting_since(self, at: int) -> int:
         """Return when a message started to wait for the group: not before the group was registered or last sought.
@@ -274,8 +278,8 @@ def _registered(session: Session, group: str | None, topic: str | None, limit: i
     wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}
     where = f"WHERE {' AND '.join(f'{name} = %s' for name in wanted)} " if wanted else ""
     return session.rows(
-        "SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at, overrides, "
-        f"limits FROM {GROUPS} {where}ORDER BY topic, consumer_group LIMIT %s",
+        "SELECT consumer_group, topic, mode, paused, after_seek, start_offset, registered_at, sought_at, "
+        f"{', '.join(OptionColumns._fields)} FROM {GROUPS} {where}ORDER BY topic, consumer_group LIMIT %s",
         (*wanted.values(), limit),
     )
 
@@ -292,8 +296,8 @@ def _group(
     dead_letters: dict[tuple[str, GroupRef], DeadLetterCount],
     subscribers: Sequence[SubscriberStatus],
 ) -> GroupOverview:
-    mode, paused, after_seek, start_offset, registered_at, sought_at, overrides, limits = row
-    changed = tuple(stored(overrides))
+    mode, paused, after_seek, start_offset, registered_at, sought_at, *options = row
+    columns = OptionColumns(*options)
     live = {one.name for one in subscribers if one.live}
     dead = dead_letters.get((naming.dlq_topic(ref.topic), ref), NO_DEAD_LETTERS)
     session, most = reader.session, reader.bounds.count
@@ -310,9 +314,10 @@ def _group(
         start_offset=int(start_offset),
         registered_at=int(registered_at),
         sought_at=int(sought_at),
-        overrides=changed,
-        registered_limits=limits,
-        limited=read_limited(session, ref, limits_of(limits, changed), now, live),
+        overrides=tuple(stored(columns.overrides)),
+        filter=read_filter(columns),
+        option_columns=columns,
+        limited=read_limited(session, ref, limits_of(columns), now, live),
         lag=(claimed.all + unclaimed.all).capped(most),
         lag_by_priority=backlog.by_priority(claimed, unclaimed),
         waiting=outbox.of(ref),

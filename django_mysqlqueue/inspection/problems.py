@@ -33,6 +33,7 @@ NAMES = 100
 
 Kind = Literal[
     "no_subscriber",
+    "filter",
     "stuck",
     "silent",
     "outbox",
@@ -61,6 +62,7 @@ class Problem:
     """The kind of problem. The how-to guide *Troubleshoot* says what to do about each.
 
     - ``no_subscriber``: a group has a backlog and no live subscribers.
+    - ``filter``: this release cannot parse a group's filter, so that its subscribers claim nothing for the group.
     - ``stuck``: the first unsettled message of a partition has failed.
     - ``silent``: a subscriber is lost.
     - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
@@ -145,7 +147,7 @@ def find_problems(
     for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
         if bucket.at >= recent:
             lately.setdefault(bucket.ref, Ended()).add(bucket)
-        if bucket.at >= still and (bucket.acked or bucket.failed or bucket.dead_lettered):
+        if bucket.at >= still and (bucket.acked or bucket.failed or bucket.dead_lettered or bucket.filtered):
             moving.add(bucket.ref)
     for group in overview.groups:
         found += _of_group(group, overview.now, stall_times, moves=group.ref in moving)
@@ -160,6 +162,14 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
     ref = group.ref
     waits = _age(now, group.oldest_at)
     unfinished = groups.unfinished(group.after_seek)
+    if isinstance(group.filter, str):
+        text = _(
+            "Subscribers of this release claim nothing for %(ref)s, because they cannot parse its filter: %(error)s. "
+            "%(lag)s."
+        )
+        values = {"ref": ref, "error": group.filter, "lag": _waiting(_backlog(group))}
+        is_late = waits >= times.stuck and not (group.paused or unfinished)
+        yield Problem(0 if is_late else 2, "filter", text % values, ref)
     if unfinished == "drop":
         text = _("A drop of %(ref)s has not finished. If it was interrupted, run it again.") % {"ref": ref}
         yield Problem(0, "drop_ended_early", text, ref)
@@ -182,7 +192,8 @@ def _of_group(group: GroupOverview, now: int, times: StallTimes, *, moves: bool)
         yield from found
         if group.limited and group.has_work:
             yield _limited(group)
-        if not (found or moves or (group.limited and group.limited.by_rate)):
+        is_explained = isinstance(group.filter, str) or (group.limited and group.limited.by_rate)
+        if not (found or moves or is_explained):
             yield from _still(group, now, times)
 
 

@@ -102,6 +102,12 @@ class _InboxCollector(Collector):
         for ref, number in self._inbox.deleted_counts().items():
             deleted.add_metric((ref.topic, ref.group), number)
         yield deleted
+        filtered = CounterMetricFamily(
+            "mysqlqueue_process_filtered", "Messages that the group's filter has passed without a call.", labels=LABELS
+        )
+        for ref, number in self._inbox.filtered_counts().items():
+            filtered.add_metric((ref.topic, ref.group), number)
+        yield filtered
 
 
 def serve(

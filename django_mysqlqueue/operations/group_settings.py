@@ -16,6 +16,7 @@ from django_mysqlqueue.operations.arguments import alias_for, texts
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.overriding import Difference
 from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import effective_options
@@ -46,7 +47,7 @@ def settings(
         values: the new values by option: ``claim_size``, ``batch_size``, ``prefetch``, ``priority_share``,
             ``poll_interval``, ``max_poll_interval``, ``visibility_timeout``, ``max_attempts``, ``backoff``,
             ``timeout``, ``rate``, ``rate_per_key``, ``burst``, ``max_in_flight``, ``max_in_flight_per_key``,
-            ``limit_by``. They have the types of the arguments of ``@subscriber``.
+            ``limit_by``, ``filter``. They have the types of the arguments of ``@subscriber``.
         unset: names of options whose overrides to remove.
         actor: who runs the operation, for the audit log.
         reason: why, for the audit log.
@@ -60,28 +61,28 @@ def settings(
     with alias_for(using, actor, reason, group=group, topic=topic) as alias:
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
-        limits = overriding.registered_limits(Session(alias), ref)
-        handler = _handler_of(ref, limits)
+        columns = overriding.read(Session(alias), ref)
+        handler = _handler_of(ref, columns)
         parsed = _parsed(handler, values or {}, names)
         check = partial(_check, handler)
         if dry_run:
-            found = overriding.difference(overriding.read(Session(alias), ref), parsed, names)
+            found = overriding.difference(overriding.by_name(columns), parsed, names)
             check(found)
         else:
             found = overriding.override(alias, ref, parsed, names, check=check, actor=actor, reason=reason)
-        sentences = _sentences(ref, found, limits, dry_run=dry_run) if found else _nothing(ref, parsed, names)
+        sentences = _sentences(ref, found, columns, dry_run=dry_run) if found else _nothing(ref, parsed, names)
         return result_of(Result, "settings", len(found), *sentences, dry_run=dry_run)
 
 
-def _handler_of(ref: GroupRef, limits: str) -> Handler | None:
-    """Return a group's handler with the registered limits; None if this project declares none.
+def _handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
+    """Return a group's handler with the registered options; None if this project declares none.
 
     Raises:
         OperationRefused: this project declares two handlers for a group.
     """
     try:
         handler = handlers().get(ref)
-        return None if handler is None else with_registered(handler, limits)[0]
+        return None if handler is None else with_registered(handler, columns)[0]
     except SubscriberError as error:
         raise OperationRefused(str(error)) from error
 
@@ -110,8 +111,8 @@ def _check(handler: Handler | None, found: Difference) -> None:
             raise OperationRefused(text)
 
 
-def _sentences(ref: GroupRef, found: Difference, limits: str, *, dry_run: bool) -> list[str]:
-    code = {one.name: one for one in effective_options(ref, [], limits)}
+def _sentences(ref: GroupRef, found: Difference, columns: OptionColumns, *, dry_run: bool) -> list[str]:
+    code = {one.name: one for one in effective_options(ref, columns._replace(overrides="{}"))}
     text = _("%(name)s will be %(value)s") if dry_run else _("%(name)s is %(value)s now")
     sentences = []
     for name, value in found.new.items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_mysqlqueue.service import audit, groups
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
@@ -31,16 +32,15 @@ class Difference:
         return len(self.new) + len(self.removed)
 
 
-def read(session: Session, ref: GroupRef) -> dict[str, Override]:
-    """Return the overrides in a group's row, by option."""
+def read(session: Session, ref: GroupRef) -> OptionColumns:
+    """Return the columns of a group row from which its subscribers take options."""
     found = groups.group_controls(session, [ref]).get(ref)
-    return {} if found is None else {one.name: one for one in stored(found.overrides)}
+    return OptionColumns() if found is None else found.options
 
 
-def registered_limits(session: Session, ref: GroupRef) -> str:
-    """Return the registered limits in a group's row, as JSON text."""
-    found = groups.group_controls(session, [ref]).get(ref)
-    return "{}" if found is None else found.limits
+def by_name(columns: OptionColumns) -> dict[str, Override]:
+    """Return the overrides of a group, by option."""
+    return {one.name: one for one in stored(columns.overrides)}
 
 
 def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
@@ -67,7 +67,7 @@ def override(
     actor: str,
     reason: str = "",
 ) -> Difference:
-    """Set and remove overrides of a group's options. Subscribers notice within ``LEASE_RENEWAL_INTERVAL``.
+    """Set and remove overrides of a group's options. Subscribers notice with their next claim.
 
     Args:
         using: alias of the queue's database.
@@ -84,7 +84,7 @@ def override(
 
     def write(session: Session) -> Difference:
         groups.refuse_unfinished(ref, groups.lock(session, ref).after_seek)
-        overrides = read(session, ref)
+        overrides = by_name(read(session, ref))
         found = difference(overrides, values, unset)
         check(found)
         if not found:

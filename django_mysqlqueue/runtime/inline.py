@@ -140,6 +140,9 @@ class InlineSubscriber:
         if changed is not None:
             cause = self._errors[0] if self._errors else None
             raise SubscriberError(mode_text(changed.handler, changed.other_mode)) from cause
+        for group in self._poller.groups:
+            if group.refused:
+                raise SubscriberError(f"The filter of the group {group.ref} is refused: {group.refused}")
         for group in self._poller.ordered:
             if left := group.held_elsewhere():
                 ref = group.ref

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.runtime.log import event
@@ -22,30 +22,30 @@ def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
         SubscriberError: a group is registered with a mode other than its handler's.
     """
     for ref, handler in chosen.items():
-        limits = registrable(handler)
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start, limits=limits)
+        options = registrable(handler)
+        registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
         if registered.mode != handler.mode:
             raise SubscriberError(mode_text(handler, registered.mode))
 
 
-def register_groups(using: str, *, with_limits: bool = True) -> None:
-    """Register the groups of all handlers, and their limits, if ``using`` is the queue's database.
+def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED) -> None:
+    """Register the groups of all handlers, with their limits and filters, if ``using`` is the queue's database.
 
     A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
     refuses to start.
 
     Args:
         using: a database alias.
-        with_limits: whether its schema has a place for limits.
+        columns: the columns for options that its schema has.
     """
     if using != queue_alias():
         return
     for ref, handler in handlers().items():
-        limits = registrable(handler) if with_limits else {}
-        registered = groups.register(using, ref, mode=handler.mode, start=handler.start, limits=limits)
-        if with_limits and groups.register_limits(using, ref, limits, actor="migrate"):
-            text = handler.limits.text or "none"
-            event(logging.INFO, "limits.registered", group=ref.group, topic=ref.topic, limits=text)
+        options = {column: value for column, value in registrable(handler).items() if column in columns}
+        registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
+        for column, value in options.items():
+            if groups.register_options(using, ref, column, value, actor="migrate"):
+                _tell(handler, column)
         if registered.mode != handler.mode:
             event(
                 logging.WARNING,
@@ -54,3 +54,13 @@ def register_groups(using: str, *, with_limits: bool = True) -> None:
                 topic=ref.topic,
                 error=mode_text(handler, registered.mode),
             )
+
+
+def _tell(handler: Handler, column: str) -> None:
+    ref = handler.ref
+    if column == "limits":
+        text = handler.limits.text or "none"
+        event(logging.INFO, "limits.registered", group=ref.group, topic=ref.topic, limits=text)
+    else:
+        text = str(handler.filter or "none")
+        event(logging.INFO, "filter.registered", group=ref.group, topic=ref.topic, filter=text)

@@ -53,7 +53,9 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     result = Claim(flushed, lost=lost, dropped=fence is None, paused=fence is not None and fence.paused)
     if fence is not None and fence.mode != claimant.mode:
         result.other_mode = fence.mode
-    if fence is None or fence.paused or result.other_mode:
+    if fence is not None and claimant.options not in (None, fence.options):
+        result.options = fence.options
+    if fence is None or fence.paused or result.other_mode or result.options is not None:
         if request.holding is not None and fence is not None:
             result.held = slots.settle(session, ref, claimant.limits, request.holding)
         watermarks.store(session, ref, offsets, flushed.watermarks, {})

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Holding, Settlement
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
@@ -32,6 +34,10 @@ class Claimant:
     """The wait after the loss of a suspected poison message."""
     limits: DeliveryLimits = NO_LIMITS
     """The limits of the group, for all its subscribers together."""
+    filter: FilterPolicy | None = None
+    """Which messages the group gets; None: all."""
+    options: OptionColumns | None = None
+    """The columns of the group row that these rules come from: a claim under others takes nothing. None: any."""
     lease_ms: int = 0
     """LEASE_DURATION in milliseconds: after it, a subscriber without heartbeats holds no slots."""
 
@@ -86,6 +92,10 @@ class Claim:
     """Why no further message of the group gets a slot."""
     held: dict[str, int] | None = None
     """By limited key, how many slots the claimant holds now; None if the group has no limits."""
+    filtered: int = 0
+    """Number of messages that the filter has passed."""
+    options: OptionColumns | None = None
+    """The columns of the group row with other options than the claimant's: then nothing was taken."""
     dropped: bool = False
     paused: bool = False
     other_mode: str = ""

@@ -41,6 +41,18 @@ def waiting_since(published_at: int, registered_at: int, sought_at: int) -> int:
     return max(published_at, registered_at, sought_at)
 
 
+class OptionColumns(NamedTuple):
+    """The columns of a group row from which its subscribers take options, as JSON text."""
+
+    limits: str = "{}"
+    filter: str = "{}"
+    overrides: str = "{}"
+
+
+REGISTERED = ("limits", "filter")
+"""The columns with options that ``migrate`` registers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """A group row under a shared lock: the group cannot be paused, sought, dropped or changed before the COMMIT."""
@@ -52,10 +64,16 @@ class Fence:
     """The id of the seek or drop in progress; 0 if there is none."""
     after_seek: str
     mode: str
+    options: OptionColumns
 
 
 def register(
-    using: str, ref: GroupRef, *, mode: str, start: str, limits: Mapping[str, object] | None = None
+    using: str,
+    ref: GroupRef,
+    *,
+    mode: str,
+    start: str,
+    options: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Registered:
     """Register a group if it is new. From then on, GC keeps messages that the group has not settled.
 
@@ -65,7 +83,7 @@ def register(
         mode: the mode of a new group.
         start: where a new group starts. ``"latest"`` is the current end of the log: messages that were published but
             have not entered the log are delivered to the group.
-        limits: the limits of a new group, as JSON.
+        options: the options of a new group: by column of ``REGISTERED``, a JSON object.
 
     Returns:
         The group as it is registered, which may be with another mode.
@@ -73,7 +91,7 @@ def register(
     Raises:
         SubscriberError: the group was dropped at the same time.
     """
-    run(using, lambda session: _insert(session, ref, mode, start, limits))
+    run(using, lambda session: _insert(session, ref, mode, start, options or {}))
     registered = find(using, ref)
     if registered is None:
         raise SubscriberError(
@@ -82,28 +100,31 @@ def register(
     return registered
 
 
-def _insert(session: Session, ref: GroupRef, mode: str, start: str, limits: Mapping[str, object] | None) -> None:
+def _insert(
+    session: Session, ref: GroupRef, mode: str, start: str, options: Mapping[str, Mapping[str, object]]
+) -> None:
     if ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic).exists():
         return  # Without a lock, so that a running group does not wait for a subscriber that starts.
     # Read before the INSERT, not inside it: at some isolation levels, the INSERT would lock the rows that it reads.
     offset = log.end_of_log(session) if start == "latest" else 0
-    # Without limits, the column is not named: migrate may have created the schema of an earlier release.
-    column, value = (", limits", (json.dumps(limits),)) if limits else ("", ())
+    # Columns without a value are not named: migrate may have created the schema of an earlier release.
+    given = {column: json.dumps(value) for column, value in options.items() if value}
     session.execute(
-        f"INSERT INTO {GROUPS} (consumer_group, topic, mode, start_offset{column}) "
-        f"VALUES (%s, %s, %s, %s{', %s' * len(value)})"
+        f"INSERT INTO {GROUPS} ({', '.join(('consumer_group', 'topic', 'mode', 'start_offset', *given))}) "
+        f"VALUES (%s, %s, %s, %s{', %s' * len(given)})"
         + session.dialect.on_conflict_keep(GROUPS, ("consumer_group", "topic")),
-        (ref.group, ref.topic, mode, offset, *value),
+        (ref.group, ref.topic, mode, offset, *given.values()),
     )
 
 
-def register_limits(using: str, ref: GroupRef, limits: Mapping[str, object], *, actor: str) -> bool:
-    """Replace the registered limits of a group, in the audit log, too. Subscribers notice within a tick.
+def register_options(using: str, ref: GroupRef, column: str, options: Mapping[str, object], *, actor: str) -> bool:
+    """Replace registered options of a group, in the audit log, too. Its subscribers notice with their next claim.
 
     Args:
         using: alias of the queue's database.
         ref: the group.
-        limits: the limits as JSON.
+        column: the column, one of ``REGISTERED``. It is the name of the action in the audit log, too.
+        options: the options as JSON.
         actor: who does it, for the audit log.
 
     Returns:
@@ -112,14 +133,17 @@ def register_limits(using: str, ref: GroupRef, limits: Mapping[str, object], *, 
 
     def write(session: Session) -> bool:
         found = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
-        if list(found.values_list("limits", flat=True)) in ([], [dict(limits)]):
+        if list(found.values_list(column, flat=True)) in ([], [dict(options)]):
             return False  # Without a lock: this is the case at almost every migrate.
-        rows = list(found.select_for_update().values_list("limits", flat=True))
-        if rows in ([], [dict(limits)]):
+        rows = list(found.select_for_update().values_list(column, flat=True))
+        if rows in ([], [dict(options)]):
             return False  # It was dropped, or another process has registered them, in the meantime.
-        found.update(limits=dict(limits))
-        detail = ", ".join(f"{name}={value}" for name, value in limits.items()) or "no limits"
-        audit.once(session, "limits", 0, actor=actor, group=ref.group, topic=ref.topic, detail=detail)
+        found.update(**{column: dict(options)})
+        if column == "limits":
+            detail = ", ".join(f"{name}={value}" for name, value in options.items()) or "no limits"
+        else:
+            detail = json.dumps(options) if options else "no filter"
+        audit.once(session, column, 0, actor=actor, group=ref.group, topic=ref.topic, detail=detail)
         return True
 
     return run(using, write)
@@ -148,11 +172,15 @@ def registered_refs(using: str) -> list[GroupRef]:
 def fence(session: Session, ref: GroupRef) -> Fence | None:
     """Lock a group's row shared, and return it; None if the group was dropped."""
     row = session.row(
-        f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, after_seek, mode FROM {GROUPS} "
+        f"SELECT paused, start_offset, {session.dialect.now_ms}, operation, after_seek, mode, "
+        f"{', '.join(OptionColumns._fields)} FROM {GROUPS} "
         f"WHERE consumer_group = %s AND topic = %s{session.dialect.share_lock}",
         ref,
     )
-    return None if row is None else Fence(bool(row[0]), int(row[1]), int(row[2]), int(row[3]), row[4], row[5])
+    if row is None:
+        return None
+    paused, start, now, operation, after_seek, mode, *options = row
+    return Fence(bool(paused), int(start), int(now), int(operation), after_seek, mode, OptionColumns(*options))
 
 
 def wait_for_claims(session: Session, ref: GroupRef) -> None:
@@ -169,10 +197,7 @@ class GroupControls:
     mode: str
     revision: int
     """A number that grows when subscribers' memory of the group is out of date."""
-    overrides: str
-    """The overrides of the group's options, as the JSON text of the column."""
-    limits: str
-    """The registered limits of the group, as the JSON text of the column."""
+    options: OptionColumns
 
 
 def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef, GroupControls]:
@@ -180,15 +205,16 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
     if not refs:
         return {}
     rows = session.rows(
-        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision, s.overrides, s.limits "
+        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision, "
+        f"{', '.join(f's.{name}' for name in OptionColumns._fields)} "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
         f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
         "ON s.consumer_group = v.g AND s.topic = v.t",
         flat(refs),
     )
     return {
-        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision), overrides, limits)
-        for group, topic, paused, mode, revision, overrides, limits in rows
+        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision), OptionColumns(*options))
+        for group, topic, paused, mode, revision, *options in rows
     }
 
 

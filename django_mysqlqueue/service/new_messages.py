@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service import watermarks
 from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.service.taking import Taking
 from django_mysqlqueue.service.watermarks import Offsets
@@ -22,6 +23,13 @@ MAX_PARKED = 1000
 """Number of a shared group's unsettled messages at which claims no longer look past messages without a slot."""
 
 
+NO_METADATA: Mapping[str, Any] = {}
+MAX_LOOKED_AT = 10_000
+"""Maximum number of messages that a claim looks at because the filter passes those before them."""
+DEEPER = 4
+"""How many times as many messages a claim looks at in a partition after the filter has passed some."""
+
+
 class _Row(NamedTuple):
     """A message above the position."""
 
@@ -29,26 +37,36 @@ class _Row(NamedTuple):
     target: str
     """The only group that gets it; empty: all."""
     size: int
-    metadata: str
+    metadata: Mapping[str, Any]
     """Empty if it is not needed."""
 
 
 def take_new(taking: Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claimed], dict[str, int]]:
     """Take messages above the positions, and return them with the new positions by partition.
 
-    A position moves to the last message that was looked at, even past messages with another ``target_group``:
-    otherwise the watermark and GC would stop there.
+    A position moves to the last message that was looked at, even past messages with another ``target_group`` and those
+    that the filter passes: otherwise the watermark and GC would stop there. A partition of which the filter has passed
+    messages is looked at again.
     """
     places = _places(taking, offsets)
     taking.result.looked_at |= set(places)
-    found = _look(taking, places)
-    limit_keys = taking.limit_keys([(key, row.offset, row.metadata) for key, rows in found.items() for row in rows])
-    new = _New(taking, limit_keys)
-    for key, (_, look_at) in places.items():
-        rows = found.get(key, [])
-        new.take(key, rows, more=len(rows) == look_at)
-        if len(rows) < look_at and (not rows or new.positions.get(key) == rows[-1].offset):
-            taking.result.drained.add(key)
+    new = _New(taking)
+    left = MAX_LOOKED_AT
+    while places:
+        found = _look(taking, places)
+        new.read_keys(found)
+        deeper: dict[str, tuple[int, int]] = {}
+        for key, (_, look_at) in places.items():
+            rows = found.get(key, [])
+            passed = new.take(key, rows, more=len(rows) == look_at)
+            if rows and new.positions.get(key) != rows[-1].offset:
+                continue
+            if len(rows) < look_at:
+                taking.result.drained.add(key)
+            elif passed and left > 0:
+                deeper[key] = (rows[-1].offset, min(DEEPER * look_at, left))
+                left -= deeper[key][1]
+        places = deeper
     _insert_rows(taking, new.taken)
     _park(taking, new.parked)
     return new.taken, new.positions
@@ -74,28 +92,40 @@ def _places(taking: Taking, offsets: Mapping[str, Offsets]) -> dict[str, tuple[i
 
 
 class _New:
-    """The messages that a claim takes or parks, and the positions behind them."""
+    """The messages that a claim takes, parks or passes, and the positions behind them."""
 
-    def __init__(self, taking: Taking, limit_keys: Mapping[tuple[str, int], str]) -> None:
+    def __init__(self, taking: Taking) -> None:
         self._taking = taking
-        self._limit_keys = limit_keys
+        self._limit_keys: dict[tuple[str, int], str] = {}
         self._may_park: int | None = None if taking.claimant.shared else 0
         self.taken: list[Claimed] = []
         self.parked: list[tuple[str, int, int]] = []
         """Messages of a shared group that wait for a slot like retries, and until when."""
         self.positions: dict[str, int] = {}
 
-    def take(self, key: str, rows: Sequence[_Row], *, more: bool) -> None:
+    def read_keys(self, found: Mapping[str, Sequence[_Row]]) -> None:
+        """Read the limits of the keys of messages."""
+        self._limit_keys = self._taking.limit_keys(
+            [(key, row.offset, row.metadata) for key, rows in found.items() for row in rows]
+        )
+
+    def take(self, key: str, rows: Sequence[_Row], *, more: bool) -> int:
         """Take messages of a partition in the order of the log, until one does not fit or has no slot.
 
         Args:
             key: the partition.
             rows: its next messages.
             more: whether there may be further ones.
+
+        Returns:
+            The number of messages that the filter has passed.
         """
-        taking, mine = self._taking, self._taking.claimant.ref.group
+        taking, mine, policy = self._taking, self._taking.claimant.ref.group, self._taking.claimant.filter
+        passed = 0
         for place, row in enumerate(rows):
-            if row.target in ("", mine):
+            if row.target == "" and policy is not None and not policy.matches(row.metadata):
+                passed += 1
+            elif row.target in ("", mine):
                 claimed = taking.claimed(key, row.offset, row.size)
                 one = taking.take(claimed, self._limit_keys.get((key, row.offset), NO_KEY))
                 if isinstance(one, Claimed):
@@ -105,8 +135,10 @@ class _New:
                 else:
                     if isinstance(one, Rest):
                         taking.result.limited[key] = one
-                    return
+                    break
             self.positions[key] = row.offset
+        taking.result.filtered += passed
+        return passed
 
     def _parks(self, key: str, rows: Sequence[_Row], *, more: bool) -> bool:
         """Return whether to look past a message without a slot, because messages behind it may have other keys."""
@@ -122,7 +154,8 @@ class _New:
 def _look(taking: Taking, places: Mapping[str, tuple[int, int]]) -> dict[str, list[_Row]]:
     """Return the next messages of each partition, by offset."""
     session, topic = taking.session, taking.claimant.ref.topic
-    column = ", metadata" if taking.needs_metadata(places) else ""
+    needed = taking.claimant.filter is not None or taking.needs_metadata(places)
+    column = ", metadata" if needed else ""
     one = (
         f"SELECT partition_key, `offset`, target_group, size{column} FROM {LOG}"
         f"{session.dialect.force_index('queue_messages_partition')} "
@@ -135,7 +168,9 @@ def _look(taking: Taking, places: Mapping[str, tuple[int, int]]) -> dict[str, li
         sql = session.dialect.union(one, len(piece))
         parameters = flat((topic, key, cursor, limit) for key, (cursor, limit) in piece)
         for key, offset, target, size, *more in session.rows(sql, parameters):
-            found.setdefault(key, []).append(_Row(offset, target, size, more[0] if more else ""))
+            found.setdefault(key, []).append(
+                _Row(offset, target, size, decode_metadata(more[0]) if more else NO_METADATA)
+            )
     for rows in found.values():
         rows.sort()
     return found

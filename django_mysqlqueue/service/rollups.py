@@ -23,7 +23,7 @@ MINUTES_KEPT = 6 * HOUR
 """Seconds for which rows of minutes are kept. Those of hours are kept for ``HISTORY_RETENTION``."""
 KEY = ("grain", "bucket_at", "consumer_group", "topic")
 BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
-COUNTS = ("acked", "failed", "dead_lettered", *BUCKETS)
+COUNTS = ("acked", "failed", "dead_lettered", "filtered", *BUCKETS)
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 CHUNK = 1000
 
@@ -34,6 +34,7 @@ class Tally:
 
     failed: int = 0
     dead_lettered: int = 0
+    filtered: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
 
     def acked(self, latency_ms: int) -> None:
@@ -42,7 +43,7 @@ class Tally:
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts in the order of ``COUNTS``."""
-        return (sum(self.buckets), self.failed, self.dead_lettered, *self.buckets)
+        return (sum(self.buckets), self.failed, self.dead_lettered, self.filtered, *self.buckets)
 
 
 def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
@@ -104,6 +105,7 @@ class Bucket:
     acked: int
     failed: int
     dead_lettered: int
+    filtered: int
     latency: tuple[int, ...]
     """Numbers of acks by latency: bucket n counts latencies up to ``LATENCY_BOUNDS_MS[n]``."""
 
@@ -124,8 +126,8 @@ def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None
         (grain, moment, *parameters),
     )
     found = [
-        Bucket(GroupRef(group, topic), at, acked, failed, dead, tuple(latency))
-        for group, topic, at, acked, failed, dead, *latency in rows
+        Bucket(GroupRef(group, topic), at, acked, failed, dead, filtered, tuple(latency))
+        for group, topic, at, acked, failed, dead, filtered, *latency in rows
     ]
     return sorted(found, key=lambda bucket: (bucket.at, bucket.ref))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.limits import PARTITION_PREFIX
@@ -108,7 +109,7 @@ class Taking:
             return False
         return limits.limit_by is not None or key.startswith(PARTITION_PREFIX)
 
-    def limit_keys(self, candidates: Collection[tuple[str, int, str]]) -> dict[tuple[str, int], str]:
+    def limit_keys(self, candidates: Collection[tuple[str, int, Mapping[str, Any]]]) -> dict[tuple[str, int], str]:
         """Return the key of the limits for each message, after reading their accounts.
 
         Args:
@@ -118,8 +119,7 @@ class Taking:
         if self.slots is None or not limits.limits_keys:
             return {}
         found: dict[tuple[str, int], str] = {}
-        for key, offset, text in candidates:
-            metadata = messages.decode_metadata(text) if text else {}
+        for key, offset, metadata in candidates:
             found[key, offset] = limits.key_of(messages.publisher_key(key, metadata), metadata)
         self.slots.read(found.values())
         return found

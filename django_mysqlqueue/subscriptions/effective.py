@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -18,6 +20,7 @@ from django_mysqlqueue.subscriptions.options import (
     as_text,
     option_value,
     overridden,
+    stored,
     with_registered,
     without_effect,
 )
@@ -37,11 +40,17 @@ class GroupOption:
     """Where that comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``; empty if this project has no
     handler for the group. ``PREFETCH`` of ``MYSQLQUEUE`` is that of a process, which its groups share."""
     registered: Any = None
-    """For limits, the registered value, which applies unless it is overridden; for other options, ``code_value``."""
+    """For limits and the filter, the registered value, which applies unless it is overridden; for other options,
+    ``code_value``."""
     override: Override | None = None
     """What an operator has set; None if nothing."""
     ignored: str = ""
-    """Why subscribers ignore the override; empty if they do not."""
+    """Why subscribers ignore the override, or cannot parse the filter; empty if they do not, or can."""
+
+    @property
+    def refused(self) -> bool:
+        """True if this is the filter, and this release cannot parse it: subscribers then claim nothing."""
+        return self.name == "filter" and bool(self.ignored)
 
     @property
     def text(self) -> str:
@@ -72,10 +81,7 @@ class GroupOption:
 
 
 def effective_options(
-    ref: GroupRef,
-    overrides: Sequence[Override],
-    limits: str,
-    handlers: Mapping[GroupRef, Handler] | None = None,
+    ref: GroupRef, columns: OptionColumns, handlers: Mapping[GroupRef, Handler] | None = None
 ) -> list[GroupOption]:
     """Return the options that operators can override, with their values and where these come from.
 
@@ -84,18 +90,18 @@ def effective_options(
 
     Args:
         ref: the group and its topic.
-        overrides: the overrides in its row.
-        limits: the registered limits in its row, as JSON text.
+        columns: the columns with options of its row.
         handlers: the handlers of this project, if the caller has resolved them.
 
     Raises:
         SubscriberError: this project declares two handlers for a group.
     """
+    overrides = stored(columns.overrides)
     handler = (registry.handlers() if handlers is None else handlers).get(ref)
     by_name = {one.name: one for one in overrides}
     if handler is None:
         return [GroupOption(one.name, one.value, None, "", override=one) for one in overrides]
-    registered, unknown = with_registered(handler, limits)
+    registered, unknown = with_registered(handler, columns)
     after, ignored = overridden(registered, {one.name: one.value for one in overrides})
     settings = get_settings()
     found: list[GroupOption] = []
@@ -105,7 +111,11 @@ def effective_options(
             continue
         value, code, kept = (option_value(one, name, settings) for one in (after, handler, registered))
         source = registry.option_source(ref, name)
-        why = ignored.get(name, "") or unknown.get(name, "")
+        why = (unknown if override is None else ignored).get(name, "")
+        if name == "filter" and name in unknown:
+            kept = json.loads(columns.filter)
+        if name == "filter" and why:  # subscribers do not ignore it
+            value = kept if override is None else override.value
         found.append(GroupOption(name, value, code, source, kept, override, why))
     for name, one in by_name.items():
         found.append(GroupOption(name, None, None, "", override=one, ignored=ignored[name]))

@@ -10,6 +10,7 @@ from asgiref.sync import async_to_sync
 
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rate
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.timeouts import limited
 
@@ -59,6 +60,8 @@ class Handler:
     max_in_flight: int | None = None
     max_in_flight_per_key: int | None = None
     limit_by: str | None = None
+    filter: FilterPolicy | None = None
+    """Which messages the group gets, by their metadata. None: all."""
 
     @property
     def limits(self) -> DeliveryLimits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.conf import CODE_OPTIONS, HANDLER_OPTIONS, Settings, check_handler_option, get_settings
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, DeliveryLimits, Rate
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import close_names, did_you_mean
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.subscriptions.handler import Handler
 
 OVERRIDABLE = (
@@ -32,12 +34,13 @@ OVERRIDABLE = (
     "backoff",
     "timeout",
     *LIMIT_OPTIONS,
+    "filter",
 )
 """Options that an operator can override while subscribers run, in the order in which they are listed."""
 PROCESS = ("claim_size", "prefetch", "priority_share", "poll_interval", "max_poll_interval")
 """Options that a handler may leave open: then the settings of its process apply."""
 DURATIONS = frozenset({"poll_interval", "max_poll_interval", "visibility_timeout", "timeout"})
-WITHOUT_LIMIT = frozenset({"max_attempts", "timeout", *LIMIT_OPTIONS})
+WITHOUT_LIMIT = frozenset({"max_attempts", "timeout", "filter", *LIMIT_OPTIONS})
 """Options that ``none`` turns off."""
 TEXTS = frozenset({"rate", "rate_per_key", "limit_by"})
 BACKOFF_DURATIONS = frozenset({"initial", "maximum"})
@@ -234,56 +237,79 @@ def storable(value: Any) -> Any:
     """Return a parsed value in the form in which it is stored as JSON."""
     if isinstance(value, Backoff):
         return {one.name: getattr(value, one.name) for one in fields(Backoff)}
+    if isinstance(value, FilterPolicy):
+        return value.as_json()
     return str(value) if isinstance(value, Rate) else value
 
 
-# -- registered limits --------------------------------------------------------
+# -- registered options -------------------------------------------------------
 
 
-def registrable(handler: Handler) -> dict[str, Any]:
-    """Return a handler's limits as they are registered: JSON, without those that are not set."""
-    found = {name: storable(getattr(handler, name)) for name in LIMIT_OPTIONS}
-    return {name: value for name, value in found.items() if value is not None}
+def registrable(handler: Handler) -> dict[str, dict[str, Any]]:
+    """Return a handler's options that are registered: by column of the group row, a JSON object."""
+    limits = {name: storable(getattr(handler, name)) for name in LIMIT_OPTIONS}
+    return {
+        "limits": {name: value for name, value in limits.items() if value is not None},
+        "filter": {} if handler.filter is None else handler.filter.as_json(),
+    }
 
 
-def with_registered(handler: Handler, column: str) -> tuple[Handler, dict[str, str]]:
-    """Return a handler with the registered limits of its group, and why some of them are ignored, by option.
+def with_registered(handler: Handler, columns: OptionColumns) -> tuple[Handler, dict[str, str]]:
+    """Return a handler with the registered options of its group, and why some of them are ignored, by option.
 
     They count for all subscribers, so that these agree even while some of them run other code.
 
     Args:
         handler: the handler as it was declared.
-        column: the JSON text of the group row.
+        columns: the columns of the group row.
     """
-    registered = json.loads(column)
-    given = registered if isinstance(registered, Mapping) else {}
-    found: dict[str, Any] = dict.fromkeys(LIMIT_OPTIONS)
+    found, ignored = _registered(columns)
+    return replace(handler, **found), ignored
+
+
+def _registered(columns: OptionColumns) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the registered options, and why some of them are ignored."""
+    limits, policy = json.loads(columns.limits), json.loads(columns.filter)
+    given: dict[str, Any] = {**limits} if isinstance(limits, Mapping) else {}
+    if policy != {}:
+        given["filter"] = policy
+    found: dict[str, Any] = dict.fromkeys((*LIMIT_OPTIONS, "filter"))
     ignored: dict[str, str] = {}
     for name, value in given.items():
         try:
-            if name not in LIMIT_OPTIONS:
+            if name not in found:
                 raise ValueError(f"there is no limit {name!r}")
             found[name] = check_handler_option(name, value)
         except ValueError as error:
             ignored[name] = str(error)
-    return replace(handler, **found), ignored
+    return found, ignored
 
 
-def limits_of(limits: str, overrides: Sequence[Override]) -> DeliveryLimits:
-    """Return the limits that apply to a group, whether or not this project has a handler for it.
+def limits_of(columns: OptionColumns) -> DeliveryLimits:
+    """Return the limits that apply to a group, whether or not this project has a handler for it."""
+    found, _ = _registered(columns)
+    for one in stored(columns.overrides):
+        if one.name in LIMIT_OPTIONS:
+            with contextlib.suppress(ValueError):  # Subscribers ignore it, too.
+                found[one.name] = check_handler_option(one.name, one.value)
+    return DeliveryLimits(**{name: found[name] for name in LIMIT_OPTIONS})
 
-    Args:
-        limits: the registered limits, as the JSON text of the group row.
-        overrides: the overrides in that row.
+
+def filter_of(columns: OptionColumns) -> FilterPolicy | None:
+    """Return the filter that applies to a group, whether or not this project has a handler for it; None if it has none.
+
+    Raises:
+        ValueError: this release cannot parse it. Its subscribers then claim nothing.
     """
-    registered = json.loads(limits)
-    values = dict(registered) if isinstance(registered, Mapping) else {}
-    values |= {one.name: one.value for one in overrides}
-    found: dict[str, Any] = {}
-    for name in LIMIT_OPTIONS:
-        with contextlib.suppress(ValueError):  # Subscribers ignore it, too.
-            found[name] = check_handler_option(name, values.get(name))
-    return DeliveryLimits(**found)
+    found, ignored = _registered(columns)
+    for one in stored(columns.overrides):
+        if one.name == "filter":
+            policy: FilterPolicy | None = check_handler_option(one.name, one.value)
+            return policy
+    if "filter" in ignored:
+        raise ValueError(ignored["filter"])
+    registered: FilterPolicy | None = found["filter"]
+    return registered
 
 
 # -- text ---------------------------------------------------------------------
@@ -312,11 +338,20 @@ def parse_text(name: str, text: str) -> Any:
         return _parse_backoff(text)
     if name in TEXTS:
         return text
+    if name == "filter":
+        return _parse_filter(text)
     if name in DURATIONS:
         return _parse_duration(name, text)
     if re.fullmatch(r"[0-9]{1,12}", text) is None:
         raise ValueError(f"{name}={text!r}: must be an integer")
     return int(text)
+
+
+def _parse_filter(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f'filter={text!r}: must be JSON such as {{"region": ["eu"]}}') from None
 
 
 def _parse_duration(name: str, text: str) -> float:
@@ -357,6 +392,8 @@ def as_text(name: str, value: Any) -> str:
     if value is None:
         return "none"
     value = storable(value)
+    if name == "filter":
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping) and all(isinstance(item, (int, float)) for item in value.values()):
         return ",".join(f"{key}={_number(item)}{'s' * (key in BACKOFF_DURATIONS)}" for key, item in value.items())
     if name in DURATIONS and isinstance(value, (int, float)):

@@ -102,6 +102,7 @@ def subscriber(
     max_in_flight: int | None = ...,
     max_in_flight_per_key: int | None = ...,
     limit_by: str | None = ...,
+    filter: Mapping[str, Any] | None = ...,
     reject_on: Exceptions = ...,
     retry_on: Exceptions = ...,
     batch: Literal[False] = ...,
@@ -133,6 +134,7 @@ def subscriber(
     max_in_flight: int | None = ...,
     max_in_flight_per_key: int | None = ...,
     limit_by: str | None = ...,
+    filter: Mapping[str, Any] | None = ...,
     reject_on: Exceptions = ...,
     retry_on: Exceptions = ...,
     batch: Literal[True],
@@ -164,6 +166,7 @@ def subscriber(
     max_in_flight: int | None = UNSET,
     max_in_flight_per_key: int | None = UNSET,
     limit_by: str | None = UNSET,
+    filter: Mapping[str, Any] | None = UNSET,
     reject_on: Exceptions = UNSET,
     retry_on: Exceptions = UNSET,
     batch: bool = False,
@@ -211,6 +214,9 @@ def subscriber(
         max_in_flight_per_key: the same for the messages with each key.
         limit_by: name of the field of the metadata by which the limits per key count (default: the message's key).
             They do not apply to messages without it.
+        filter: which messages the group gets, by their metadata, as a dict in the syntax of Amazon SNS subscription
+            filter policies; see the reference of filters. Other messages are passed without a call. Like the limits, it
+            applies as ``migrate`` has registered it, or as ``queueset`` has overridden it; None: all messages.
         reject_on: an exception class, or a sequence of classes. If the handler raises one of them, the message is
             dead-lettered at once, with the traceback as the reason.
         retry_on: an exception class, or a sequence of classes. Only these are retried: any other exception dead-letters
@@ -250,6 +256,7 @@ def subscriber(
         "max_in_flight": max_in_flight,
         "max_in_flight_per_key": max_in_flight_per_key,
         "limit_by": limit_by,
+        "filter": filter,
         "reject_on": reject_on,
         "retry_on": retry_on,
     }

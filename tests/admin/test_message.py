@@ -265,7 +265,7 @@ def test_what_is_before_it_is_counted_no_further_than_the_cap(db):
 
     def before(offset):
         (state,) = message_history.states(
-            session, logbook.entries(session, [offset])[0], bounds=Bounds(partition_count=3)
+            session, logbook.entries(session, [offset])[0], {}, bounds=Bounds(partition_count=3)
         )
         return state.before
 

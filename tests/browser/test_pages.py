@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Request, Route, expect
 
-from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue import Message, operations, publish_many
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.conf import Backoff
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
@@ -52,6 +52,8 @@ def queue(db: None) -> Sub:
     sub.poller.write_rollups()
     gone = Sub(handler("orders", "billing"), name="host-8")
     SubscriberHeartbeat.objects.filter(subscriber_name=gone.name).update(heartbeat_at=1)
+    values = [{"exists": False}, *(f"{LONG}-{n}" for n in range(50))]  # all of the messages match
+    operations.settings(LONG, "orders", {"filter": {LONG: values}}, actor="ada")
     pausing.pause(USING, GroupRef(LONG, "orders"), actor="ada", reason="the warehouse moves")
     return sub
 

@@ -36,7 +36,8 @@ from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session, run
 from tests.conftest import empty
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
-from tests.crash.worlds import LEASE_MS, G, claimed, orphaned, registered, sequenced
+from tests.crash.worlds import LEASE_MS, G, claimed, filtered, orphaned, registered, sequenced
+from tests.support.filtering import US
 from tests.support.harness import USING, Sub, handler, sequence
 
 ME = "ada"
@@ -148,6 +149,11 @@ def overridden() -> None:
 @act("override options", overridden)
 def _() -> None:
     overriding.override(ALIAS, G, {"prefetch": 1}, ["max_attempts"], check=lambda found: None, actor=ME)
+
+
+@act("override the filter", filtered)
+def _() -> None:
+    overriding.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=ME)
 
 
 @act("seek back", handled)

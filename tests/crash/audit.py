@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,10 @@ class Observer:
                 (one.topic, one.key, _name(one), _when(one.deliver_at, now), one.failure_count, one.last_error)
                 for one in rows.outbox
             ],
-            "groups": [(*ref, group.mode, group.start_offset, group.paused) for ref, group in rows.groups.items()],
+            "groups": [
+                (*ref, group.mode, group.start_offset, group.paused, json.loads(group.filter))
+                for ref, group in rows.groups.items()
+            ],
             "offsets": {
                 (ref.group, key): (self._passed(key, watermark), self._passed(key, cursor))
                 for (ref, key), (watermark, cursor) in rows.offsets.items()

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import transaction
 from django.test import override_settings
 
-from django_mysqlqueue import publish, publish_many
+from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, Slots, SubscriberHeartbeat
 from django_mysqlqueue.operations import dropping, group_mode
@@ -37,6 +37,7 @@ from tests.crash.audit import Picture
 from tests.crash.crashes import ALIAS, TOPIC
 from tests.crash.worlds import (
     LEASE_MS,
+    REGIONS,
     REJECT,
     WHO,
     G,
@@ -45,6 +46,7 @@ from tests.crash.worlds import (
     claimed,
     collectable,
     drained,
+    filtered,
     finished,
     flush,
     flushed_database,
@@ -56,6 +58,8 @@ from tests.crash.worlds import (
     lost_again,
     messages,
     orphaned,
+    outdated,
+    register_filter,
     registered,
     retried,
     scheduled,
@@ -63,6 +67,7 @@ from tests.crash.worlds import (
     shared,
     subscribed,
 )
+from tests.support.filtering import US, matches
 from tests.support.harness import USING, lag
 
 
@@ -439,7 +444,64 @@ def _(world: World) -> None:
 
 @case("register limits", claimed)
 def _(world: World) -> None:
-    groups.register_limits(ALIAS, G, {"rate": "9000/s"}, actor="migrate")
+    groups.register_options(ALIAS, G, "limits", {"rate": "9000/s"}, actor="migrate")
+
+
+def passed_what_does_not_match(world: World, picture: Picture) -> None:
+    """The claim has taken what matches, and the position has passed the rest."""
+    is_undone(world, picture)
+    for message in picture.rows.log.values():
+        if message.offset <= picture.rows.offsets[G, message.key].claimed:
+            is_taken = (G, message.key, message.offset) in picture.rows.state
+            assert is_taken == matches(message, world.filter), f"{message.id} was taken or passed by mistake"
+
+
+def passed_nothing(world: World, picture: Picture) -> None:
+    """Neither what the filter of now lets through, nor what the one before did."""
+    is_undone(world, picture)
+    for message in picture.rows.log.values():
+        if message.id in ("a5", "a6", "b3"):
+            assert message.offset > picture.rows.offsets[G, message.key].claimed, f"{message.id} was claimed or passed"
+
+
+for _mode in ("ordered", "shared"):
+
+    @case(
+        f"claim with a filter, {_mode}", lambda mode=_mode: filtered(mode), again=undo, check=passed_what_does_not_match
+    )
+    def _(world: World) -> None:
+        take(world, Want("a", look_at=10), Want("b", look_at=10), max_due=10)
+
+    @case(
+        f"claim with a filter and look deeper, {_mode}",
+        lambda mode=_mode: filtered(mode, ("a5", "a6", "a7", "a8")),
+        again=undo,
+        check=passed_what_does_not_match,
+    )
+    def _(world: World) -> None:
+        take(world, Want("a", look_at=1), Want("b", look_at=1), max_due=1)
+
+    @case(
+        f"claim with a filter one of several, {_mode}",
+        lambda mode=_mode: filtered(mode, ("a5", "a6", "a7", "a8")),
+        again=undo,
+        check=passed_what_does_not_match,
+    )
+    def _(world: World) -> None:
+        take(world, Want("a", look_at=1), Want("b", look_at=1), max_due=1, max_rows=1)
+
+    @case(
+        f"claim and flush under outdated options, {_mode}",
+        lambda mode=_mode: outdated(mode),
+        again=undo,
+        check=passed_nothing,
+    )
+    def _(world: World) -> None:
+        take(world, Want("a", look_at=10), Want("b", look_at=10), settlements=world.ends(Action.ACK, "a2"), max_due=10)
+
+    @case(f"register another filter, {_mode}", lambda mode=_mode: outdated(mode))
+    def _(world: World) -> None:
+        groups.register_options(ALIAS, G, "filter", {"region": ["eu", "gb"]}, actor="migrate")
 
 
 def unclaimed() -> World:
@@ -671,6 +733,33 @@ for _mode in ("ordered", "shared"):
     )(turn)
 
 
+def turns(world: World) -> None:
+    """One writes the failure and gives back what was claimed behind it, the next one claims what may come now."""
+    turn(world)
+    turn(world)
+
+
+def another_filter(mode: str) -> World:
+    """As ``finished``; meanwhile a filter has been registered, and what it lets through has been published."""
+    world = finished(mode, ALL_ENDS, FIVE, atomic=False)
+    register_filter(US)
+    more = [Message(name, key=name[0], id=name, metadata={"region": REGIONS[name]}) for name in ("a5", "a6", "b3")]
+    publish_many(TOPIC, more)
+    assert world.sub is not None
+    world.sub.poller._poll()
+    return world
+
+
+for _mode in ("ordered", "shared"):
+    case(
+        f"a turn under outdated options, {_mode}",
+        lambda mode=_mode: another_filter(mode),
+        again=carry_on_and_forget_nothing(*CALLS, "a5", "b3"),
+        commits=None,
+        **LIVES,
+    )(turns)
+
+
 @case("the last flush", lambda: finished("ordered", ALL_ENDS, FIVE, atomic=False), **LIVES)
 def _(world: World) -> None:
     assert world.sub is not None
@@ -721,12 +810,6 @@ def took_effect_in_order(world: World, picture: Picture) -> None:
     for key in "ab":
         effects = Effect.objects.filter(name__startswith=key).order_by("id").values_list("name", flat=True)
         assert list(effects) == sorted(effects), "out of order"
-
-
-def turns(world: World) -> None:
-    """One writes the failure and gives back what was claimed behind it, the next one claims what may come now."""
-    turn(world)
-    turn(world)
 
 
 FOUR = ("a1", "a2", "a3", "b1")

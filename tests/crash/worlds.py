@@ -11,14 +11,18 @@ from django.db.models import F
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, NO_LIMITS, DeliveryLimits, Rate
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, Sequencer
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, Settlement
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
+from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, sequence
 
 G = GroupRef("g", TOPIC)
@@ -43,6 +47,9 @@ class World:
     sub: Sub | None = None
     backoff: Backoff = NO_WAIT
     limits: DeliveryLimits = NO_LIMITS
+    filter: FilterPolicy | None = None
+    options: OptionColumns | None = None
+    """The columns of the group row that its claims are made under."""
     strict: bool = False
     """Nothing of a partition starts before what is before it has ended."""
     stored: dict[str, int] = field(default_factory=dict)
@@ -59,14 +66,16 @@ class World:
             self.strict,
             backoff=self.backoff,
             limits=self.limits,
+            filter=self.filter,
+            options=self.options,
             lease_ms=LEASE_MS,
         )
 
-    def take_limited(self) -> dict[str, Claimed]:
-        """Claims what there are slots for."""
+    def take_all(self, holding: Holding | None = None) -> dict[str, Claimed]:
+        """Claims what there is, and what there are slots for."""
         wants = [Want(key, look_at=10) for key in "ab"]
         self.token = claiming.new_token()
-        request = claiming.ClaimRequest(self.claimant(), wants, token=self.token, max_due=10, holding=Holding(WHO))
+        request = claiming.ClaimRequest(self.claimant(), wants, token=self.token, max_due=10, holding=holding)
         found = claiming.claim(USING, request)
         self.stored = found.held or {}
         contents = payloads.read(USING, [delivery.offset for delivery in found.deliveries])
@@ -161,8 +170,45 @@ def holding() -> World:
     """As ``limited``; the subscriber has claimed what it got slots for."""
     world = limited("shared")
     heartbeats.beat(USING, WHO, [G], {})
-    world.held = world.take_limited()
+    world.held = world.take_all(Holding(WHO))
     return world
+
+
+REGIONS = {"a1": "asia", "a2": "eu", "a3": "asia", "a5": "us", "a6": "eu", "b1": "eu", "b3": "us"}
+"""What the metadata of messages says; the others have none."""
+
+
+def filtered(mode: str = "ordered", more: tuple[str, ...] = ()) -> World:
+    """A group with a filter, which a2, a6 and b1 match, and which b2 bypasses. ``more`` are behind the others."""
+    if mode == "ordered":
+        world = leased()
+    else:
+        world = sequenced(mode)
+        watermarks.create_missing(USING, G, "ab")
+    publish_many(TOPIC, messages(*more))
+    sequence()
+    for name, region in REGIONS.items():
+        QueueMessage.objects.filter(message_id=name).update(metadata={"region": region})
+    QueueMessage.objects.filter(message_id="b2").update(target_group="g")
+    world.filter = EU
+    register_filter(EU)
+    world.options = groups.group_controls(Session(USING), [G])[G].options
+    return world
+
+
+def outdated(mode: str = "ordered") -> World:
+    """The subscriber has claimed what matches the filter. Another was registered since, and messages have come."""
+    world = filtered(mode)
+    world.held = world.take_all()
+    more = ("a5", "a6", "b3")
+    publish_many(TOPIC, [Message(name, key=name[0], id=name, metadata={"region": REGIONS[name]}) for name in more])
+    sequence()
+    register_filter(US)
+    return world
+
+
+def register_filter(policy: FilterPolicy) -> None:
+    ConsumerGroup.objects.filter(consumer_group="g").update(filter=policy.as_json())
 
 
 def acked_ahead() -> World:

@@ -9,6 +9,7 @@ import pytest
 
 from django_mysqlqueue import inspection, publish
 from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import (
     Bounds,
     Count,
@@ -23,7 +24,7 @@ from django_mysqlqueue.inspection import (
     list_messages,
     list_scheduled,
 )
-from django_mysqlqueue.models import SubscriberHeartbeat
+from django_mysqlqueue.models import ConsumerGroup, QueueMessage, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, Sub, handler, sequence
@@ -180,3 +181,20 @@ def test_list_messages_and_list_scheduled_come_in_pages():
     assert len(rest.rows) == 1
     assert rest.after is None
     assert list_scheduled(topic="u").rows == ()
+
+
+def test_get_message_evaluates_the_filters_of_groups():
+    policy = parse({"region": ["eu"]})
+    Sub(handler(filter=policy), handler(group="h"), handler(group="i"))
+    ids = [publish("t", n, key="k", metadata={"region": region}) for n, region in enumerate(["us", "eu"])]
+    sequence()
+    ConsumerGroup.objects.filter(consumer_group="i").update(filter={"region": [{"sounds-like": "eu"}]})
+    for one, matches in zip(ids, (False, True), strict=True):
+        g, h, i = get_message("t", one).groups
+        assert (g.filter, g.matches) == (policy, matches)
+        assert (h.filter, h.matches) == (None, None)
+        assert "sounds-like" in i.filter
+        assert i.matches is None
+    QueueMessage.objects.update(target_group="g")
+    g, h, _ = get_message("t", ids[0]).groups
+    assert (g.filter, g.matches, h.standing) == (policy, None, "elsewhere")

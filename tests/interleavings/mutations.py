@@ -24,6 +24,7 @@ from django.db.backends.utils import CursorWrapper
 from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.operations import dropping, seeking
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, retention, settling, watermarks
+from django_mysqlqueue.service.claims import ClaimRequest
 from django_mysqlqueue.sql.session import Session
 
 Breaking = Callable[[], AbstractContextManager[object]]
@@ -212,6 +213,13 @@ def _states_before_offsets() -> AbstractContextManager[object]:
     )()
 
 
+def _with_any_options(real: Callable[..., Any]) -> Callable[..., Any]:
+    def claim(session: Session, request: ClaimRequest) -> Any:
+        return real(session, dataclasses.replace(request, claimant=dataclasses.replace(request.claimant, options=None)))
+
+    return claim
+
+
 def _change_without_pause(session: Session, ref: Any, **columns: Any) -> None:
     columns.pop("paused", None)
     columns.pop("after_seek", None)
@@ -320,6 +328,20 @@ def _together(*ways: Breaking) -> Breaking:
 
 
 MUTATIONS = (
+    Mutation(
+        "a claim under any options",
+        "A claim takes and passes nothing if its process knows another filter than the group has.",
+        "filtered: claim with a filter x register another filter",
+        around("service.claiming._claim", _with_any_options),
+        by=BROKEN,
+    ),
+    Mutation(
+        "options that are compared without a lock",
+        "A filter cannot be changed while a claim applies the one before.",
+        "filtered_shared: claim with a filter x register another filter and publish",
+        locking("service.groups.fence", SHARE, ""),
+        by=BROKEN,
+    ),
     Mutation(
         "a fence without its lock",
         "Whoever works for a group holds its row shared, so that no seek or drop begins meanwhile.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from django_mysqlqueue import cancel, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_KEY, DeliveryLimits, Rate
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.operations import (
     dead_lettering,
@@ -47,12 +49,14 @@ from django_mysqlqueue.service import (
 from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.deliveries import Action, Claimed, Holding, Returned, Settlement
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import WHO, G, messages
 from tests.interleavings.worlds import LEASE_MS, LOST, Start
+from tests.support.filtering import EU, US
 from tests.support.harness import Sub, handler
 
 NEW = GroupRef("new", TOPIC)
@@ -111,6 +115,12 @@ class Operation:
     """It may take the group forward."""
     touches_all: bool = False
     """It is not about one group: it may change rows of any."""
+    filters: FilterPolicy | None = None
+    """It claims under this filter, in one transaction, if the group has it."""
+    changes: FilterPolicy | None = None
+    """It gives the group this filter."""
+    publishes: frozenset[str] = frozenset()
+    """Messages that it publishes after that."""
     steps: bool = False
     """It is several transactions."""
     prepare: Callable[[Actor], None] | None = None
@@ -456,7 +466,55 @@ def _(a: Actor) -> object:
 
 @operation("register limits")
 def _(a: Actor) -> object:
-    return groups.register_limits(ALIAS, G, {"rate": "9000/s"}, actor=a.name)
+    return groups.register_options(ALIAS, G, "limits", {"rate": "9000/s"}, actor=a.name)
+
+
+def _claim_under(a: Actor, policy: FilterPolicy, settlements: Sequence[Settlement] = ()) -> object:
+    """By a process that knows a filter, which need not be that of the group any more, or yet."""
+    is_shared = a.start.mode == "shared"
+    who = f"sub{a.name}" if is_shared else WHO
+    options = a.start.options if policy == EU else OptionColumns(filter=json.dumps(policy.as_json()))
+    claimant = replace(a.claimant(who), filter=policy, options=options)
+    wants = [Want(key, look_at=1) for key in "ab"]
+    due = 10 if is_shared else 0
+    request = claiming.ClaimRequest(claimant, wants, token=a.new_token(), settlements=settlements, max_due=due)
+    return claiming.claim(ALIAS, request)
+
+
+@operation("claim with a filter", filters=EU)
+def _(a: Actor) -> object:
+    return _claim_under(a, EU)
+
+
+@operation("claim with another filter", filters=US)
+def _(a: Actor) -> object:
+    return _claim_under(a, US)
+
+
+@operation("claim with a filter and flush", filters=EU, settles="a1")
+def _(a: Actor) -> object:
+    return _claim_under(a, EU, a.outcomes(("a1", Action.ACK), ("a3", Action.NACK, LEASE_MS, "no")))
+
+
+def register_filter(a: Actor) -> object:
+    return groups.register_options(ALIAS, G, "filter", US.as_json(), actor=a.name)
+
+
+operation("register another filter", changes=US)(register_filter)
+
+
+@operation("register another filter and publish", changes=US, publishes=frozenset({"a9", "b9"}), steps=True)
+def _(a: Actor) -> object:
+    """What is published then is never passed under the filter before."""
+    done = register_filter(a)
+    for name in ("a9", "b9"):
+        publish(TOPIC, name, key=name[0], id=name, metadata={"region": "us"}, using=ALIAS)
+    return done, sequencing.sequence(ALIAS)
+
+
+@operation("override the filter", changes=US)
+def _(a: Actor) -> object:
+    return len(overriding.override(ALIAS, G, {"filter": US}, [], check=lambda found: None, actor=a.name))
 
 
 @operation("undo")
@@ -724,6 +782,8 @@ def both(first: str, *others: Callable[[Actor], object] | str) -> Operation:
         forgets=any(part.forgets for part in parts),
         skips=any(part.skips for part in parts),
         touches_all=any(part.touches_all for part in parts),
+        changes=next((part.changes for part in parts if part.changes is not None), None),
+        publishes=frozenset().union(*(part.publishes for part in parts)),
         steps=True,
         prepare=prepare if any(part.prepare is not None for part in parts) else None,
     )

@@ -124,6 +124,33 @@ def each(world: str, ones: Sequence[str], others: Sequence[str]) -> Iterable[Pai
                 yield Pair(world, tuple(of((one, other))))
 
 
+def filters() -> Iterable[Pair]:
+    """Claims under a filter, while it is changed."""
+    claims = ("claim with a filter", "claim with another filter", "claim with a filter and flush")
+    changes = ("register another filter", "register another filter and publish", "override the filter")
+    others = (
+        "flush acks",
+        "flush failures",
+        "collect",
+        "sequence",
+        "pause",
+        "drop",
+        "seek to the beginning",
+        "seek to the end",
+    )
+    for world in ("filtered", "filtered_shared"):
+        yield from each(world, (*claims, *changes), (*claims, *changes))
+        yield from each(world, claims[:1], (*others, "redrive"))
+        # The claim's COMMIT has an unknown outcome.
+        yield Pair(world, (OPERATIONS[claims[0]], UNDO_OTHERS), gates=(("B", "A", "commit"),), undone="A")
+        yield Pair(world, (OPERATIONS[claims[0]], both("register another filter", "seek to the beginning")))
+        yield Pair(world, (OPERATIONS[claims[0]], both("register another filter and publish", claims[1])))
+    yield from each("filtered_shared", claims[:1], ("retry", "set_mode ordered"))
+    yield from each("filtered", claims[:1], ("retry", "set_mode shared", "release leases"))
+    for world, turn in (("fresh_filtered", "a turn, ordered"), ("fresh_filtered_shared", "a turn, shared")):
+        yield from each(world, (turn,), (turn, *changes, "seek to the beginning", "collect"))
+
+
 def special() -> Iterable[Pair]:
     """Shapes that no two operations have by themselves."""
     # Frozen; run again by another, and what could follow; then it goes on.
@@ -383,6 +410,7 @@ def pairs() -> dict[str, Pair]:
         *all_of("shared", SHARED),
         *each("forsaken", MEANWHILE, (*MEANWHILE, *STALE)),
         *each("forsaken_shared", ("claim, shared", "set_mode ordered", "a turn, shared"), SHARED),
+        *filters(),
         *special(),
         *situations(),
         *triples(),

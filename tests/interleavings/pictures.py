@@ -122,6 +122,7 @@ def picture(tables: Tables, names: Names, tokens: Mapping[int, str]) -> Picture:
                 row.paused,
                 row.after_seek,
                 *([_values(row.overrides)] if row.overrides != "{}" else []),
+                *([{"registered filter": json.loads(row.filter)}] if row.filter != "{}" else []),
             ]
             for ref, row in tables.groups.items()
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import Clock, empty
 from tests.crash.crashes import DLQ
 from tests.crash.worlds import OTHER, G
-from tests.interleavings import pictures, schedules
+from tests.interleavings import filters, pictures, schedules
 from tests.interleavings import steps as statements
 from tests.interleavings.engine import Director, Engine, Run
 from tests.interleavings.operations import Actor, Operation
@@ -223,15 +223,21 @@ class Trial:
         operations, run, after = self.pair.operations, verdict.run, verdict.after
         is_interrupted = G in self.before.groups and bool(self.before.groups[G].after_seek)
         forgets = {G} if is_interrupted or any(one.forgets for one in operations) else set()
-        broken = invariants.at_any_moment(after)
+        broken = invariants.at_any_moment(after, passed=self._may_be_passed(after))
         broken += invariants.between(
             self.before,
             after,
             forgets=forgets,
             deletes=("s1", "s2") if any(one.deletes for one in operations) else (),
             untouched=() if any(one.touches_all for one in operations) else (OTHER,),
+            passed=self._may_be_passed(self.before),
         )
         broken += self._settled_by_nobody(verdict)
+        broken += filters.claimed_under_another(operations, self._start, run)
+        if not forgets:
+            broken += filters.passed_by_mistake(
+                operations, self._start, self.before, after, verdict.names, verdict.handled
+            )
         broken += _counts(self.before, after)
         for thread, raised in run.errors.items():
             if raised is not None and not isinstance(raised, REFUSALS):
@@ -256,12 +262,17 @@ class Trial:
         if G in self.before.groups and invariants.is_being_dropped(self.before, G):
             return []  # its state rows are gone already
         may |= {*verdict.handled, *self._start.used_up}
+        passed = self._may_be_passed(verdict.after)
         new = invariants.settled(verdict.after) - invariants.settled(self.before)
         return [
             f"{name} was settled, and nobody has handled it"
             for ref, offset in new
-            if ref == G and (name := verdict.names.at(offset)) not in may
+            if ref == G and (name := verdict.names.at(offset)) not in may and (ref, offset) not in passed
         ]
+
+    def _may_be_passed(self, tables: Tables) -> Collection[tuple[GroupRef, int]]:
+        """What one of the group's filters does not match."""
+        return invariants.unmatched(tables, {G: self._start.filters})
 
     # -- what follows -----------------------------------------------------------------
 
@@ -303,7 +314,7 @@ class Trial:
                 pending.append(row)  # type: ignore[arg-type]
         for row in pending:
             for ref in after.groups:
-                if invariants.is_for(row, ref) and (ref, getattr(row, "offset", 0)) not in settled:
+                if filters.gets(after, ref, row) and (ref, getattr(row, "offset", 0)) not in settled:
                     expected[ref.group, pictures.message_name(row).rstrip("!'")] += 1
         done, end = drain(after)
         handled = Counter((group, name) for group, name in done)
@@ -317,7 +328,7 @@ class Trial:
         ]
         later = [one for one in end.outbox if one.deliver_at > end.now + HANDLERS_WAIT * 1000]
         broken += [one for one in invariants.drained(end) if not later or "outbox" not in one]
-        broken += invariants.at_any_moment(end)
+        broken += invariants.at_any_moment(end, passed=self._may_be_passed(end))
         return broken
 
 

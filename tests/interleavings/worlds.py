@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from django.db.models import F
 
-from django_mysqlqueue import publish_many
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryEvent,
@@ -25,10 +26,12 @@ from django_mysqlqueue.operations.seeking import Position
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import run
+from django_mysqlqueue.sql.session import Session, run
 from tests.crash.crashes import DLQ, TOPIC
-from tests.crash.worlds import OTHER, WHO, G, messages
+from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
+from tests.support.filtering import EU, REGIONS, US
 from tests.support.harness import USING, sequence
 
 LOST = "lost"
@@ -46,6 +49,10 @@ class Start:
     """What it has claimed, by message."""
     scheduled: list[int] = field(default_factory=list)
     """Outbox ids of messages whose time has not come."""
+    options: OptionColumns | None = None
+    """The columns of the group row with which its subscribers begin."""
+    filters: tuple[FilterPolicy, ...] = ()
+    """The group's filter, and the one that it may be changed to."""
     used_up: frozenset[str] = frozenset()
     """Messages that whoever claims them next dead-letters: their attempts are used up, and their holder is gone."""
 
@@ -127,6 +134,44 @@ def limited() -> Start:
     for key, full_at in (("", 0), (":x", 2**60), (":old", 1)):
         Slots.objects.create(consumer_group="g", topic=TOPIC, limit_key=key, subscriber_name="", full_at=full_at)
     return start
+
+
+_EU, _US, _BOTH, _ASIA = REGIONS
+
+
+def _filter(start: Start, **regions: object) -> Start:
+    """Registers a filter, and gives messages of the log a region."""
+    for name, region in regions.items():
+        assert QueueMessage.objects.filter(message_id=name).update(metadata={"region": region})
+    register_filter(EU)
+    start.options = groups.group_controls(Session(USING), [G])[G].options
+    start.filters = EU, US
+    return start
+
+
+def filtered(mode: str = "ordered") -> Start:
+    """As ``busy``, with a filter: what is not claimed matches it, the one that it may be changed to, both or none."""
+    start = busy(mode)
+    publish_many(TOPIC, messages("a7", "a8", "b7", "b8"))
+    sequence()
+    return _filter(start, a4=_ASIA, a5=_US, a6=_EU, a7=_BOTH, a8=_ASIA, b2=_ASIA, b7=_US, b8=_EU)
+
+
+def filtered_shared() -> Start:
+    return filtered("shared")
+
+
+def fresh_filtered(start: Callable[[], Start] | None = None) -> Start:
+    """As ``fresh``, with a filter, and messages that match as in ``filtered``."""
+    found = (start or fresh)()
+    publish_many(TOPIC, messages("b2"))
+    publish_many(TOPIC, [Message("b3", key="b", id="b3", metadata={"region": _US})])
+    sequence()
+    return _filter(found, a1=_US, a2=_EU, a3=_ASIA, b1=_BOTH, b2=_ASIA)
+
+
+def fresh_filtered_shared() -> Start:
+    return fresh_filtered(fresh_shared)
 
 
 def forsaken() -> Start:
@@ -265,6 +310,8 @@ _ALL = (
     busy,
     shared,
     limited,
+    filtered,
+    filtered_shared,
     forsaken,
     forsaken_shared,
     paused,
@@ -273,6 +320,8 @@ _ALL = (
     emptied,
     fresh,
     fresh_shared,
+    fresh_filtered,
+    fresh_filtered_shared,
     buried,
     used_up,
     lost_again,

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.inspection import Bounds, HealthLimits, check_health
 from django_mysqlqueue.management.commands import queuehealth
-from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
 from django_mysqlqueue.service import log, sequencing
 from django_mysqlqueue.service.subsets import Subset
 from tests.support.harness import USING, Sub, handler, sequence
@@ -259,3 +259,41 @@ def test_looking_changes_nothing(db, clock):
         check_health(HealthLimits(lag=1, age=1, dead_letters=1, subscribers=1), using=USING)
     assert captured.captured_queries
     assert all(query["sql"].startswith("SELECT") for query in captured), captured.captured_queries
+
+
+def test_a_filter_that_cannot_be_parsed(db, clock):
+    """The group claims nothing, so this is as urgent as a group without subscribers."""
+    backlog()
+    sub = Sub(handler())
+    ConsumerGroup.objects.update(filter={"region": [{"sounds-like": "eu"}]})
+    sub.settle()
+    code, output = run()
+    assert code == 0
+    assert (
+        "note     Subscribers of this release claim nothing for g/t, because they cannot parse its filter: " in output
+    )
+    assert "there is no operator 'sounds-like'" in output
+    assert output.splitlines()[0].endswith("3 messages are waiting.")
+    clock.advance(100)
+    sub.heart.beat()
+    assert kinds() == {("filter", "g")}
+    clock.advance(1000)
+    sub.heart.beat()
+    assert kinds() == {("filter", "g")}
+    assert "is stalled" not in run()[1], "the reason is known"
+    ConsumerGroup.objects.update(paused=True)
+    assert kinds() == set()
+    ConsumerGroup.objects.update(paused=False, filter={"region": ["eu"]})
+    assert ("filter", "g") not in kinds()
+    sub.settle()
+    assert run()[0] == 0
+
+
+def test_an_idle_group_with_a_filter_that_cannot_be_parsed(db, clock):
+    sub = Sub(handler())
+    ConsumerGroup.objects.update(filter={"region": [{"sounds-like": "eu"}]})
+    clock.advance(1000)
+    sub.heart.beat()
+    code, output = run()
+    assert code == 0
+    assert "0 messages are waiting." in output

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from django_mysqlqueue import subscriber
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
+from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, Operation
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
@@ -52,6 +54,7 @@ def test_it_sets_lists_and_unsets(registered):
         "max_attempts",
         "backoff",
         *LIMIT_OPTIONS,
+        "filter",
     ]
     assert lines[1] == ["claim_size", "100", "default"]
     name, value, origin = lines[6]
@@ -154,3 +157,49 @@ def test_a_registered_limit_that_is_not_the_codes_is_told(registered):
     (line,) = [line for line in run("g", "t").splitlines() if line.strip().startswith("rate ")]
     assert "overridden" in line
     assert line.endswith("otherwise 5/s (registered; default says none)")
+
+
+def test_filters(registered):
+    said = run("g", "t", 'filter={"region": ["eu"]}', "--noinput")
+    assert said.splitlines()[-2] == 'filter is {"region": ["eu"]} now, instead of none (default).'
+    assert ConsumerGroup.objects.get(consumer_group="g").overrides["filter"]["value"] == {"region": ["eu"]}
+    long = {"region": [f"region-{n}" for n in range(20)]}
+    run("g", "t", f"filter={json.dumps(long)}", "--noinput")
+    *_, (line,), last = _paragraphs(run("g", "t"))
+    assert re.split(r" {2,}", line)[1].endswith("…")
+    assert json.loads(last[0].removeprefix("filter=")) == parse(long).as_json()
+    assert max(map(len, run().splitlines())) < 200
+    run("g", "t", "filter=none", "--noinput")
+    assert ConsumerGroup.objects.get(consumer_group="g").overrides["filter"]["value"] is None
+    for value, says in (
+        ("region=eu", 'filter=\'region=eu\': must be JSON such as {"region": ["eu"]}'),
+        ('{"region": "eu"}', "filter['region']: must be a list of values or a dict of nested keys"),
+    ):
+        with pytest.raises(CommandError) as caught:
+            run("g", "t", f"filter={value}", "--noinput")
+        assert says in str(caught.value)
+
+
+def _paragraphs(text):
+    """The lines about the filter, and what follows."""
+    lines = text.splitlines()
+    place = next(n for n, line in enumerate(lines) if line.strip().startswith("filter "))
+    return [[lines[place].strip()], lines[place + 2 :]]
+
+
+def test_a_filter_that_cannot_be_parsed_is_not_called_ignored(registered):
+    unknown = {"region": [{"sounds-like": "eu"}]}
+    ConsumerGroup.objects.filter(consumer_group="g").update(filter=unknown)
+    (line,), _ = _paragraphs(run("g", "t"))
+    name, value, origin = re.split(r" {2,}", line)
+    assert (name, value) == ("filter", json.dumps(unknown))
+    assert origin.startswith("registered; default says none; subscribers claim nothing: filter=")
+    assert "there is no operator 'sounds-like'" in line
+    run("g", "t", 'filter={"region": ["eu"]}', "--noinput")
+    (line,), _ = _paragraphs(run("g", "t"))
+    assert "claim nothing" not in line
+    assert "ignored" not in line
+    ConsumerGroup.objects.update(overrides={"filter": {"value": unknown, "at": 1000, "by": "ops"}})
+    (line,), _ = _paragraphs(run("g", "t"))
+    assert "by ops; subscribers claim nothing: filter=" in line
+    assert "ignored" not in line

@@ -10,8 +10,10 @@ from django.core.management import CommandError
 from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
 
-from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.delivery_limits import parse_rate
+from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.management.banner import show_banner
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -313,3 +315,38 @@ def test_the_backlog_by_priority(db):
     ]
     assert group_status()["lag_by_priority"] == {"10": 2, "0": 2}
     assert group_status("other", "u")["lag_by_priority"] == {}
+
+
+def test_limits_and_filters(db):
+    policy = parse({"region": ["eu"], "total": [{"numeric": [">=", 100]}]})
+    Sub(handler(filter=policy, rate=parse_rate("100/s"), max_in_flight=20), handler(group="other", topic="u"))
+    text = run("queuestatus")
+    assert table(text, "Filters") == [{"group": "g", "topic": "t", "filter": 'region is "eu" and total >= 100'}]
+    assert table(text, "Limits") == [{"group": "g", "topic": "t", "limits": "100/s, 20 in flight"}]
+    assert group_status()["filter"] == policy.as_json()
+    assert group_status()["limits"] == {"rate": "100/s", "max_in_flight": 20}
+    assert (group_status("other", "u")["filter"], group_status("other", "u")["limits"]) == (None, {})
+    operations.settings("g", "t", {"filter": {"region": [f"{n}" * 9 for n in range(9)]}, "rate": "9/m"}, actor="ops")
+    operations.settings("g", "t", {"max_in_flight": None}, actor="ops")
+    text = run("queuestatus")
+    assert table(text, "Limits") == [{"group": "g", "topic": "t", "limits": "9/m"}]
+    shown = {one["option"]: one["value"] for one in table(text, "Overridden options")}
+    assert shown["filter"].startswith('{"region": ["000000000", ')
+    assert shown["filter"].endswith("…")
+    assert len(shown["filter"]) == 60
+
+
+def test_no_limits_and_no_filters(db):
+    Sub(handler())
+    text = run("queuestatus")
+    assert "Limits" not in text
+    assert "Filters" not in text
+
+
+def test_a_filter_that_cannot_be_parsed(db):
+    Sub(handler())
+    ConsumerGroup.objects.update(filter={"region": [{"sounds-like": "eu"}]})
+    (one,) = table(run("queuestatus"), "Filters")
+    assert one["filter"].startswith("(cannot be parsed) filter={'region': ")
+    assert "there is no operator 'sounds-like'" in group_status()["filter"]
+    assert [one["kind"] for one in status()["problems"]] == ["filter"]

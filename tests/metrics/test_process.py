@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.metrics.process import OUTCOMES, ProcessMetrics, serve
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
@@ -163,3 +164,15 @@ def test_serving(db):
     with pytest.raises(OSError, match="refused"):
         scrape(port)
     serve(subscriber, "127.0.0.1", port)()  # and again
+
+
+def test_messages_that_the_filter_passes(db):
+    process = Process(handler(filter=parse({"region": ["eu"]})), handler(group="all"))
+    for group in ("g", "all"):
+        assert process.samples().value("process_filtered_total", topic="t", group=group) == 0, "there from the start"
+    publish_many("t", [Message(n, metadata={"region": region}) for n, region in enumerate(["us", "eu", "us"])])
+    process.sub.settle()
+    found = process.samples()
+    assert found.value("process_filtered_total", topic="t", group="g") == 2
+    assert found.value("process_filtered_total", topic="t", group="all") == 0
+    assert found.value("deliveries_total", topic="t", group="g", outcome="acked") == 1

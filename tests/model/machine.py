@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.limits import AT_ONCE, lane, lane_of
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
@@ -32,6 +33,7 @@ from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.model.queue_model import Life, Model, Published, Spec
 from tests.support import invariants, oracle
+from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag
 from tests.support.tables import Tables
 
@@ -92,6 +94,10 @@ class Time:
     def move(self, milliseconds: int) -> None:
         self.passed += milliseconds
         self._dialect.now_ms = str(self.now)
+
+
+Drawn = tuple[str, str, int, int] | tuple[str, str, int, int, str | list[str]]
+"""A message: topic, key, which id is repeated, seconds of delay, region."""
 
 
 class AsTold(Exception):
@@ -229,7 +235,8 @@ class Publisher:
     def publish(self, messages: list[tuple[Published, int]]) -> None:
         for one, delay in messages:
             priority, key = lane_of(one.key)
-            message = Message(one.number, key=key, id=one.id, delay=delay or None, priority=priority)
+            options: dict[str, Any] = {"delay": delay or None, "priority": priority, "metadata": dict(one.metadata)}
+            message = Message(one.number, key=key, id=one.id, **options)
             self._do(lambda message=message, topic=one.topic: publish_many(topic, [message]))
             self.messages.append(one)
 
@@ -303,12 +310,15 @@ class Machine(RuleBasedStateMachine):
         self.processes.append(process)
         return process
 
-    def message(self, topic: str, key: str, *, repeat: int, delay: int) -> tuple[Published, int]:
+    def message(
+        self, topic: str, key: str, repeat: int, delay: int, region: str | list[str] = ""
+    ) -> tuple[Published, int]:
         """A new message; ``repeat`` may give it the id of an earlier one."""
         self.numbers += 1
         name = f"id{repeat}" if repeat else f"n{self.numbers}"
         due = self.clock.now + delay * 1000 if delay else 0
-        return Published(self.numbers, topic, key, name, due, self.model.step), delay
+        metadata = {"region": region} if region else {}
+        return Published(self.numbers, topic, key, name, due, self.model.step, metadata=metadata), delay
 
     # -- rules ----------------------------------------------------------------
 
@@ -318,6 +328,7 @@ class Machine(RuleBasedStateMachine):
             st.sampled_from(KEYS),
             st.sampled_from([0, 0, 0, 1, 2]),
             st.sampled_from([0, 0, 0, 0, 5, 25]),
+            st.sampled_from(["", "eu", "us", ["eu", "us"], ["eu", "us"]]),
         ),
         min_size=1,
         max_size=5,
@@ -327,7 +338,7 @@ class Machine(RuleBasedStateMachine):
     WHO = st.integers(0, 3)
 
     @initialize(messages=MESSAGES, first=SOME_GROUPS, second=SOME_GROUPS)
-    def declare(self, messages: list[tuple[str, str, int, int]], first: int, second: int) -> None:
+    def declare(self, messages: list[Drawn], first: int, second: int) -> None:
         self.begin()
         for spec in SPECS:
             if spec.ref != LATE:
@@ -337,12 +348,12 @@ class Machine(RuleBasedStateMachine):
         self.publish(messages, commit=True)
 
     @rule(messages=MESSAGES, commit=st.sampled_from([True, True, True, False]))
-    def publish(self, messages: list[tuple[str, str, int, int]], commit: bool) -> None:
+    def publish(self, messages: list[Drawn], commit: bool) -> None:
         """A whole transaction."""
         self.begin()
         publisher = self.publishers[0]
         publisher.begin()
-        publisher.publish([self.message(t, key, repeat=repeat, delay=delay) for t, key, repeat, delay in messages])
+        publisher.publish([self.message(*one) for one in messages])
         self.model.commit(publisher.end(commit=commit))
 
     @precondition(lambda self: any(one.due > self.clock.now for one in self.model.committed.values()))
@@ -364,12 +375,12 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.publishers) > 1)
     @rule(which=st.integers(1, 3), messages=MESSAGES)
-    def publish_in_an_open_transaction(self, which: int, messages: list[tuple[str, str, int, int]]) -> None:
+    def publish_in_an_open_transaction(self, which: int, messages: list[Drawn]) -> None:
         self.begin()
         publisher = self.publishers[which]
         if not publisher.is_open:
             publisher.begin()
-        publisher.publish([self.message(t, key, repeat=repeat, delay=delay) for t, key, repeat, delay in messages])
+        publisher.publish([self.message(*one) for one in messages])
 
     @precondition(lambda self: any(publisher.is_open for publisher in self.publishers))
     @rule(which=st.integers(0, 3), commit=st.sampled_from([True, True, False]))
@@ -586,6 +597,31 @@ class Machine(RuleBasedStateMachine):
         elif what == "clock":
             self.clock.hours_off = which - 3
 
+    @rule(
+        which=st.integers(1, 2 ** len(SPECS) - 1),
+        how=st.sampled_from(["register", "override", "restore"]),
+        policy=st.sampled_from([EU, US, US, None]),
+    )
+    def change_filters(self, which: int, how: str, policy: FilterPolicy | None) -> None:
+        """From now on, nothing is passed or claimed under the ones before, whatever the subscribers remember."""
+        self.begin()
+        for bit, spec in enumerate(SPECS):
+            if which & 1 << bit and spec.ref in self.model.lives:
+                self.change_filter(self.model.lives[spec.ref], how, policy)
+
+    def change_filter(self, life: Life, how: str, policy: FilterPolicy | None) -> None:
+        ref = life.spec.ref
+        if how == "register":
+            found = {} if policy is None else policy.as_json()
+            is_other = policy != life.registered_filter
+            assert groups.register_options(USING, ref, "filter", found, actor="migrate") == is_other
+            life.registered_filter = policy
+        else:
+            life.overrides = {"filter": policy} if how == "override" else {}
+            changes = (life.overrides, () if life.overrides else ("filter",))
+            overriding.override(USING, ref, *changes, check=lambda found: None, actor="operator")
+        life.had_filters = life.had_filters or life.filter is not None
+
     def give_up(self, ref: GroupRef) -> None:
         """An operator dead-letters the first message that is not in the hands of a live subscriber."""
         life = self.model.lives[ref]
@@ -610,7 +646,10 @@ class Machine(RuleBasedStateMachine):
         for ref in self.model.lives if self.model.step else ():
             overview = get_overview(group=ref.group, topic=ref.topic, using=USING)
             (shown,) = overview.groups
-            count, oldest = oracle.unsettled(Session(USING), ref)
+            if self.model.lives[ref].had_filters:
+                count, oldest = oracle.unsettled_beside_passed(Tables.read(USING), ref)
+            else:
+                count, oldest = oracle.unsettled(Session(USING), ref)
             due = OutboxMessage.objects.filter(topic=ref.topic, deliver_at__lte=overview.now)
             waiting = [
                 max(created_at if deliver_at <= AT_ONCE else deliver_at, shown.registered_at, shown.sought_at)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
+from tests.support.filtering import matches
 from tests.support.invariants import Message
 from tests.support.tables import Logged, State, Tables
 
@@ -60,6 +63,7 @@ class Published:
     began: int
     """The step at which it was published, and (below) at which that was committed."""
     committed: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -101,6 +105,19 @@ class Life:
     tokens: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     """What an operator has dead-lettered."""
+    registered_filter: FilterPolicy | None = None
+    overrides: dict[str, FilterPolicy | None] = field(default_factory=dict)
+    """The override of the filter, if there is one."""
+    had_filters: bool = False
+    claimed: set[int] = field(default_factory=set)
+    """Offsets that have, or have had, a state row."""
+    passed: set[int] = field(default_factory=set)
+    """Offsets that the position has passed under a filter that did not match them."""
+
+    @property
+    def filter(self) -> FilterPolicy | None:
+        """The one that counts. A step changes it or claims, never both."""
+        return self.overrides.get("filter", self.registered_filter)
 
 
 def number_of(message: Message) -> Any:
@@ -194,6 +211,7 @@ class Model:
         assert life.expected.get(offset) == claimed.key, f"1: started, but never published to it: {about}"
         assert number == number_of(self.logged[offset]), f"another message's payload: {about}"
         self._check_attempt(life, claimed, about)
+        self._claim(life, offset, about)
         if life.spec.ordered:
             owner = PartitionLease.objects.filter(
                 consumer_group=ref.group, topic=ref.topic, partition_key=claimed.key
@@ -205,6 +223,15 @@ class Model:
         life.started.setdefault(offset, claimed.key)
         life.counted[offset] += claimed.suspect
         return life
+
+    def _claim(self, life: Life, offset: int, about: str) -> None:
+        """There is a state row, for the first time perhaps: then the filter of this step matches the message."""
+        if offset not in life.claimed:
+            assert offset not in life.passed, f"filter: claimed after it was passed: {about}"
+            assert matches(self.logged[offset], life.filter), (
+                f"filter: claimed, and the filter does not match it: {about}"
+            )
+            life.claimed.add(offset)
 
     def _check_attempt(self, life: Life, claimed: Claimed, about: str) -> None:
         assert claimed.attempt <= life.spec.max_attempts, f"8: more than its attempts: {about}"
@@ -221,7 +248,13 @@ class Model:
         later = [offset for offset, key in life.started.items() if key == claimed.key and offset > claimed.offset]
         assert not later, f"11: started for the first time after {later}: {about}"
         before = [offset for offset, key in life.expected.items() if key == claimed.key and offset < claimed.offset]
-        missed = [offset for offset in before if offset not in life.started and offset not in life.given_up]
+        # What the filter does not match may have been passed in this step; ``check`` looks at that.
+        missed = [
+            offset
+            for offset in before
+            if offset not in {*life.started, *life.given_up, *life.passed}
+            and (offset in life.claimed or matches(self.logged[offset], life.filter))
+        ]
         assert not missed, f"11: {missed} were not started before it: {about}"
 
     def _check_strict_order(self, claimed: Claimed, ended: set[tuple[GroupRef, int, int]], about: str) -> None:
@@ -249,9 +282,13 @@ class Model:
         if self.problems:
             raise self.problems[0]
         now = Tables.read()
-        assert not invariants.at_any_moment(now, began_at=self.began_at)
-        assert not invariants.between(self.before, now, deletes={self.committed[one].id for one in self.cancelled})
         self.read_log(now)
+        for life in self.lives.values():
+            self._check_filter(life, now)
+        passed = {(ref, offset) for ref, life in self.lives.items() for offset in life.passed}
+        assert not invariants.at_any_moment(now, began_at=self.began_at, passed=passed)
+        deletes = {self.committed[one].id for one in self.cancelled}
+        assert not invariants.between(self.before, now, deletes=deletes, passed=passed)
         self._check_outbox(now)
         self._check_collected(now)
         assert now.groups.keys() == self.lives.keys()
@@ -278,6 +315,7 @@ class Model:
             one = self.committed.get(number)
             assert one is not None, f"1: never committed: {row}"
             assert row.identity == one.identity
+            assert json.loads(row.metadata).get("region") == one.metadata.get("region")
             assert number not in self.sequenced, f"sequenced twice: {row}"
             assert one.due <= self.now, f"before its time: {row}, {one}"
             self.sequenced.add(number)
@@ -322,9 +360,24 @@ class Model:
                     continue
                 # Nothing is settled by the step that collects.
                 was = self._row_before(life, offset)
-                done = offset in life.settled or (was is not None and was.acked)
+                done = offset in life.settled or offset in life.passed or (was is not None and was.acked)
                 assert done, f"7: {life.spec.ref} has not settled it: {row}"
                 life.settled.add(offset)
+
+    def _check_filter(self, life: Life, now: Tables) -> None:
+        """filter: a message is claimed only if the filter of that moment matches it, and passed only if it does not."""
+        ref = life.spec.ref
+        if ref not in now.groups:
+            return
+        for other, _, offset in now.state:
+            if other == ref and offset in life.expected:
+                self._claim(life, offset, f"{ref}[{offset}]")
+        for offset, key in life.expected.items():
+            if offset in life.claimed or offset in life.passed:
+                continue
+            if offset <= invariants.offsets_of(now, ref, key).claimed:
+                assert not matches(self.logged[offset], life.filter), f"filter: {ref}[{offset}] was passed by mistake"
+                life.passed.add(offset)
 
     def _check_rows(self, life: Life, now: Tables) -> None:
         ref = life.spec.ref
@@ -349,7 +402,9 @@ class Model:
             assert offset in life.letters or offset not in life.given_up, f"6: {ref}[{offset}] has no dead letter"
 
     def _may_settle(self, life: Life, offset: int) -> bool:
-        """Its present holder has acked it, or it is in the DLQ."""
+        """Its present holder has acked it, it is in the DLQ, or the filter has passed it."""
+        if offset in life.passed:
+            return True
         return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))
 
     def _row_before(self, life: Life, offset: int) -> State | None:
@@ -389,5 +444,6 @@ class Model:
         for offset in found:
             assert found[offset] == 1, f"9: {life.spec.ref}[{offset}] took effect {found[offset]} times"
             assert offset in life.settled, f"9: {life.spec.ref}[{offset}] took effect and is not settled"
-        for offset in life.settled - life.letters.keys():
+            assert offset not in life.passed, f"filter: {life.spec.ref}[{offset}] took effect and was passed"
+        for offset in life.settled - life.letters.keys() - life.passed:
             assert offset in found, f"9: {life.spec.ref}[{offset}] is acked and has had no effect"

@@ -29,7 +29,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import LEASE, SPECS, Machine, Publisher, Time
-from tests.model.queue_model import ORPHAN_RETENTION, RETENTION
+from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
+from tests.support.filtering import EU, US
 
 PROFILES = {
     "default": hypothesis_settings(max_examples=15, stateful_step_count=80, derandomize=True, database=None),
@@ -55,7 +56,7 @@ def machine(engine: str, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog:
 
 
 # Long enough to shrink what fails.
-@pytest.mark.promise("Retention")
+@pytest.mark.promise("Retention", "Filters")
 @pytest.mark.timeout(0 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 900)
 def test_the_queue_agrees_with_its_model(machine):
     run_state_machine_as_test(
@@ -149,3 +150,31 @@ def test_a_handler_that_ends_its_process_every_time(machine, group):
         ("declare", {"messages": [(topic, "x", 0, 0)] * 2, "first": 1 << group, "second": 1 << group}),
         *[ends, begins] * 6,
     )
+
+
+@pytest.mark.promise("Filters")
+@pytest.mark.parametrize("how", ["register", "override"])
+@pytest.mark.parametrize("first", ["poller", "handler"])
+@pytest.mark.parametrize("group", range(6))
+def test_a_subscriber_that_was_frozen_while_the_filter_was_changed(machine, group, first, how):
+    """It has the one before in its memory, and applies it to nothing more."""
+    ref = SPECS[group].ref
+    us, eu, none = [(ref.topic, "x", 0, 0, region) for region in ("us", "eu", "")]
+    played = play(
+        machine,
+        ("declare", {"messages": [us, eu], "first": 1 << group, "second": 1 << group}),
+        ("end_a_subscriber", {"who": 1, "how": "leave", "missed": False, "script": []}),
+        ("change_filters", {"which": 1 << group, "how": "register", "policy": EU}),
+        *[("step", {"who": 0, "tick": True})] * 2,
+        ("freeze", {"who": 0, "busy": 1, "overtaken": False}),
+        ("change_filters", {"which": 1 << group, "how": how, "policy": US}),
+        ("publish", {"messages": [us, eu, none, us], "commit": True}),
+        ("sequence_a_little", {"rows": 4}),
+        ("thaw", {"who": 0, "first": first, "script": []}),
+        ("step", {"who": 0, "tick": False}),
+        ("all_work", {"rounds": 3, "script": []}),
+    )
+    life = played.model.lives[ref]
+    numbers = [number_of(played.model.logged[offset]) for offset in sorted(life.claimed)]
+    assert numbers == [2, 3, 6]
+    assert len(life.passed) == 3

@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.any_engine, pytest.mark.usefixtures("no_handlers")]
 def test_groups_are_registered_on_the_queues_database_only(monkeypatch, settings):
     calls = []
 
-    def register(using, ref, *, mode, start, limits):
+    def register(using, ref, *, mode, start, options):
         calls.append((using, ref, mode, start))
         return Registered(ref, mode, 0, False)
 
     monkeypatch.setattr(registering.groups, "register", register)
-    monkeypatch.setattr(registering.groups, "register_limits", lambda using, ref, limits, *, actor: False)
+    monkeypatch.setattr(registering.groups, "register_options", lambda using, ref, column, options, *, actor: False)
     subscriber("t", group="g", mode="shared", start="latest")(handle)
     subscriber("t", group="h")(handle)
     registering.register_groups("other")

@@ -472,7 +472,7 @@ def test_limits_are_registered_by_migrate_and_reported_until_then(db, no_handler
     assert not Operation.objects.exists(), "a new group has them from the beginning"
     registry._declared.clear()
     declare(rate="10/s", max_in_flight=3)
-    first, second = checks.check_limits(databases=["default"])
+    first, second = checks.check_registered(databases=["default"])
     assert first.msg == ("rate of the group 'g' on topic 't' is 10/s in the code, but 5/s is registered, and applies.")
     assert second.msg.startswith("max_in_flight of the group 'g' on topic 't' is 3 in the code, but none is registered")
     Sub(*registry.handlers().values()).step()
@@ -480,7 +480,7 @@ def test_limits_are_registered_by_migrate_and_reported_until_then(db, no_handler
     assert ConsumerGroup.objects.get().limits == {"rate": "10/s", "max_in_flight": 3}
     operation = Operation.objects.get()
     assert (operation.action, operation.actor, operation.detail) == ("limits", "migrate", "rate=10/s, max_in_flight=3")
-    assert checks.check_limits(databases=["default"]) == []
+    assert checks.check_registered(databases=["default"]) == []
     registry._declared.clear()
     declare()
     register_groups(USING)

@@ -291,6 +291,7 @@ def test_a_shared_group_that_has_noticed_a_loss_polls_soon(db, clock):
     lose(clock, 2, mode="shared")
     clock.advance(61)
     sub = Sub(slow(mode="shared"))
+    sub.poller._tick()
     sub.poller._poll()
     (group,) = sub.poller.groups
     assert group.turn()

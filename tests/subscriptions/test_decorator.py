@@ -53,6 +53,7 @@ def test_signature_is_the_published_one():
         "max_in_flight",
         "max_in_flight_per_key",
         "limit_by",
+        "filter",
         "reject_on",
         "retry_on",
         "batch",

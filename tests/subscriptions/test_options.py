@@ -11,6 +11,7 @@ from django_mysqlqueue import subscriber
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS, parse_rate
 from django_mysqlqueue.exceptions import SubscriberError
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.effective import effective_options
 from django_mysqlqueue.subscriptions.options import (
@@ -115,6 +116,10 @@ ASYNC = {"is_async": True}
         ({}, "burst", 0, "burst=0: must be from 1"),
         ({}, "max_in_flight", 0, "max_in_flight=0: must be from 1"),
         ({}, "limit_by", "", "limit_by='': must be the name of a field of the metadata"),
+        ({}, "filter", {}, "filter={}: filter: must not be empty. To receive all messages, leave the filter out"),
+        ({}, "filter", {"region": "eu"}, "filter['region']: must be a list of values or a dict of nested keys"),
+        ({}, "filter", {"n": [{"size": 3}]}, "filter['n'][0]: "),
+        ({}, "filter", {"mysqlqueue.key": ["a"]}, "names that start with 'mysqlqueue.' are reserved"),
     ],
 )
 def test_an_override_that_is_not_possible_is_refused_with_the_rule(options, name, value, says):
@@ -132,6 +137,7 @@ def test_every_option_can_be_overridden_for_some_handler(name):
         "timeout": 5.0,
         "rate": "7/s",
         "rate_per_key": "7/m",
+        "filter": {"region": ["eu"]},
         "limit_by": "tenant",
     }
     value = values.get(name, 7)
@@ -249,11 +255,16 @@ def test_a_poll_interval_beyond_the_longest_is_refused(no_handlers, often):
         declare()
 
 
+def columns(*overrides, **registered):
+    given = {one.name: {"value": one.value, "at": one.at, "by": one.by} for one in overrides}
+    return OptionColumns(overrides=json.dumps(given), **registered)
+
+
 def test_where_options_come_from(settings, no_handlers):
     settings.MYSQLQUEUE = {"CLAIM_SIZE": 50, "MAX_ATTEMPTS": 4, "GROUPS": {"g": {"PREFETCH": 5}}}
     subscriber("t", group="g", backoff={"initial": 2}, timeout=5)(coroutine_function)
     overrides = [Override("max_attempts", 9, 1000, "ada"), Override("colour", "red", 1000, "ada")]
-    found = effective_options(GroupRef("g", "t"), overrides, '{"rate": "5/s"}')
+    found = effective_options(GroupRef("g", "t"), columns(*overrides, limits='{"rate": "5/s"}'))
     assert [(one.name, one.text, one.code_text, one.source) for one in found] == [
         ("claim_size", "50", "50", "MYSQLQUEUE"),
         ("prefetch", "5", "5", "GROUPS"),
@@ -264,22 +275,22 @@ def test_where_options_come_from(settings, no_handlers):
         ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2"] * 2, "@subscriber"),
         ("timeout", "5s", "5s", "@subscriber"),
         ("rate", "5/s", "none", "default"),
-        *[(name, "none", "none", "default") for name in LIMIT_OPTIONS[1:]],
+        *[(name, "none", "none", "default") for name in (*LIMIT_OPTIONS[1:], "filter")],
         ("colour", "none", "none", ""),
     ]
-    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 8, "red"]
-    assert [bool(one.ignored) for one in found] == [False] * 14 + [True]
+    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 9, "red"]
+    assert [bool(one.ignored) for one in found] == [False] * 15 + [True]
     assert [one.registered_text for one in found if one.registered_text] == ["5/s"]
 
 
 def test_an_override_that_subscribers_ignore_is_shown_as_ignored(no_handlers):
     subscriber("t", group="g")(handle)
     override = Override("poll_interval", 3.0, 5, "ada")
-    found = {one.name: one for one in effective_options(GroupRef("g", "t"), [override], "{}")}
+    found = {one.name: one for one in effective_options(GroupRef("g", "t"), columns(override))}
     assert found["poll_interval"].text == "0.1s"
     assert "must be at most max_poll_interval" in found["poll_interval"].ignored
 
 
 def test_of_a_group_without_a_handler_only_overrides_are_known(no_handlers):
-    (one,) = effective_options(GroupRef("g", "t"), [Override("max_attempts", 9, 1000, "ada")], "{}")
+    (one,) = effective_options(GroupRef("g", "t"), columns(Override("max_attempts", 9, 1000, "ada")))
     assert (one.name, one.text, one.source, one.ignored) == ("max_attempts", "9", "", "")

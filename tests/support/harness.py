@@ -110,7 +110,7 @@ class Sub:
         self.handlers = {one.ref: one for one in handlers}
         self.settings = dataclasses.replace(get_settings(), prefetch=prefetch, **settings)
         for one in handlers:
-            groups.register(using, one.ref, mode=one.mode, start=one.start, limits=registrable(one))
+            groups.register(using, one.ref, mode=one.mode, start=one.start, options=registrable(one))
         self.subset = subset
         self.progress = Progress()
         self.heart = self._make_heart()

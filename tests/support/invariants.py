@@ -13,6 +13,7 @@ from typing import Any
 from django_mysqlqueue import naming
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
+from tests.support.filtering import is_for, unmatched
 from tests.support.tables import Group, Logged, Offsets, Tables, Waiting
 
 Message = Logged | Waiting
@@ -32,11 +33,6 @@ def offsets_of(tables: Tables, ref: GroupRef, key: str) -> Offsets:
     """Watermark and cursor of a group in a partition; where it has no row both are its start offset."""
     start = tables.groups[ref].start_offset
     return tables.offsets.get((ref, key)) or Offsets(start, start)
-
-
-def is_for(message: Message, ref: GroupRef) -> bool:
-    """Whether a group gets a message."""
-    return message.topic == ref.topic and message.target_group in ("", ref.group)
 
 
 def is_settled(tables: Tables, ref: GroupRef, message: Logged) -> bool:
@@ -95,7 +91,12 @@ def is_being_dropped(tables: Tables, ref: GroupRef) -> bool:
 # -- at any moment ------------------------------------------------------------
 
 
-def at_any_moment(tables: Tables, *, began_at: Mapping[GroupRef, int] | None = None) -> list[str]:
+def at_any_moment(
+    tables: Tables,
+    *,
+    began_at: Mapping[GroupRef, int] | None = None,
+    passed: Collection[tuple[GroupRef, int]] | None = None,
+) -> list[str]:
     """What holds at every moment, whatever is under way.
 
     Two rules do not hold during a seek: that state rows are between watermark
@@ -106,12 +107,14 @@ def at_any_moment(tables: Tables, *, began_at: Mapping[GroupRef, int] | None = N
         tables: the queue as it stands.
         began_at: when groups were registered, where the test's clock is not that of their rows (epoch
             milliseconds). Their dead letters of that time or before are from an earlier life.
+        passed: (group, offset) of messages that a filter may have passed; None: those that do not match the filter
+            that their group has now.
     """
     return [
         *_registered(tables),
         *_offsets(tables),
         *_state(tables),
-        *_nothing_lost(tables),
+        *_nothing_lost(tables, unmatched(tables) if passed is None else passed),
         *_leases(tables),
         *_log(tables),
         *_in_one_place(tables, began_at or {}),
@@ -170,8 +173,11 @@ def _state(tables: Tables) -> Iterator[str]:
                 yield f"{_at(ref, offset)} has a state row above the cursor {claimed}"
 
 
-def _nothing_lost(tables: Tables) -> Iterator[str]:
-    """Between watermark and cursor every message for the group has a state row, or nobody will deliver it."""
+def _nothing_lost(tables: Tables, passed: Collection[tuple[GroupRef, int]]) -> Iterator[str]:
+    """Between watermark and cursor every message for the group has a state row, or nobody will deliver it.
+
+    Those that a filter has passed have none.
+    """
     behind = {place: one for place, one in tables.offsets.items() if one.acked < one.claimed}
     if not behind:
         return
@@ -182,6 +188,7 @@ def _nothing_lost(tables: Tables) -> Iterator[str]:
                 acked < message.offset <= claimed
                 and is_for(message, ref)
                 and (ref, message.key, message.offset) not in tables.state
+                and (ref, message.offset) not in passed
                 and not is_being_dropped(tables, ref)
             ):
                 where = f"between watermark {acked} and cursor {claimed}"
@@ -252,6 +259,7 @@ def between(
     deletes: Collection[str] = (),
     untouched: Collection[GroupRef] = (),
     recorded: bool = True,
+    passed: Collection[tuple[GroupRef, int]] | None = None,
 ) -> list[str]:
     """What holds of any two moments, whatever has been done between them.
 
@@ -262,7 +270,9 @@ def between(
         deletes: ids of messages that may have been cancelled, or deleted by hand.
         untouched: groups of which no row may have changed.
         recorded: whatever was settled, and forgotten by GC with its partition, is in the events or was settled earlier.
+        passed: as for ``at_any_moment``. GC may forget them with their partition, too.
     """
+    done = settled(earlier) | frozenset(unmatched(earlier) if passed is None else passed)
     kept = {
         ref: group
         for ref, group in earlier.groups.items()
@@ -273,7 +283,7 @@ def between(
         *_settled_stays(earlier, later, kept),
         *_never_back(earlier, later, kept),
         *log_grows(earlier.log, end_of_log(earlier), later),
-        *_collected(earlier, later, kept, deletes, recorded=recorded),
+        *_collected(earlier, later, kept, deletes, done if recorded else None),
         *_from_outbox_to_log(earlier, later, deletes),
         *_records_stay(earlier, later),
         *_untouched(earlier, later, untouched),
@@ -342,7 +352,11 @@ def log_grows(known: Mapping[int, Logged], end: int, later: Tables) -> Iterator[
 
 
 def _collected(
-    earlier: Tables, later: Tables, kept: Mapping[GroupRef, Group], deletes: Collection[str], *, recorded: bool
+    earlier: Tables,
+    later: Tables,
+    kept: Mapping[GroupRef, Group],
+    deletes: Collection[str],
+    done: Settled | None,
 ) -> Iterator[str]:
     """A message leaves the log when every group's watermark has passed it, a dead letter when an operator takes it."""
     taken = {(one.ref.topic, one.offset) for one in later.events if one.outcome in TAKES}
@@ -355,11 +369,11 @@ def _collected(
         if message.failed_group and naming.is_dlq(message.topic) and not _readers(earlier, message.topic):
             yield f"the dead letter {message.id} at {offset} is gone, and no operator has taken it"
         for ref in kept:
-            if is_for(message, ref) and not _has_passed(earlier, later, ref, message, recorded):
+            if is_for(message, ref) and not _has_passed(earlier, later, ref, message, done):
                 yield f"{_at(ref, offset)} was deleted from the log before the group had passed it"
 
 
-def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, recorded: bool) -> bool:
+def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, done: Settled | None) -> bool:
     """Whether a group's watermark has passed a message that is in the log no more.
 
     Where GC may have forgotten the row of the partition as well, it is enough that the message was settled.
@@ -369,7 +383,7 @@ def _has_passed(earlier: Tables, later: Tables, ref: GroupRef, message: Logged, 
     before, now = earlier.offsets.get((ref, message.key)), later.offsets.get((ref, message.key))
     if before is not None and now is not None and before <= now:
         return False
-    if not recorded or is_settled(earlier, ref, message):
+    if done is None or (ref, message.offset) in done:
         return True
     return any((one.ref, one.offset) == (ref, message.offset) and one.outcome in SETTLES for one in later.events)
 

@@ -1,15 +1,19 @@
-"""What a group has not settled, by one statement that reads everything: to hold the package's own counts against."""
+"""What a group has not settled, by reading everything: to hold the package's own counts against."""
 
 from __future__ import annotations
 
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
+from tests.support import invariants
+from tests.support.filtering import is_for
+from tests.support.tables import State, Tables
 
 GROUPS = ConsumerGroup._meta.db_table
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
 OFFSETS = ConsumerOffset._meta.db_table
+SETTLED = State(acked=True)
 
 
 def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:
@@ -27,3 +31,17 @@ def unsettled(session: Session, ref: GroupRef) -> tuple[int, int | None]:
     )
     assert row is not None  # an aggregate has one row
     return int(row[0]), None if row[1] is None else int(row[1])
+
+
+def unsettled_beside_passed(tables: Tables, ref: GroupRef) -> tuple[int, int | None]:
+    """The same for a group that has had filters: what was passed is not counted, though the watermark is before it."""
+    found = [
+        message.published_at
+        for message in tables.log.values()
+        if is_for(message, ref)
+        and (
+            message.offset > invariants.offsets_of(tables, ref, message.key).claimed
+            or not tables.state.get((ref, message.key, message.offset), SETTLED).acked
+        )
+    ]
+    return len(found), min(found, default=None)

@@ -49,6 +49,7 @@ from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
+from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
 KEYS = 20
@@ -94,6 +95,7 @@ def live() -> None:
     last.leave()
     _settle_many_partitions()
     _limit()
+    _filter()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -139,7 +141,7 @@ def _limit() -> None:
     sub.step()
     read_status(USING, PAGES)
     sub.leave()
-    groups.register_limits(USING, ref, {}, actor="test")
+    groups.register_options(USING, ref, "limits", {}, actor="test")
     slots.collect(USING)
     Slots.objects.filter(consumer_group="l").update(full_at=1)
     slots.collect(USING)
@@ -147,6 +149,25 @@ def _limit() -> None:
     DeliveryState.objects.filter(consumer_group="l", delivery_token=0).update(invisible_until=1)
     end.settle(rounds=50)
     end.leave()
+
+
+def _filter() -> None:
+    """Groups with a filter: claims that look deeper, under outdated options, and under others."""
+    for mode in ("ordered", "shared"):
+        ref = GroupRef(mode, "filtered")
+        sub = Sub(handler("filtered", mode, mode=mode, filter=EU), claim_size=2)
+        regions = ["us"] * 30 + ["eu"] * 5
+        publish_many(
+            "filtered", (Message(number, key="k", metadata={"region": one}) for number, one in enumerate(regions))
+        )
+        sub.settle()
+        groups.register_options(USING, ref, "filter", US.as_json(), actor="test")
+        publish_many("filtered", (Message(number, key="k", metadata={"region": "us"}) for number in range(5)))
+        sub.step(tick=False)
+        assert sub.settle() == 5
+        assert lag(mode, "filtered") == 0
+        groups.register_options(USING, ref, "filter", {}, actor="test")
+        sub.leave()
 
 
 def _operate(ref: GroupRef) -> None:
@@ -267,7 +288,7 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
     log_entries.by_id(session, naming.new_message_id())
     content = message_history.content(session, entry.offset, most=100)
     assert content is not None
-    assert message_history.states(session, entry)
+    assert message_history.states(session, entry, content.metadata)
     message_history.made_of(session, message_history.recorded(session, letters[0])[0])
     message_history.successors(session, ref, entry.key, entry.offset, content)
 

@@ -28,6 +28,8 @@ def run_of(group):
     steps, effects, dead = [], Counter(), []
     for number in range(TOTAL):
         message_id, key, offset = name(number), KEYS[number % 3], number + 1
+        if not group.gets(message_id):
+            continue
         what = plan.fate(group.name, message_id)
         attempts = {plan.POISON: plan.MAX_ATTEMPTS, plan.FLAKY: 2, plan.PUT_OFF: 2}.get(what, 1)
         for attempt in range(1, attempts + 1):
@@ -56,7 +58,7 @@ def with_trouble(evidence, kind=plan.KILL_SUBSCRIBER, since=BEGAN, until=BEGAN +
 
 
 def a_message(group, fate=plan.FINE, after=0):
-    return next(n for n in range(after, TOTAL) if plan.fate(group, name(n)) == fate)
+    return next(n for n in range(after, TOTAL) if plan.fate(group, name(n)) == fate and GROUPS[group].gets(name(n)))
 
 
 def place(steps, number, verb=records.STARTED):

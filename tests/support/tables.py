@@ -83,6 +83,7 @@ class Group(NamedTuple):
     sought_at: int = 0
     operation: int = 0
     overrides: str = "{}"
+    filter: str = "{}"
 
 
 class Offsets(NamedTuple):

@@ -422,6 +422,20 @@ def test_an_ignored_override_is_warned_of(db, no_handlers):
     assert found.hint == "Remove it: manage.py queueset g t --unset timeout"
 
 
+def test_a_filter_that_cannot_be_parsed_is_not_called_ignored(db, no_handlers):
+    """Nor is the registered one reported if an override replaces it."""
+    subscriber("t", group="g", filter={"region": ["eu"]})(lambda delivery: None)
+    unknown = {"region": [{"sounds-like": "eu"}]}
+    groups.register("default", GroupRef("g", "t"), mode="ordered", start="earliest")
+    ConsumerGroup.objects.update(overrides={"filter": {"value": unknown, "at": 1000, "by": "bob"}})
+    (found,) = checks.check_overrides(databases=["default"])
+    assert "but subscribers claim nothing because of it: filter=" in found.msg
+    ConsumerGroup.objects.update(filter=unknown, overrides={"filter": {"value": {"a": [1]}, "at": 1000, "by": "bob"}})
+    assert checks.check_overrides(databases=["default"]) == []
+    (found,) = checks.check_registered(databases=["default"])
+    assert 'is {"region": ["eu"]} in the code, but {"region": [{"sounds-like": "eu"}]} is registered' in found.msg
+
+
 def test_before_migrate_there_are_no_overrides(monkeypatch):
     def fail(**options):
         raise ProgrammingError("no such table")

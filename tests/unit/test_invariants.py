@@ -232,6 +232,14 @@ ALLOWED = {
         "offsets": {**SOUND.offsets, (G, "a"): Offsets(1, 6)},
         "state": {**SOUND.state, (G, "a", 4): State()},
     },
+    "a message that the filter does not match is passed over": {
+        "groups": with_group(filter='{"region": ["eu"]}'),
+        "offsets": {**SOUND.offsets, (G, "a"): Offsets(1, 4)},
+    },
+    "or that an overridden filter does not match": {
+        "groups": with_group(overrides='{"filter": {"value": {"region": ["eu"]}, "at": 1, "by": "ops"}}'),
+        "offsets": {**SOUND.offsets, (G, "a"): Offsets(1, 4)},
+    },
     "the sequencer's row is lost": {"sequencer": None},
     "the log is collected": {"log": {}, "collected": {"t": 6}},
 }

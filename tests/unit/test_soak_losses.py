@@ -11,10 +11,13 @@ from soak.records import Step, Transaction
 
 from django_mysqlqueue.limits import lane
 from tests.support.soak_runs import (
+    BEGAN,
+    GROUPS,
     KEYS,
     OTHER,
     TOTAL,
     a_message,
+    again,
     name,
     place,
     violations,
@@ -41,6 +44,29 @@ def test_a_lost_message(evidence, group):
             f"{lost} (partition {KEYS[int(lost[2:]) % 3]}) was committed but never handled",
         )
     }
+
+
+FILTERED = pytest.mark.parametrize("group", [group.name for group in plan.GROUPS if group.regions])
+FILTER_CHECK = "every committed message that matches the filter, and no other, was handled"
+
+
+@FILTERED
+def test_a_message_that_the_filter_passed_by_mistake(evidence, group):
+    lost = name(a_message(group))
+    broken = with_steps(evidence, group, lambda steps: [step for step in steps if step.message_id != lost])
+    assert violations(broken) == {
+        f"{group}: {FILTER_CHECK}": (f"{lost} (partition {KEYS[int(lost[2:]) % 3]}) was committed but never handled",)
+    }
+
+
+@FILTERED
+@pytest.mark.parametrize("verbs", [(records.STARTED,), (records.STARTED, records.DONE)])
+def test_a_message_that_does_not_match_the_filter(evidence, group, verbs):
+    number = next(n for n in range(0, TOTAL, 3) if not GROUPS[group].gets(name(n)))
+    late = BEGAN + TOTAL
+    broken = with_steps(evidence, group, lambda steps: steps + again(number, late, verbs=verbs))
+    found = violations(broken)
+    assert found[f"{group}: {FILTER_CHECK}"] == (f"{name(number)} does not match the filter but was started",)
 
 
 @pytest.mark.parametrize("group", ["atomic", "batch"])

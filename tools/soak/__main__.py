@@ -43,7 +43,11 @@ SUBSCRIBERS: dict[str, tuple[str, ...]] = {
     "steady": ("--threads", "3"),
     "second": ("--threads", "3"),
     "atomic-only": ("--group", "atomic", "--group", "batch", "--threads", "2"),
-    "small-batches": (*(f"--group={name}" for name in ("skip", "strict", "shared")), "--claim-size", "10"),
+    "small-batches": (
+        *(f"--group={name}" for name in ("skip", "strict", "shared", "filtered")),
+        "--claim-size",
+        "10",
+    ),
 }
 PROCESSES = sum(
     int(more[more.index("--processes") + 1]) if "--processes" in more else 1 for more in SUBSCRIBERS.values()

@@ -140,24 +140,30 @@ def handled(evidence: Evidence, group: Group) -> set[str]:
 
 
 def check_handled(evidence: Evidence, group: Group) -> Verdict:
-    """Check that the committed messages are the handled ones, except those whose handler always fails."""
+    """Check that the committed messages that match the filter are the handled ones, except those that always fail."""
 
     def violations() -> Iterator[str]:
         committed = {entry.message_id: entry for entry in evidence.ledger}
-        expected = {one for one in committed if fate(group.name, one) != POISON}
+        expected = {one for one in committed if group.gets(one) and fate(group.name, one) != POISON}
         done = handled(evidence, group)
         for message_id in sorted(expected - done):
             yield f"{message_id} (partition {committed[message_id].key}) was committed but never handled"
         for message_id in sorted(done - committed.keys()):
             yield f"{message_id} was handled but never committed"
         for message_id in sorted((done & committed.keys()) - expected):
-            yield f"{message_id} was handled, although its handler always fails"
-        for message_id in sorted({step.message_id for step in evidence.steps.get(group.name, ())} - committed.keys()):
+            if group.gets(message_id):
+                yield f"{message_id} was handled, although its handler always fails"
+        started = {step.message_id for step in evidence.steps.get(group.name, ())}
+        for message_id in sorted(started - committed.keys()):
             yield f"{message_id} was started but never committed"
+        for message_id in sorted(one for one in started | done if not group.gets(one)):
+            yield f"{message_id} does not match the filter but was started"
 
-    return verdict(
-        f"{group.name}: every committed message was handled", f"{len(evidence.ledger)} messages", violations()
+    mine = sum(group.gets(entry.message_id) for entry in evidence.ledger)
+    what = (
+        "every committed message that matches the filter, and no other," if group.regions else "every committed message"
     )
+    return verdict(f"{group.name}: {what} was handled", f"{mine} messages", violations())
 
 
 def check_dead_letters(evidence: Evidence, group: Group) -> Verdict:
@@ -166,7 +172,8 @@ def check_dead_letters(evidence: Evidence, group: Group) -> Verdict:
 
     def violations() -> Iterator[str]:
         counts = Counter(one.message_id for one in dead_letters)
-        expected = {entry.message_id for entry in evidence.ledger if is_for_the_dlq(group.name, entry.message_id)}
+        mine = [entry.message_id for entry in evidence.ledger if group.gets(entry.message_id)]
+        expected = {one for one in mine if is_for_the_dlq(group.name, one)}
         for message_id in sorted(expected - counts.keys()):
             yield f"{message_id} is not in the DLQ"
         for one in dead_letters:

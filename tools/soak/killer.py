@@ -20,7 +20,7 @@ from django_mysqlqueue.exceptions import QueueError
 from soak import plan, records
 from soak.facts import Trouble
 from soak.fleet import Fleet, Slot, children_of
-from soak.plan import Action
+from soak.plan import Action, Group
 
 AIM_TIMEOUT = 6.0
 """Seconds to wait until a process reaches a trap."""
@@ -234,7 +234,10 @@ class Killer:
         return f"for {IMPATIENCE:g} s"
 
     def _override(self, action: Action) -> str:
-        """Make every group claim and prefetch little, and limit it, for a while, as an operator does."""
+        """Make every group claim and prefetch little, and limit it, for a while, as an operator does.
+
+        The filters that are set meanwhile match the same messages as the registered ones.
+        """
         since = records.now()
         values: dict[str, Any] = {
             "claim_size": 1 + int(action.draw * 10),
@@ -243,21 +246,26 @@ class Killer:
         }
         values |= {"rate": "2000/s", "rate_per_key": "500/s", "max_in_flight": 8, "max_in_flight_per_key": 3}
 
+        def values_of(group: Group) -> dict[str, Any]:
+            return values | ({"filter": {"region": [*group.regions, "nowhere"]}} if group.regions else {})
+
         def restore() -> None:
-            self._operate(lambda group: operations.settings(group, plan.TOPIC, unset=list(values), actor="soak"))
+            self._operate(
+                lambda group: operations.settings(group.name, plan.TOPIC, unset=list(values_of(group)), actor="soak")
+            )
             self._note(plan.OVERRIDE, since)
 
-        self._operate(lambda group: operations.settings(group, plan.TOPIC, values, actor="soak"))
+        self._operate(lambda group: operations.settings(group.name, plan.TOPIC, values_of(group), actor="soak"))
         self._undo.append((time.monotonic() + OVERRIDDEN, restore))
         return f"claims of {values['claim_size']} for {OVERRIDDEN:g} s"
 
-    def _operate(self, operation: Callable[[str], object]) -> None:
+    def _operate(self, operation: Callable[[Group], object]) -> None:
         """Run an operation on each group. Connections are cut, so it may have to be run again."""
         for group in plan.GROUPS:
             until = time.monotonic() + PATIENCE
             while True:
                 try:
-                    operation(group.name)
+                    operation(group)
                     break
                 except (Error, QueueError):
                     connections.close_all()

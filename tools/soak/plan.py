@@ -30,6 +30,20 @@ class Group:
     strict: bool = False
     atomic: bool = False
     batch: bool = False
+    regions: tuple[str, ...] = ()
+    """The group gets only messages with these regions in their metadata. Empty: it has no filter."""
+
+    def gets(self, message_id: str) -> bool:
+        """Return whether the group's filter matches a message."""
+        return not self.regions or region(message_id) in self.regions
+
+
+REGIONS = ("eu", "us", "asia")
+
+
+def region(message_id: str) -> str:
+    """Return the region in the metadata of a message. It depends on the message id, so that the checker knows it."""
+    return REGIONS[zlib.crc32(f"region:{message_id}".encode()) % len(REGIONS)]
 
 
 GROUPS = (
@@ -38,6 +52,7 @@ GROUPS = (
     Group("shared", ordered=False),
     Group("atomic", ordered=True, atomic=True),
     Group("batch", ordered=True, atomic=True, batch=True),
+    Group("filtered", ordered=True, regions=("eu", "us")),
 )
 
 POISON, REJECT, FLAKY, PUT_OFF, FINE = "poison", "reject", "flaky", "put off", "fine"

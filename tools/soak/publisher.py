@@ -122,12 +122,13 @@ class Publisher:
             delay = self._rng.uniform(0, 3) if self._rng.random() < LATER else None
             event[plan.NAME_INSIDE] = message_id
             priority = self._rng.choice(PRIORITIES)
-            message = Message(event, key=key, id=message_id, delay=delay, priority=priority)
+            metadata = {"region": plan.region(message_id)}
+            message = Message(event, key=key, id=message_id, delay=delay, priority=priority, metadata=metadata)
             batch.append(message)
             sent.append((message_id, key, priority))
             rows += [message_id, self.name, number, lane(key, priority), delay is not None]
             if not at_once:
-                publish(plan.TOPIC, event, key=key, id=message_id, delay=delay, priority=priority)
+                publish(plan.TOPIC, event, key=key, id=message_id, delay=delay, priority=priority, metadata=metadata)
                 self._pause(seconds / len(numbers))
         if at_once:
             publish_many(plan.TOPIC, batch)
@@ -158,7 +159,8 @@ class Publisher:
 
         try:
             body = {plan.NAME_INSIDE: message_id, plan.REPEAT: True}
-            publish(plan.TOPIC, body, key=key, id=message_id, priority=priority)
+            metadata = {"region": plan.region(message_id)}
+            publish(plan.TOPIC, body, key=key, id=message_id, priority=priority, metadata=metadata)
         except Error:
             connection.close()
         else:

@@ -53,7 +53,7 @@ class Report:
         result = "passed" if self.ok else "FAILED"
         said = (
             f"`{self.command}` on {self.machine}. {self.traffic['messages committed']} messages committed "
-            f"({rate:.0f} per second), each delivered to {len(GROUPS)} groups. The queue was drained "
+            f"({rate:.0f} per second), each published for {len(GROUPS)} groups. The queue was drained "
             f"{self.drained_after:.0f} s after the last message."
         )
         held = f"Publishers were paused in {sum(one.held_back for one in self.samples)} of {len(self.samples)} samples."

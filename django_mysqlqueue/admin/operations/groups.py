@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, TimeField
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.filter_policies import MAX_POLICY_BYTES
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.subscriptions.options import OVERRIDABLE, parse_text
 
@@ -203,9 +204,11 @@ class OverrideForm(GroupForm):
     option = forms.ChoiceField(label=gettext_lazy("Option"), choices=[(name, name) for name in OVERRIDABLE])
     value = forms.CharField(
         label=gettext_lazy("Value"),
-        max_length=200,
+        max_length=MAX_POLICY_BYTES,
+        widget=forms.Textarea(attrs={"rows": 2, "cols": 60}),
         help_text=gettext_lazy(
-            "For example 100, 30s, 5m, none (no limit) or, for backoff, initial=1s,factor=2,maximum=1h,jitter=0.1."
+            "For example 100, 30s, 5m or none (no limit, no filter). For backoff, for example "
+            'initial=1s,factor=2,maximum=1h,jitter=0.1; for filter, JSON such as {"region": ["eu"]}.'
         ),
     )
 

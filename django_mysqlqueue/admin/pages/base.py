@@ -18,6 +18,8 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 
+SPARK_MINUTES = 30
+"""Number of minutes up to now whose counts are shown for each group."""
 PAGE_ROWS = 50
 """Maximum number of rows per page."""
 

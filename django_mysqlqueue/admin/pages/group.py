@@ -10,11 +10,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, SPARK_MINUTES, BadQuery, Page
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, find_problems, get_overview, partitions
 from django_mysqlqueue.inspection.partitions import Partition
+from django_mysqlqueue.service import rollups
 from django_mysqlqueue.sql.session import Session
 
 
@@ -71,6 +72,7 @@ class GroupPage(Page):
             "problems": [one for one in problems if one.ref == ref],
             "oldest": "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000),
             "priorities": _priorities(group),
+            **self._filter(session, group, now),
             "registered": moment(group.registered_at),
             "rows": [self._row(partition, group, now, live) for partition in found],
             **self._options(group),
@@ -78,6 +80,18 @@ class GroupPage(Page):
             "prefix": prefix,
             "next_after": found[-1].key if order == "key" and len(found) == PAGE_ROWS else None,
             "is_first": not self.text("after"),
+        }
+
+    def _filter(self, session: Session, group: GroupOverview, now: int) -> dict[str, Any]:
+        """Return the group's filter for people, and how many messages it has passed."""
+        if group.filter is None:
+            return {}
+        buckets = rollups.since(session, rollups.MINUTE, now - SPARK_MINUTES * 60_000, group.ref)
+        return {
+            # The reason is one of the problems on the page.
+            "filter": _("cannot be parsed by this release") if isinstance(group.filter, str) else str(group.filter),
+            "filtered": f"{sum(one.filtered for one in buckets):,}",
+            "filtered_minutes": SPARK_MINUTES,
         }
 
     def _options(self, group: GroupOverview) -> dict[str, Any]:

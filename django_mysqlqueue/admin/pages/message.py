@@ -21,6 +21,7 @@ from django_mysqlqueue.admin.formatting import (
 from django_mysqlqueue.admin.pages.base import BadQuery, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import (
     GroupState,
@@ -216,11 +217,17 @@ class MessagePage(Page):
     ) -> Life:
         steps = [step for event in events for step in self._steps(session, offset, found, event)]
         ended = _end_of(events)
+        unrecorded = state.standing in ("passed", "settled") and not (state.since or events)
+        is_filtered = unrecorded and state.matches is False
         tag, css, now = self._standing(state, ended, live)
+        if is_filtered:
+            tag, css, now = _("filtered"), "", None
         if now and events and events[-1].outcome == Outcome.FAILED:
             now = replace(now, error="", traceback="")  # the event before it has the same error
         if now:
             steps.append(now)
+        if found is not None and state.filter is not None and state.standing != "elsewhere":
+            steps.append(self._of_filter(found, state, unrecorded=unrecorded))
         if state.standing in ("in_flight", "waits", "unclaimed"):
             if state.unfinished:
                 text = (
@@ -236,7 +243,10 @@ class MessagePage(Page):
             may_retry = True
         held = state.standing == "in_flight" and state.held_by in live
         may_give_up = state.standing in ("waits", "in_flight") and not held and not naming.is_dlq(state.ref.topic)
-        return Life(state.ref, tag, css, steps, self._unknown(state, ended), may_retry, may_give_up)
+        # That no delivery is recorded is what is expected then, unless deliveries are not recorded.
+        everything = get_settings().recorded_of(state.ref.group) == "all"
+        note = "" if is_filtered and everything else self._unknown(state, ended)
+        return Life(state.ref, tag, css, steps, note, may_retry, may_give_up)
 
     def _steps(
         self, session: Session, offset: int, found: MessageContent | None, event: RecordedDelivery
@@ -365,6 +375,66 @@ class MessagePage(Page):
         traceback = error if error.strip() != last_line(error) else ""
         return Step(text + self._nobody(live), "", "", last_line(error), traceback, f"mq-last-{state.ref.group}")
 
+    # -- the filter of the group ----------------------------------------------
+
+    def _of_filter(self, found: MessageContent, state: GroupState, *, unrecorded: bool) -> Step:
+        """Return what the group's current filter says about the message.
+
+        Args:
+            found: the message.
+            state: its state for the group.
+            unrecorded: whether the group's position is past it without a row or a record of a delivery.
+        """
+        if isinstance(state.filter, str):
+            text = _("This release cannot parse the group's filter. Subscribers of this release claim no messages.")
+            return Step(text, css="mq-life-bad", error=state.filter)
+        assert state.filter is not None  # noqa: S101  # the caller has asked
+        if state.matches is None:
+            text = _("The message is for this group only: the group's filter does not apply to it.")
+            return Step(text, error=_filter_text(state.filter))
+        why = self._why(found, state.filter)
+        if state.matches:
+            text = _("The group's filter matches the message.")
+            if unrecorded:
+                text += " " + _("It may have been passed because of an earlier filter.")
+            return Step(text, error=why)
+        if unrecorded and state.standing == "passed":
+            text = _("The group's filter does not match the message. It was passed without calling the handler.")
+            return Step(text, error=why)
+        if unrecorded:
+            # Nothing is stored about a message that is passed, and the row of one that is acked is deleted.
+            text = _(
+                "The group's filter does not match the message, and no delivery of it is recorded: it was passed "
+                "without calling the handler, unless it was settled before the filter was changed."
+            )
+            return Step(text, error=why)
+        match state.standing:
+            case "unclaimed":
+                text = _(
+                    "The group's filter does not match the message. It will be passed without calling the handler."
+                )
+            case "in_flight" | "waits":
+                text = _(
+                    "The group's filter does not match the message, but filters are applied only once, when a message "
+                    "is first claimed."
+                )
+            case "settled":
+                text = _(
+                    "The group's filter does not match the message. It was delivered before the filter was changed, "
+                    "or by a subscriber of an earlier release."
+                )
+            case _:
+                text = _("The group's filter does not match the message.")
+        return Step(text, error=why)
+
+    def _why(self, found: MessageContent, policy: FilterPolicy) -> str:
+        """Return why the filter matches or not, or the filter alone if it must not show values of the metadata."""
+        if may_see_payloads(self.request):
+            text = metadata_text(found.metadata)
+            if self._redacted(text, "metadata") == text:
+                return policy.explain(found.metadata)
+        return _filter_text(policy)
+
     @staticmethod
     def _nobody(live: set[str]) -> str:
         return "" if live else " " + _("The group has no live subscribers.")
@@ -391,6 +461,10 @@ class MessagePage(Page):
             )
             return text % {"age": duration(settings.history_retention)}
         return ""
+
+
+def _filter_text(policy: FilterPolicy) -> str:
+    return _("Filter: %(filter)s.") % {"filter": policy}
 
 
 def _end_of(events: list[RecordedDelivery]) -> RecordedDelivery | None:

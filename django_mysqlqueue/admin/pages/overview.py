@@ -13,14 +13,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import charts
-from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.pages.base import SPARK_MINUTES, Page
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, Problem, QueueOverview, find_problems, get_overview
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
 from django_mysqlqueue.sql.session import Session
 
-SPARK_MINUTES = 30
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
 """For each span: seconds per bucket, and number of buckets in a chart."""
 
@@ -45,6 +44,8 @@ class GroupRow:
     oldest: str
     acked: str
     """Number of acked messages in the minutes of the sparkline."""
+    filtered: str
+    """Number of messages in these minutes that the group's filter has passed; empty if none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,12 @@ class OverviewPage(Page):
     def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> GroupRow:
         counts = dict.fromkeys(range(SPARK_MINUTES), 0)
         first = now // 60_000 - SPARK_MINUTES + 1
+        filtered = 0
         for bucket in minutes:
             place = bucket.at // 60_000 - first
             if bucket.ref == group.ref and place in counts:
                 counts[place] += bucket.acked
+                filtered += bucket.filtered
         values = list(counts.values())
         label = _("%(number)s acked in the last %(minutes)s minutes") % {
             "number": sum(values),
@@ -120,7 +123,14 @@ class OverviewPage(Page):
         }
         oldest = "" if group.oldest_at is None else duration((now - group.oldest_at) / 1000)
         link = self._to("group", group=group.ref.group, topic=group.ref.topic)
-        return GroupRow(group, link, charts.sparkline(values, label), oldest, f"{sum(values):,}")
+        return GroupRow(
+            group,
+            link,
+            charts.sparkline(values, label),
+            oldest,
+            f"{sum(values):,}",
+            f"{filtered:,}" if filtered else "",
+        )
 
     def _linked(self, problem: Problem) -> Linked:
         ref = problem.ref
@@ -147,9 +157,11 @@ class OverviewPage(Page):
         first = now // (grain * 1000) - number + 1
         sums = [[0, 0, 0] for _place in range(number)]
         latency = [[0] * len(rollups.BUCKETS) for _place in range(number)]
+        filtered = 0
         for bucket in buckets:
             place = bucket.at // (grain * 1000) - first
             if 0 <= place < number:
+                filtered += bucket.filtered
                 for kind, count in enumerate((bucket.acked, bucket.failed, bucket.dead_lettered)):
                     sums[place][kind] += count
                 latency[place] = [a + b for a, b in zip(latency[place], bucket.latency, strict=True)]
@@ -167,6 +179,7 @@ class OverviewPage(Page):
                 percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95")
             ),
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
+            "filtered": f"{filtered:,}" if filtered else "",
             "p50": _said(rollups.percentile(whole, 0.5)),
             "p95": _said(rollups.percentile(whole, 0.95)),
             "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.exceptions import OperationRefused, SubscriberError
-from django_mysqlqueue.humanize import moment
+from django_mysqlqueue.humanize import moment, shortened
 from django_mysqlqueue.inspection import GroupOption, list_options
 from django_mysqlqueue.management.operations import OperationCommand
 from django_mysqlqueue.management.tables import write_table
@@ -34,8 +34,8 @@ class Command(OperationCommand):
             "option",
             nargs="*",
             metavar="OPTION=VALUE",
-            help="option of @subscriber and its new value, for example max_attempts=3 or visibility_timeout=5m; none: "
-            "no limit",
+            help="option of @subscriber and its new value, for example max_attempts=3, visibility_timeout=5m or "
+            '\'filter={"region": ["eu"]}\'; none: no limit, no filter',
         )
         parser.add_argument(
             "--unset", action="append", default=[], metavar="OPTION", help="remove the override of OPTION (repeatable)"
@@ -92,10 +92,13 @@ class Command(OperationCommand):
             facts = [{"group": ref.group, "topic": ref.topic, **_as_json(one)} for ref, one in found]
             self.stdout.write(json.dumps({"database": using, "options": facts}))
         elif group is not None:
-            rows = [(one.name, one.text, _origin(one)) for _ref, one in found]
+            rows = [(one.name, shortened(one.text), _origin(one)) for _ref, one in found]
             write_table(self.stdout, ("option", "value", "from"), rows)
+            for _ref, one in found:
+                if shortened(one.text) != one.text:
+                    self.stdout.write(f"\n{one.name}={one.text}")
         elif found:
-            table = [(*ref, one.name, one.text, _origin(one)) for ref, one in found]
+            table = [(*ref, one.name, shortened(one.text), _origin(one)) for ref, one in found]
             write_table(self.stdout, ("group", "topic", "option", "value", "from"), table)
         else:
             self.stdout.write("No options are overridden.")
@@ -104,8 +107,10 @@ class Command(OperationCommand):
 def _origin(one: GroupOption) -> str:
     override = one.override
     if override is None:
-        return one.origin
+        return f"{one.origin}; subscribers claim nothing: {one.ignored}" if one.refused else one.origin
     when = f" at {moment(override.at)} by {override.by}" if override.at else ""
+    if one.refused:
+        return f"overridden{when}; subscribers claim nothing: {one.ignored}"
     if one.ignored:
         return f"{one.source or 'unknown'}; the override {override.text}{when} is ignored: {one.ignored}"
     return f"overridden{when}" + (f", otherwise {one.without_override}" if one.source else "")

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django_mysqlqueue.humanize import counted, duration, moment
+from django_mysqlqueue.delivery_limits import LIMIT_OPTIONS
+from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.humanize import counted, duration, moment, shortened
 from django_mysqlqueue.inspection import (
     EXACT,
     Bounds,
@@ -25,6 +27,7 @@ from django_mysqlqueue.management.tables import write_table
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.options import storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,18 @@ class Command(QueueCommand):
             self.stdout.write("")
             self.stdout.write(heading("Backlog by priority"))
             write_table(self.stdout, ("group", "topic", "priority", "backlog"), priorities)
+        limits = [(*group.ref, group.limits.text) for group in queue.groups if group.limits]
+        if limits:
+            self.stdout.write("")
+            self.stdout.write(heading("Limits"))
+            write_table(self.stdout, ("group", "topic", "limits"), limits)
+        filters = [(*group.ref, _filter_text(group.filter)) for group in queue.groups if group.filter is not None]
+        if filters:
+            self.stdout.write("")
+            self.stdout.write(heading("Filters"))
+            write_table(self.stdout, ("group", "topic", "filter"), filters)
         overrides = [
-            (*group.ref, one.name, one.text, moment(one.at), one.by)
+            (*group.ref, one.name, shortened(one.text), moment(one.at), one.by)
             for group in queue.groups
             for one in group.overrides
         ]
@@ -173,6 +186,10 @@ def _as_json(using: str, status: Status) -> dict[str, Any]:
     }
 
 
+def _filter_text(policy: FilterPolicy | str) -> str:
+    return f"(cannot be parsed) {policy}" if isinstance(policy, str) else str(policy)
+
+
 def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, Any]:
     return {
         "group": group.ref.group,
@@ -188,5 +205,11 @@ def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, 
         "subscribers": [one.name for one in group.live],
         "subsets": {one.name: str(one.subset) for one in group.live if one.subset != EVERYTHING},
         "partitions_owned": shares,
+        "limits": {
+            name: storable(getattr(group.limits, name))
+            for name in LIMIT_OPTIONS
+            if getattr(group.limits, name) is not None
+        },
+        "filter": group.filter.as_json() if isinstance(group.filter, FilterPolicy) else group.filter,
         "overrides": {one.name: {"value": one.value, "at": one.at, "by": one.by} for one in group.overrides},
     }

@@ -50,6 +50,16 @@ class InboxGroups:
         with self._lock:
             return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
 
+    def count_filtered(self, ref: GroupRef, number: int) -> None:
+        """Count messages that the group's filter has passed."""
+        with self._lock:
+            self._groups[ref].filtered += number
+
+    def filtered_counts(self) -> dict[GroupRef, int]:
+        """Return for every group how many messages its filter has passed since the process started."""
+        with self._lock:
+            return {ref: group.filtered for ref, group in self._groups.items()}
+
     def deleted_counts(self) -> dict[GroupRef, int]:
         """Return for every group how many messages were deleted between claim and start since the process started."""
         with self._lock:

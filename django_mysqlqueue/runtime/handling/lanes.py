@@ -101,6 +101,8 @@ class GroupLanes:
     """See ``Inbox.take_acked``."""
     deleted: int = 0
     """Number of deliveries whose message was deleted before it could be handled."""
+    filtered: int = 0
+    """Number of messages that the filter has passed."""
     records_acks: bool = False
     started: int = 0
     """Number of deliveries that were started since the process began."""

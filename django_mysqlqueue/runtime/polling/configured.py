@@ -10,21 +10,27 @@ from django_mysqlqueue.runtime.polling.context import Context
 from django_mysqlqueue.runtime.polling.limited import Limited
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service.claims import Claimant
+from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
     as_text,
     changed,
+    filter_of,
     option_value,
     overridden,
     stored,
     with_registered,
 )
 
+NOT_READ = OptionColumns("", "", "")
+"""In place of the columns of a group row that a process has not read yet. No claim is possible with it."""
+
 
 class ConfiguredGroup(ABC):
     """A group with the options of its handler, the registered limits, and the overrides."""
 
     todo: ByPriority[None]
+    stopped: bool
 
     def __init__(self, context: Context, handler: Handler) -> None:
         self.context = context
@@ -34,8 +40,10 @@ class ConfiguredGroup(ABC):
         self.max_bytes = context.limits.waiting_bytes // context.groups
         self._declared = handler
         """The handler as the code declares it, without overrides."""
-        self._controls = ("", "")
-        """The columns of the group row with limits and overrides that were applied last."""
+        self._columns = NOT_READ
+        """The columns of the group row that were applied last."""
+        self.refused = ""
+        """Why nothing is claimed: this release cannot parse the group's filter. Empty if it can."""
         self.limited = Limited(context.inbox, handler.ref, context.subscriber, context.threads)
 
     @abstractmethod
@@ -69,6 +77,8 @@ class ConfiguredGroup(ABC):
             subset=context.subset,
             backoff=handler.backoff,
             limits=handler.limits,
+            filter=handler.filter,
+            options=self._columns,
             lease_ms=context.lease_ms,
         )
         if self.limited.is_other(handler.limits):
@@ -78,38 +88,63 @@ class ConfiguredGroup(ABC):
         self.priority_share = option_value(handler, "priority_share", context.settings)
         self.inbox.configure(handler, enough=max(1, self.claim_size // 2), priority_share=self.priority_share)
 
-    def override(self, limits: str, overrides: str) -> bool:
-        """Apply the registered limits and the overrides of the group's options, if they have changed since.
+    def override(self, columns: OptionColumns) -> bool:
+        """Apply the registered options and the overrides of the group row, if they have changed since.
 
-        A limit or an override that this code does not know, or that its handler cannot have, is logged and ignored.
-
-        Args:
-            limits: the JSON text of the limits in the group row.
-            overrides: that of the overrides.
+        A limit or an override that this code does not know, or that its handler cannot have, is logged and ignored. But
+        without its filter, a group would get messages that are not for it: it claims nothing until the filter changes.
 
         Returns:
             Whether an option has changed.
         """
-        if (limits, overrides) == self._controls:
+        if columns == self._columns:
             return False
-        self._controls = (limits, overrides)
-        registered, unknown = with_registered(self._declared, limits)
-        if registered.limits != self._declared.limits:
+        self._columns = columns
+        registered, unknown = with_registered(self._declared, columns)
+        self._warn(registered, filter_is_known="filter" not in unknown)
+        handler, ignored = overridden(registered, {one.name: one.value for one in stored(columns.overrides)})
+        for name, text in (*unknown.items(), *ignored.items()):
+            if name == "filter":
+                continue  # see _refuse
+            event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
+        self._refuse(columns)
+        names = changed(self.handler, handler)
+        values = [f"{name}={as_text(name, option_value(handler, name, self.context.settings))}" for name in names]
+        self.configure(handler)
+        if names:
+            event(
+                logging.INFO, "settings.changed", group=self.ref.group, topic=self.ref.topic, settings=", ".join(values)
+            )
+        return bool(names)
+
+    def _warn(self, registered: Handler, *, filter_is_known: bool) -> None:
+        """Warn if the registered options are not those of the code."""
+        here, there = self._declared, registered
+        if here.limits != there.limits:
             event(
                 logging.WARNING,
                 "limits.not_registered",
                 group=self.ref.group,
                 topic=self.ref.topic,
-                registered=registered.limits.text or "none",
-                code=self._declared.limits.text or "none",
+                registered=there.limits.text or "none",
+                code=here.limits.text or "none",
             )
-        handler, ignored = overridden(registered, {one.name: one.value for one in stored(overrides)})
-        for text in (*unknown.values(), *ignored.values()):
-            event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
-        names = changed(self.handler, handler)
-        if not names:
-            return False
-        values = [f"{name}={as_text(name, option_value(handler, name, self.context.settings))}" for name in names]
-        self.configure(handler)
-        event(logging.INFO, "settings.changed", group=self.ref.group, topic=self.ref.topic, settings=", ".join(values))
-        return True
+        if filter_is_known and here.filter != there.filter:
+            event(
+                logging.WARNING,
+                "filter.not_registered",
+                group=self.ref.group,
+                topic=self.ref.topic,
+                registered=str(there.filter or "none"),
+                code=str(here.filter or "none"),
+            )
+
+    def _refuse(self, columns: OptionColumns) -> None:
+        try:
+            filter_of(columns)
+        except ValueError as error:
+            self.refused, self.stopped = str(error), True
+            event(logging.ERROR, "filter.refused", group=self.ref.group, topic=self.ref.topic, error=self.refused)
+        else:
+            self.stopped = self.stopped and not self.refused
+            self.refused = ""

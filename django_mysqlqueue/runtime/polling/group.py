@@ -53,7 +53,7 @@ class PolledGroup(ConfiguredGroup):
         self._locked: list[Settlement] = []
         """Outcomes whose row another transaction had locked: written after the next poll."""
         self.stopped = False
-        """Whether nothing is claimed, because the group is paused, dropped, or of the other mode."""
+        """Whether nothing is claimed: the group is paused, dropped, of the other mode, or its filter is unknown."""
         self.other_mode = ""
         """The group's mode, if it is no longer the handler's: the process stops."""
         self._announced = False
@@ -385,6 +385,11 @@ class PolledGroup(ConfiguredGroup):
         if claim.dropped or claim.paused:
             self._stop(dropped=claim.dropped)
             return False
+        if claim.options is not None:
+            self.override(claim.options)
+            return True
+        self.tally.filtered += claim.filtered
+        self.inbox.count_filtered(self.ref, claim.filtered)
         poll_soon = self._claimed(wants, max_due, claim)
         self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
         # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
@@ -432,7 +437,7 @@ class PolledGroup(ConfiguredGroup):
     def recheck_paused(self) -> None:
         """Claim again after a tick, because the group may have been resumed."""
         self._announced = self.stopped
-        self.stopped = False
+        self.stopped = bool(self.refused)
 
     def check_mode(self, registered: str) -> None:
         """Stop claiming if the group's registered mode is no longer the handler's."""

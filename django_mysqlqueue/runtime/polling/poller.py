@@ -328,19 +328,19 @@ class Poller:
         self._ticked_at = time.monotonic()
         session = Session(self.context.using)
         controls = groups.group_controls(session, [group.ref for group in self.groups])
-        overridden = False
         for group in self.groups:
             group.recheck_paused()
             found = controls.get(group.ref)
             if found is None:
                 continue
             group.check_mode(found.mode)
-            overridden = group.override(found.limits, found.overrides) or overridden
+            group.override(found.options)
             if group.has_new_revision(found.revision):
                 group.reset()
                 self.maintenance.scan_all()
-        if overridden:
-            self._pace = self._fastest()
+        pace = self._fastest()
+        if pace != self._pace:
+            self._pace = pace
             self.poll_soon()
         if self.ordered:
             refs = [group.ref for group in self.ordered]

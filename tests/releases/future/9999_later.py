@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_mysqlqueue", "0012_delivery_limits")]
+    dependencies = [("django_mysqlqueue", "0013_filters")]
     operations = [
         migrations.AddField("sequencer", "later", models.BigIntegerField(db_default=0)),
     ]

@@ -75,6 +75,7 @@ def act(delivery: Delivery) -> None:
 @subscriber(plan.TOPIC, group="skip")
 @subscriber(plan.TOPIC, group="strict", on_failure="block")
 @subscriber(plan.TOPIC, group="shared", mode="shared")
+@subscriber(plan.TOPIC, group="filtered", filter={"region": ["eu", "us"]})
 def simple(delivery: Delivery) -> None:
     with called(delivery):
         act(delivery)

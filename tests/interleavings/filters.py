@@ -1,0 +1,94 @@
+"""What must hold of a group whose filter is changed while it is claimed from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from django_mysqlqueue.service.claims import Claim
+from django_mysqlqueue.service.refs import GroupRef
+from tests.crash.worlds import G
+from tests.interleavings.engine import Run
+from tests.interleavings.operations import Operation
+from tests.interleavings.pictures import Names
+from tests.interleavings.steps import WRITE
+from tests.interleavings.worlds import Start
+from tests.support import invariants
+from tests.support.filtering import filter_of, matches
+from tests.support.invariants import Message
+from tests.support.tables import Logged, Tables
+
+GROUPS = "queue_consumer_groups"
+
+
+def claimed_under_another(operations: Sequence[Operation], start: Start, run: Run) -> Iterator[str]:
+    """Until a change of the filter commits, claims are made under the one before, and then under the new one only."""
+    changes = [_changed_at(run, thread) for thread, one in _threads(operations) if one.changes is not None]
+    changed = min((place for place in changes if place is not None), default=len(run.steps))
+    for thread, one in _threads(operations):
+        claim = run.results.get(thread)
+        if one.filters is None or not isinstance(claim, Claim) or not claim.looked_at:
+            continue
+        ended = max(place for place, step in enumerate(run.steps) if step.thread == thread and step.releases)
+        if (ended > changed) != (one.filters != start.filters[0]):
+            yield f"{thread} has claimed under a filter that was not the group's"
+
+
+def _threads(operations: Sequence[Operation]) -> list[tuple[str, Operation]]:
+    return list(zip("ABC", operations, strict=False))
+
+
+def _changed_at(run: Run, thread: str) -> int | None:
+    """The place of the COMMIT by which a thread has changed the group row; None: it has not."""
+    writes = False
+    for place, step in enumerate(run.steps):
+        if step.thread == thread:
+            writes = writes or (step.access.get(GROUPS) == WRITE and step.label.startswith("update"))
+            if writes and step.releases:
+                return place
+    return None
+
+
+def passed_by_mistake(
+    operations: Sequence[Operation],
+    start: Start,
+    before: Tables,
+    after: Tables,
+    names: Names,
+    handled: Collection[str],
+) -> Iterator[str]:
+    """A message is passed only under a filter that does not match it, and claimed only under one that does.
+
+    Args:
+        operations: what has run.
+        start: where it began.
+        before: the tables then.
+        after: the tables now.
+        names: the names of messages.
+        handled: names of messages that handlers were called with.
+    """
+    if not start.filters or G not in after.groups:
+        return
+    new = [one.changes for one in operations if one.changes is not None]
+    late = {name for one in operations for name in one.publishes}
+    for message in after.log.values():
+        was, now = (invariants.offsets_of(tables, G, message.key).claimed for tables in (before, after))
+        if not (was < message.offset <= now) or not invariants.is_for(message, G):
+            continue
+        name = names.at(message.offset)
+        policies = new if name in late else [start.filters[0], *new]
+        is_taken = name in handled or (G, message.key, message.offset) in after.state
+        found = [matches(message, policy) for policy in policies]
+        if is_taken and not any(found):
+            yield f"{name} was claimed, and the filter does not match it"
+        if not is_taken and all(found):
+            yield f"{name} was passed, and the filter matches it"
+
+
+def gets(tables: Tables, ref: GroupRef, message: Message) -> bool:
+    """Whether handlers of a group will be called with a message that it has not settled."""
+    policy = filter_of(tables.groups[ref])
+    if policy is None or not invariants.is_for(message, ref):
+        return invariants.is_for(message, ref)
+    if isinstance(message, Logged) and message.offset <= invariants.offsets_of(tables, ref, message.key).claimed:
+        return (ref, message.key, message.offset) in tables.state
+    return matches(message, policy)
