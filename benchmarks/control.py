@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measure how long single messages wait while a subscriber works on a large backlog, what limits cost, and how fast
-filters are.
+messages are passed because of a filter or their expiry.
 
     python tools/servers.py run mariadb -- python benchmarks/control.py
 
@@ -10,6 +10,8 @@ filters are.
   turns. Handlers do nothing.
 - filters: messages per second of a subscriber whose filter passes all of them, or nine of ten, and of one without a
   filter, by turns. Handlers do nothing.
+- expiry: messages per second of a subscriber that passes a backlog of expired messages, and of one that handles
+  messages, by turns.
 
 The backlog is in the log before a measurement starts. One message is published every 50 to 150 ms. The time is from
 the call of publish() to the start of the handler. Subscriber and publisher run on the same machine and use the same
@@ -19,6 +21,7 @@ clock. The baseline is the same measurement on empty tables, in the same run.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import random
 import statistics
@@ -53,6 +56,8 @@ FILTER = {"region": ["eu"], "total": [{"numeric": [">=", 100]}]}
 MATCHING = {"no filter": 1, "none matches": 0, "one of ten matches": 10}
 """Every how many messages of a key one matches; 0: none does. Without a filter, all messages are handled."""
 FILTERED_KEYS = (100, 1)
+EXPIRED_KEYS = 100
+PAST = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WARM_UP = 2.0
 LAST = 5.0
 """Seconds to wait for the last message."""
@@ -108,8 +113,8 @@ def measure(case: str, mode: str, options: argparse.Namespace, seed: str) -> tup
     return [1000 * (starts[number] - at) for number, at in called.items()], record["count"] - len(called)
 
 
-def handled_per_second(mode: str, limits: dict[str, Any], messages: int, threads: int) -> float:
-    """Return the rate at which a subscriber handles a backlog of 100 keys, from its first to its last message."""
+def handled_per_second(mode: str, limits: dict[str, Any], messages: int, threads: int, processes: int) -> float:
+    """Return the rate at which subscribers handle a backlog of 100 keys, from the first to the last message."""
     from django_mysqlqueue import Message, publish_many
     from django_mysqlqueue.service.sequencing import sequence
 
@@ -118,15 +123,17 @@ def handled_per_second(mode: str, limits: dict[str, Any], messages: int, threads
     while sequence("default").moved:
         pass
     arguments = ("--topic", TOPIC, "--group", mode, "--threads", str(threads))
-    with common.subscribers(1, *arguments, **SETTINGS, GROUPS={mode: limits}) as running:
+    with common.subscribers(processes, *arguments, **SETTINGS, GROUPS={mode: limits}) as running:
         common.wait_for(lambda: common.is_drained(TOPIC, [mode]))
-    (record,) = running.records
-    if record["count"] != messages:
-        raise RuntimeError(f"{record['count']} of {messages} messages were handled")
-    return (messages - 1) / (record["last"] - record["first"])
+    records = [record for record in running.records if record["count"]]
+    count = sum(record["count"] for record in records)
+    if count != messages:
+        raise RuntimeError(f"{count} of {messages} messages were handled")
+    first, last = min(record["first"] for record in records), max(record["last"] for record in records)
+    return (messages - 1) / (last - first)
 
 
-def publish_with_metadata(messages: int, keys: int, matching: int) -> None:
+def publish_with_metadata(messages: int, keys: int, matching: int, expires_at: datetime.datetime | None = None) -> None:
     """Publish a backlog of which one of ``matching`` messages of each key matches the filter, and move it into the log.
 
     The others fail one of its two conditions: half of them the first, half of them only the second.
@@ -144,7 +151,7 @@ def publish_with_metadata(messages: int, keys: int, matching: int) -> None:
                 "total": (100 if matches else 0) + place % 100,
                 "tenant": f"tenant-{number % 1000}",
             }
-            batch.append(Message(common.PAYLOAD, key=f"k{number % keys}", metadata=metadata))
+            batch.append(Message(common.PAYLOAD, f"k{number % keys}", metadata=metadata, expires_at=expires_at))
         publish_many(TOPIC, batch)
     while sequence("default").moved:
         pass
@@ -164,17 +171,37 @@ def count_settled(group: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-def settled_per_second(mode: str, case: str, keys: int, messages: int, threads: int) -> float:
-    """Return the rate at which a subscriber passes or handles a backlog, without its start and its first claims."""
+def filtered_per_second(mode: str, case: str, keys: int, messages: int, threads: int) -> float:
+    """Return the rate at which a subscriber passes or handles a backlog with or without a filter."""
+    publish_with_metadata(messages, keys, MATCHING[case])
+    group = {} if case == "no filter" else {"FILTER": FILTER}
+    handled = messages // MATCHING[case] if MATCHING[case] else 0
+    return settled_per_second(mode, group, messages, handled, threads)
+
+
+def expired_per_second(mode: str, *, expired: bool, messages: int, threads: int) -> float:
+    """Return the rate at which a subscriber passes a backlog of expired messages, or handles one of others."""
+    publish_with_metadata(messages, EXPIRED_KEYS, 1, PAST if expired else None)
+    return settled_per_second(mode, {}, messages, 0 if expired else messages, threads)
+
+
+def settled_per_second(mode: str, group: dict[str, Any], messages: int, expected: int, threads: int) -> float:
+    """Return the rate at which a subscriber passes or handles a backlog, without its start and its first claims.
+
+    Args:
+        mode: the mode, and the name of the group.
+        group: its options.
+        messages: number of messages of the backlog, which is in the log.
+        expected: number of them that are handled.
+        threads: number of handler threads.
+    """
     from django.db.models import Max
 
     from django_mysqlqueue.models import ConsumerOffset, QueueMessage
 
     os.environ["BENCH_SLEEP"] = "0"
-    publish_with_metadata(messages, keys, MATCHING[case])
     last = dict(QueueMessage.objects.filter(topic=TOPIC).values_list("partition_key").annotate(Max("offset")))
     watermarks = ConsumerOffset.objects.filter(consumer_group=mode, topic=TOPIC)
-    group = {} if case == "no filter" else {"FILTER": FILTER}
     arguments = ("--topic", TOPIC, "--group", mode, "--threads", str(threads))
     with common.subscribers(1, *arguments, **SETTINGS, GROUPS={mode: group}) as running:
         common.wait_for(lambda: watermarks.filter(offset_acked__gt=0).exists())
@@ -183,9 +210,8 @@ def settled_per_second(mode: str, case: str, keys: int, messages: int, threads: 
         # Not ``is_drained``, which would read the whole log each time.
         ended = common.wait_for(lambda: dict(watermarks.values_list("partition_key", "offset_acked")) == last)
     handled = sum(record["count"] for record in running.records)
-    expected = messages // MATCHING[case] if MATCHING[case] else 0
     if handled != expected:
-        raise RuntimeError(f"{case}, {mode}: {handled} messages were handled, not {expected}")
+        raise RuntimeError(f"{mode}, {group}: {handled} messages were handled, not {expected}")
     return (messages - before) / (ended - began)
 
 
@@ -196,37 +222,53 @@ def run_filters(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[
     for (mode, keys), name in names.items():
         for case, matching in MATCHING.items():
             messages = options.handled_messages * max(1, matching) if matching else options.passed_messages
-            cases[f"{name}, {case}"] = partial(settled_per_second, mode, case, keys, messages, options.threads)
-    found = common.interleaved(cases, options.filtered_rounds)
+            cases[f"{name}, {case}"] = partial(filtered_per_second, mode, case, keys, messages, options.threads)
+    return _ratios(common.interleaved(cases, options.filtered_rounds), "no filter")
+
+
+def run_expiry(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
+    """Measure with and without an expiry by turns. Return the figures, and the rows of a table."""
+    kinds = {"handled": (False, options.handled_messages), "expired": (True, options.expired_messages)}
+    cases = {
+        f"{mode}, {name}": partial(
+            expired_per_second, mode, expired=expired, messages=messages, threads=options.threads
+        )
+        for mode in MODES
+        for name, (expired, messages) in kinds.items()
+    }
+    return _ratios(common.interleaved(cases, options.expired_rounds), "handled")
+
+
+def _ratios(found: dict[str, list[float]], base: str) -> tuple[dict[str, Any], list[list[str]]]:
+    """Return the figures and the rows of a table, with ratios to the case ``base`` of the same mode."""
+    medians = {name: common.median(values) for name, values in found.items()}
     table = [["messages per second", "median", "ratio"]]
     result: dict[str, Any] = {}
-    for name in names.values():
-        base = common.median(found[f"{name}, no filter"])
-        for case in MATCHING:
-            rates = found[f"{name}, {case}"]
-            value = common.median(rates)
-            ratio = round(value / base, 2)
-            result[f"{name}, {case}"] = {"median": round(value), "all": [round(one) for one in rates], "ratio": ratio}
-            table.append([f"{name}, {case}", f"{value:,.0f}", str(ratio)])
+    for name, value in medians.items():
+        ratio = round(value / medians[f"{name.rpartition(', ')[0]}, {base}"], 2)
+        result[name] = {"median": round(value), "all": [round(one) for one in found[name]], "ratio": ratio}
+        table.append([name, f"{value:,.0f}", str(ratio)])
     return result, table
 
 
 def run_limits(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
     """Measure all limits by turns. Return the figures, and the rows of a table."""
     cases = {
-        f"{mode}, {name}": partial(handled_per_second, mode, limits, options.limited_messages, options.threads)
+        f"{mode}, {name}": partial(
+            handled_per_second,
+            mode,
+            limits,
+            options.limited_messages,
+            options.threads,
+            options.limited_processes,
+        )
         for mode in MODES
         for name, limits in LIMITS.items()
     }
-    found = common.interleaved(cases, options.limited_rounds)
-    medians = {name: common.median(values) for name, values in found.items()}
-    table = [["messages per second", "median", "ratio"]]
-    result: dict[str, Any] = {}
-    for name, value in medians.items():
-        ratio = round(value / medians[f"{name.partition(', ')[0]}, no limits"], 2)
-        result[name] = {"median": round(value), "all": [round(one) for one in found[name]], "ratio": ratio}
-        table.append([name, f"{value:,.0f}", str(ratio)])
-    return result, table
+    return _ratios(common.interleaved(cases, options.limited_rounds), "no limits")
+
+
+RATES = {"limits": run_limits, "filters": run_filters, "expiry": run_expiry}
 
 
 def percentiles(waits: list[float]) -> dict[str, float]:
@@ -272,6 +314,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=4, help="handler threads (default: 4)")
     parser.add_argument("--handler-ms", type=float, default=2.0, help="duration of each handler (default: 2)")
     parser.add_argument("--limited-messages", type=int, default=20_000, help="messages per round (default: 20000)")
+    parser.add_argument("--limited-processes", type=int, default=1, help="subscriber processes (default: 1)")
     parser.add_argument("--limited-rounds", type=int, default=5, help="number of rounds of limits (default: 5)")
     parser.add_argument(
         "--passed-messages", type=int, default=400_000, help="messages that a filter passes per round (default: 400000)"
@@ -283,7 +326,11 @@ def main() -> None:
         help="messages that are handled per round with a filter, and for comparison without one (default: 10000)",
     )
     parser.add_argument("--filtered-rounds", type=int, default=3, help="number of rounds of filters (default: 3)")
-    parser.add_argument("--only", choices=(*KEYS, "limits", "filters"), help="measure only one of the four")
+    parser.add_argument(
+        "--expired-messages", type=int, default=1_000_000, help="expired messages per round (default: 1000000)"
+    )
+    parser.add_argument("--expired-rounds", type=int, default=1, help="number of rounds of expiry (default: 1)")
+    parser.add_argument("--only", choices=(*KEYS, *RATES), help="measure only one of the five")
     parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()
@@ -298,12 +345,10 @@ def main() -> None:
             for state, name in (("baseline", "without backlog"), ("backlog", f"{options.backlog:,} waiting")):
                 table.append([f"{case}, {mode}, {name}", *(f"{value:,}" for value in figures[state].values())])
             table.append([f"{case}, {mode}, ratio", *(str(value) for value in figures["ratio"].values()), ""])
-    if options.only in (None, "limits"):
-        results["limits"], limited = run_limits(options)
-        table += [["", "", "", ""], *([*row, ""] for row in limited)]
-    if options.only in (None, "filters"):
-        results["filters"], filtered = run_filters(options)
-        table += [["", "", "", ""], *([*row, ""] for row in filtered)]
+    for name, measured in RATES.items():
+        if options.only in (None, name):
+            results[name], rows = measured(options)
+            table += [["", "", "", ""], *([*row, ""] for row in rows)]
     names = ("backlog", "messages", "rounds", "threads", "handler_ms")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings |= {"queue": SETTINGS, "pause_ms": [50, 150], "keys": KEYS, "priority": PRIORITY}

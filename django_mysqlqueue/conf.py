@@ -210,6 +210,7 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "atomic": validators.boolean,
     "start": validators.choice("earliest", "latest"),
     "on_failure": validators.choice("skip", "block"),
+    "on_expiry": validators.choice("skip", "dead_letter"),
     "max_attempts": validators.or_none(validators.integer(1)),
     "visibility_timeout": validators.number(exclusive=True, maximum=LONGEST_DELAY),
     "max_processing_time": validators.number(exclusive=True, maximum=LONGEST_DELAY),

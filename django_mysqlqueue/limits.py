@@ -41,6 +41,12 @@ _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 RESERVED_PREFIX = "mysqlqueue."
 PUBLISHER_KEY = RESERVED_PREFIX + "key"
 """Name in the metadata of the publisher's key, if the key was hashed to a partition."""
+REPLACES = RESERVED_PREFIX + "replaces"
+"""Name in the metadata of an edited message of the id of the message that it replaces."""
+EXPIRES_AT = RESERVED_PREFIX + "expires_at"
+"""Name in the metadata of the time at which the message expires, in epoch milliseconds."""
+EXPIRES_IN = RESERVED_PREFIX + "expires_in"
+"""Name in the metadata of the milliseconds from ``created_at`` after which the message expires."""
 MAX_METADATA_BYTES = 65_535
 MAX_METADATA_DEPTH = 30
 """Maximum nesting. MariaDB's JSON_VALID accepts up to 32 levels, MySQL's up to 100."""

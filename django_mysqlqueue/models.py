@@ -24,10 +24,9 @@ def _json_object(name: Any, help_text: Any) -> models.JSONField[Any, Any]:
 
 
 class LogKey(models.Model):
-    """The log's primary key.
+    """The log's primary key, declared before the generated columns, as the outbox's is.
 
-    The primary keys of log and outbox are declared before the generated columns: on MySQL, Django assigns the id of an
-    inserted row to the first field that the database computes.
+    On MySQL, Django assigns the id of an inserted row to the first field that the database computes.
     """
 
     offset = models.BigAutoField(_("offset"), primary_key=True)
@@ -368,6 +367,7 @@ class DeliveryEvent(models.Model):
         REPLACED = "replaced", _("edited and redriven")
         DISCARDED = "discarded", _("discarded")
         DELETED = Outcome.DELETED.value, _("deleted before it was handled")
+        EXPIRED = Outcome.EXPIRED.value, _("expired before it was handled")
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
@@ -445,6 +445,7 @@ class Rollup(models.Model):
     failed = models.BigIntegerField(_("failed"), db_default=0)
     dead_lettered = models.BigIntegerField(_("dead-lettered"), db_default=0)
     filtered = models.BigIntegerField(_("filtered"), db_default=0)
+    expired = models.BigIntegerField(_("expired"), db_default=0)
 
     objects = QueueManager["Rollup"]()
 
@@ -456,7 +457,6 @@ class Rollup(models.Model):
 
 for _place in range(len(LATENCY_BOUNDS_MS) + 1):
     Rollup.add_to_class(f"latency_{_place}", models.BigIntegerField(db_default=0))
-del _place
 
 
 class CollectedTopic(models.Model):

@@ -22,5 +22,7 @@ class Outcome(StrEnum):
     """The message will be redelivered, and no attempt is counted."""
     DELETED = "deleted"
     """The message was deleted from the log before it was handled."""
+    EXPIRED = "expired"
+    """The message expired before its handler was called."""
     LOST = "lost"
     """The delivery was revoked, claimed again by another subscriber, or settled by somebody else."""

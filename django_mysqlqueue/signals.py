@@ -59,6 +59,7 @@ Args:
     latency: seconds since the message entered the log, by the database's clock.
 
 If a process is lost during the last attempt at a suspected poison message, the message is dead-lettered without another
-call: the outcome is ``"dead_lettered"``, with 0 seconds. The first loss of a message is not counted. A process that is
-killed sends nothing for the deliveries that it held.
+call: the outcome is ``"dead_lettered"``, with 0 seconds. The same holds for a message that has expired, if the handler
+has ``on_expiry="dead_letter"``; otherwise no signal is sent for it. The first loss of a message is not counted. A
+process that is killed sends nothing for the deliveries that it held.
 """

@@ -22,7 +22,7 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.limits import AT_ONCE, priority_of
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
-from django_mysqlqueue.service import scheduling
+from django_mysqlqueue.service import expiry, scheduling
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.messages import (
     Message,
@@ -62,6 +62,8 @@ class Published:
     """The end of the last traceback, or the reason; empty if it is not a dead letter."""
     priority: int = 0
     """The publisher's priority, from -100 to 100."""
+    expires_at: datetime.datetime | None = None
+    """When the message expires (aware, UTC), or None."""
 
 
 def published(topic: str | None = None, *, using: str | None = None) -> list[Published]:
@@ -87,6 +89,7 @@ def _published(row: Model) -> Published:
     assert isinstance(row, (QueueMessage, OutboxMessage))  # noqa: S101  # for the type checker
     metadata = decode_metadata(row.metadata)
     due = getattr(row, "deliver_at", 0)
+    expires = expiry.expires_at(metadata, row.created_at, row.original_id)
     return Published(
         topic=row.topic,
         key=publisher_key(row.partition_key, metadata),
@@ -97,6 +100,7 @@ def _published(row: Model) -> Published:
         priority=priority_of(row.partition_key),
         failed_group=row.failed_group,
         last_error=row.last_error,
+        expires_at=None if expires is None else datetime.datetime.fromtimestamp(expires / 1000, datetime.UTC),
     )
 
 
@@ -112,6 +116,7 @@ def delivery(
     max_attempts: int | None = None,
     offset: int = 1,
     priority: int = 0,
+    expires_at: datetime.datetime | None = None,
 ) -> Delivery:
     """Return a delivery to call a handler with, to test the handler by itself. Nothing is stored.
 
@@ -130,11 +135,12 @@ def delivery(
         max_attempts: maximum number of attempts; None: no limit.
         offset: the message's offset in the log.
         priority: the message's priority.
+        expires_at: when the message expires.
 
     Raises:
         InvalidMessage: ``publish`` would refuse the message.
     """
-    row = encode(topic, Message(payload, key=key, id=id, metadata=metadata, priority=priority))
+    row = encode(topic, Message(payload, key=key, id=id, metadata=metadata, priority=priority, expires_at=expires_at))
     now = time.time_ns() // 1_000_000
     handler = Handler(
         ref=GroupRef(group, topic),
@@ -174,7 +180,7 @@ def deliver_all(
         raise_exceptions: if True, stop at the first exception of a handler and raise it; the attempt counts as failed.
             If False, retry the message as a subscriber does.
         advance: seconds or a timedelta. Scheduled and snoozed messages, and the times at which the group's limits
-            allow further messages, are brought forward by this time before delivering.
+            allow further messages, are brought forward by this time before delivering; messages expire earlier by it.
         groups: run only the handlers of these consumer groups.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
 

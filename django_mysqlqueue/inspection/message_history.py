@@ -15,10 +15,11 @@ from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.log_entries import LogMessage
 from django_mysqlqueue.inspection.options import read_filter
+from django_mysqlqueue.limits import REPLACES
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.dead_letters import REPLACES
+from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
 from django_mysqlqueue.service.publishing import queue_alias
@@ -51,6 +52,11 @@ class MessageContent:
     """Number of failed attempts of a dead letter."""
     last_error: str
     """The last traceback, or the reason; empty if it is not a dead letter."""
+
+    @property
+    def expires_at(self) -> int | None:
+        """When it expires, in epoch milliseconds; None if it does not."""
+        return expires_at(self.metadata, self.entry.created_at, self.entry.original_id)
 
     @property
     def replaces(self) -> str:

@@ -147,7 +147,9 @@ def find_problems(
     for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
         if bucket.at >= recent:
             lately.setdefault(bucket.ref, Ended()).add(bucket)
-        if bucket.at >= still and (bucket.acked or bucket.failed or bucket.dead_lettered or bucket.filtered):
+        if bucket.at >= still and (
+            bucket.acked or bucket.failed or bucket.dead_lettered or bucket.filtered or bucket.expired
+        ):
             moving.add(bucket.ref)
     for group in overview.groups:
         found += _of_group(group, overview.now, stall_times, moves=group.ref in moving)

@@ -18,8 +18,8 @@ from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
 
 LABELS = ("topic", "group")
-OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.DELETED)
-"""The outcomes that are counted. Deleted messages have a counter of their own."""
+OUTCOMES = tuple(outcome for outcome in Outcome if outcome not in (Outcome.DELETED, Outcome.EXPIRED))
+"""The outcomes that are counted. Deleted and expired messages have counters of their own."""
 BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
 """The bounds of the histograms' buckets in seconds, the same as those of the rollups."""
 
@@ -108,6 +108,12 @@ class _InboxCollector(Collector):
         for ref, number in self._inbox.filtered_counts().items():
             filtered.add_metric((ref.topic, ref.group), number)
         yield filtered
+        expired = CounterMetricFamily(
+            "mysqlqueue_process_expired", "Messages that have expired before their handler was called.", labels=LABELS
+        )
+        for ref, number in self._inbox.expired_counts().items():
+            expired.add_metric((ref.topic, ref.group), number)
+        yield expired
 
 
 def serve(

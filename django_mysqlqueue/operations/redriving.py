@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.limits import REPLACES
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.service import audit, delivery_events, messages
-from django_mysqlqueue.service.dead_letters import REPLACES, DeadLetterFilter, matching_offsets
+from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart

@@ -232,7 +232,8 @@ class _Checked:
             raise InvalidMessage(
                 f"metadata {own[0]!r}: keys that begin with {limits.RESERVED_PREFIX!r} are reserved for the queue"
             )
-        return value, text
+        kept = {name: one for name, one in value.items() if name not in (limits.EXPIRES_AT, limits.EXPIRES_IN)}
+        return (value, text) if len(kept) == len(value) else (kept, json.dumps(kept, ensure_ascii=False))
 
 
 def _check_any_key(key: object) -> str:

@@ -7,6 +7,7 @@ delivery state with SKIP LOCKED only, and inserts those that nobody else can ins
 
 from __future__ import annotations
 
+import time
 from secrets import randbits
 
 from django_mysqlqueue.models import DeliveryState
@@ -39,6 +40,7 @@ def claim(using: str, request: ClaimRequest) -> Claim:
 
 def _claim(session: Session, request: ClaimRequest) -> Claim:
     claimant, ref, shared = request.claimant, request.claimant.ref, request.claimant.shared
+    began = time.monotonic()
     fence = groups.fence(session, ref)
     keys = {want.key for want in request.wants}
     lost: set[str] = set()
@@ -50,7 +52,7 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     flushed = settling.apply(
         session, ref, request.settlements, offsets, max_attempts=claimant.max_attempts, also=request.also
     )
-    result = Claim(flushed, lost=lost, dropped=fence is None, paused=fence is not None and fence.paused)
+    result = Claim(flushed, lost=lost, began=began, dropped=fence is None, paused=fence is not None and fence.paused)
     if fence is not None and fence.mode != claimant.mode:
         result.other_mode = fence.mode
     if fence is not None and claimant.options not in (None, fence.options):

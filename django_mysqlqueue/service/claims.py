@@ -92,8 +92,12 @@ class Claim:
     """Why no further message of the group gets a slot."""
     held: dict[str, int] | None = None
     """By limited key, how many slots the claimant holds now; None if the group has no limits."""
+    began: float = 0.0
+    """The monotonic time at which the database's time of the claim was asked for."""
     filtered: int = 0
     """Number of messages that the filter has passed."""
+    expired: int = 0
+    """Number of messages that were passed because they have expired."""
     options: OptionColumns | None = None
     """The columns of the group row with other options than the claimant's: then nothing was taken."""
     dropped: bool = False
@@ -127,5 +131,7 @@ class ClaimRequest:
     """Maximum number of messages to take."""
     after_clock_step: bool = False
     """In shared mode, whether to look for rows that a clock, since corrected, left far in the future."""
+    passes_expired: bool = False
+    """Whether to look for messages that have expired, and to pass them. Otherwise, they are found when they start."""
     holding: Holding | None = None
     """What the claimant holds, if the group has limits."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_mysqlqueue import limits, naming
+from django_mysqlqueue import naming
 from django_mysqlqueue.models import DeliveryState, OutboxMessage, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events
@@ -20,8 +20,6 @@ from django_mysqlqueue.sql.session import Session, flat
 STATE = DeliveryState._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
-REPLACES = limits.RESERVED_PREFIX + "replaces"
-"""The metadata of an edited message that holds the id of the message that it replaces."""
 
 
 class FailedDelivery(NamedTuple):
@@ -38,10 +36,10 @@ class FailedDelivery(NamedTuple):
     """The subscriber of the last attempt."""
 
     @classmethod
-    def of(cls, delivery: Claimed, error: str, handled_ms: int = 0) -> FailedDelivery:
-        """Return the failed delivery of a claim whose attempt was the last."""
-        attempt, delivered_at = delivery.attempt, delivery.delivered_at
-        return cls(delivery.key, delivery.offset, attempt, error, delivered_at, handled_ms, delivery.by)
+    def of(cls, delivery: Claimed, error: str, handled_ms: int = 0, *, is_started: bool = True) -> FailedDelivery:
+        """Return the failed delivery of a claim whose attempt was the last, or was not started."""
+        attempts, delivered_at = delivery.attempt - (not is_started), delivery.delivered_at
+        return cls(delivery.key, delivery.offset, attempts, error, delivered_at, handled_ms, delivery.by)
 
 
 def is_final(topic: str, attempt: int, max_attempts: int | None, *, rejected: bool = False) -> bool:

@@ -63,6 +63,8 @@ class Action(Enum):
     """Make it due again without counting an attempt: it never started, or it did not fail itself."""
     DELETED = "deleted"
     """Settle it without a call: its message was deleted from the log after the claim."""
+    EXPIRED = "expired"
+    """Settle it without a call: its message has expired."""
     STALE = "stale"
     """Only forget it here: it was found to be stale before it started."""
 
@@ -74,6 +76,7 @@ OUTCOMES = {
     Action.REJECT: Outcome.DEAD_LETTERED,
     Action.RELEASE: Outcome.RELEASED,
     Action.DELETED: Outcome.DELETED,
+    Action.EXPIRED: Outcome.EXPIRED,
     Action.STALE: Outcome.LOST,
 }
 """The outcome of each action, except for two cases that the flush decides: a nack of the last attempt dead-letters,
@@ -93,6 +96,8 @@ class Settlement(NamedTuple):
     """Duration of the handler's call in milliseconds; for a batch, that of the whole call."""
     is_final: bool | None = None
     """Whether a failure dead-letters the message, as its handler was told. None: ``max_attempts`` decides."""
+    is_started: bool = True
+    """Whether a reject ends an attempt. A message that has expired is dead-lettered before its attempt starts."""
     held: object = None
     """An object that the process wants to get back after the flush. The service layer does not use it."""
 

@@ -142,7 +142,7 @@ def register_options(using: str, ref: GroupRef, column: str, options: Mapping[st
         if column == "limits":
             detail = ", ".join(f"{name}={value}" for name, value in options.items()) or "no limits"
         else:
-            detail = json.dumps(options) if options else "no filter"
+            detail = json.dumps(options, ensure_ascii=False) if options else "no filter"
         audit.once(session, column, 0, actor=actor, group=ref.group, topic=ref.topic, detail=detail)
         return True
 

@@ -17,6 +17,8 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.limits import (
+    EXPIRES_AT,
+    EXPIRES_IN,
     LATEST_DELIVERY,
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
@@ -32,6 +34,8 @@ GIVEN_TYPES = ((CONTENT_TYPE, JSON_TYPE), (CONTENT_TYPE, BINARY_TYPE))
 PLAIN_JSON, PLAIN_BINARY = (f'{{"{CONTENT_TYPE}":"{kind}"}}' for kind in (JSON_TYPE, BINARY_TYPE))
 """The stored metadata of a message that was published without metadata: JSON, and bytes."""
 ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+LONGEST_SCHEDULE = 100 * 366 * 86400.0
+"""Longest delay, and longest time until a message expires, in seconds."""
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -47,6 +51,8 @@ class Message:
     delay: float | datetime.timedelta | None = None
     deliver_at: datetime.datetime | None = None
     priority: int = 0
+    expires_at: datetime.datetime | None = None
+    expires_in: float | datetime.timedelta | None = None
 
 
 class OutboxRow(NamedTuple):
@@ -75,6 +81,7 @@ def encode(topic: str, message: Message) -> OutboxRow:
     metadata = _metadata(message.metadata)
     payload = _payload(message.payload, metadata)
     priority = naming.check_priority(message.priority)
+    metadata |= _expiry(message)
     partition_key = _partition(topic, message.key, message_id, metadata, priority)
     delay_ms, deliver_at = schedule(message.delay, message.deliver_at)
     if delay_ms is None and not deliver_at:
@@ -190,19 +197,52 @@ def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.date
     if delay is not None and deliver_at is not None:
         raise InvalidMessage("delay and deliver_at were both given: pass one of them")
     if delay is not None:
-        return duration_ms("delay", delay, longest=100 * 366 * 86400.0), 0
+        return duration_ms("delay", delay, longest=LONGEST_SCHEDULE), 0
     if deliver_at is None:
         return None, 0
-    moment = deliver_at
+    # 0 means "at once"; a time at or before the epoch is long due.
+    return None, _moment_ms("deliver_at", deliver_at)
+
+
+def _expiry(message: Message) -> dict[str, int]:
+    """Return the metadata that holds the expiry of a message; empty if it has none.
+
+    Raises:
+        InvalidMessage: a value breaks a rule. The error names the value and the rule.
+    """
+    at, within = message.expires_at, message.expires_in
+    if at is not None and within is not None:
+        raise InvalidMessage("expires_at and expires_in were both given: pass one of them")
+    if at is not None:
+        if message.deliver_at is not None and _moment_ms("expires_at", at) <= _moment_ms(
+            "deliver_at", message.deliver_at
+        ):
+            raise InvalidMessage(f"expires_at {at!r}: must be after deliver_at {message.deliver_at!r}")
+        return {EXPIRES_AT: _moment_ms("expires_at", at)}
+    if within is None:
+        return {}
+    # Relative to created_at, which is a time of the database: the publisher's clock may be wrong.
+    milliseconds = duration_ms("expires_in", within, longest=LONGEST_SCHEDULE)
+    if not milliseconds:
+        raise InvalidMessage(f"expires_in {within!r}: must be at least a millisecond")
+    if message.delay is not None and milliseconds <= duration_ms("delay", message.delay, longest=LONGEST_SCHEDULE):
+        raise InvalidMessage(f"expires_in {within!r}: must be longer than the delay {message.delay!r}")
+    return {EXPIRES_IN: milliseconds}
+
+
+def _moment_ms(what: str, moment: object) -> int:
+    """Return a datetime in epoch milliseconds, from 1 to the end of the year 9999.
+
+    Raises:
+        InvalidMessage: the value breaks a rule. The error names the value and the rule.
+    """
     if not isinstance(moment, datetime.datetime):
-        raise InvalidMessage(f"deliver_at {moment!r}: must be a datetime")
+        raise InvalidMessage(f"{what} {moment!r}: must be a datetime")
     if timezone.is_naive(moment):
         if django_settings.USE_TZ:
-            raise InvalidMessage(f"deliver_at {moment!r}: must be aware because USE_TZ is True")
+            raise InvalidMessage(f"{what} {moment!r}: must be aware because USE_TZ is True")
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
-    milliseconds = (moment - EPOCH) // datetime.timedelta(milliseconds=1)
-    # 0 means "at once"; a time at or before the epoch is long due.
-    return None, min(max(milliseconds, 1), LATEST_DELIVERY)
+    return min(max((moment - EPOCH) // datetime.timedelta(milliseconds=1), 1), LATEST_DELIVERY)
 
 
 def duration_ms(what: str, value: object, *, longest: float) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
-from django_mysqlqueue.service import watermarks
+from django_mysqlqueue.outcomes import Outcome
+from django_mysqlqueue.service import delivery_events, watermarks
 from django_mysqlqueue.service.deliveries import Claimed
+from django_mysqlqueue.service.delivery_events import Event
+from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.service.taking import Taking
@@ -23,11 +27,12 @@ MAX_PARKED = 1000
 """Number of a shared group's unsettled messages at which claims no longer look past messages without a slot."""
 
 
-NO_METADATA: Mapping[str, Any] = {}
 MAX_LOOKED_AT = 10_000
-"""Maximum number of messages that a claim looks at because the filter passes those before them."""
+MAX_METADATA = 4_194_304
+"""Maximum number of messages, and of bytes of their metadata, that a claim looks at in addition because it passes those
+before them: it holds locks meanwhile."""
 DEEPER = 4
-"""How many times as many messages a claim looks at in a partition after the filter has passed some."""
+"""How many times as many messages a claim looks at in a partition at most after it has passed some."""
 
 
 class _Row(NamedTuple):
@@ -37,52 +42,70 @@ class _Row(NamedTuple):
     target: str
     """The only group that gets it; empty: all."""
     size: int
-    metadata: Mapping[str, Any]
-    """Empty if it is not needed."""
+    metadata: str = ""
+    """As JSON text; empty if it is not needed."""
+    outcome: str = ""
+    """Why it is passed: ``filtered`` or ``expired``; empty if it is not."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a claim looks in a partition."""
+
+    cursor: int
+    look_at: int
+    """Number of messages to look at."""
+    wanted: int
+    """Number of messages to take."""
+    looked_at: int = 0
+    taken: int = 0
 
 
 def take_new(taking: Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claimed], dict[str, int]]:
     """Take messages above the positions, and return them with the new positions by partition.
 
     A position moves to the last message that was looked at, even past messages with another ``target_group`` and those
-    that the filter passes: otherwise the watermark and GC would stop there. A partition of which the filter has passed
-    messages is looked at again.
+    that are passed because of the filter or their expiry: otherwise the watermark and GC would stop there. A partition
+    of which messages were passed is looked at again, further on.
     """
     places = _places(taking, offsets)
     taking.result.looked_at |= set(places)
     new = _New(taking)
-    left = MAX_LOOKED_AT
+    reach = _Reach()
     while places:
         found = _look(taking, places)
+        reach.read(found)
         new.read_keys(found)
-        deeper: dict[str, tuple[int, int]] = {}
-        for key, (_, look_at) in places.items():
+        deeper: dict[str, _Place] = {}
+        for key, place in places.items():
             rows = found.get(key, [])
-            passed = new.take(key, rows, more=len(rows) == look_at)
+            passed = new.take(key, place, rows)
             if rows and new.positions.get(key) != rows[-1].offset:
                 continue
-            if len(rows) < look_at:
+            if len(rows) < place.look_at:
                 taking.result.drained.add(key)
-            elif passed and left > 0:
-                deeper[key] = (rows[-1].offset, min(DEEPER * look_at, left))
-                left -= deeper[key][1]
-        places = deeper
+            elif passed and place.taken < place.wanted and not taking.budget.is_spent:
+                place.cursor = rows[-1].offset
+                deeper[key] = place
+        places = reach.limit(deeper)
     _insert_rows(taking, new.taken)
     _park(taking, new.parked)
+    _record_expired(taking, new.expired)
     return new.taken, new.positions
 
 
-def _places(taking: Taking, offsets: Mapping[str, Offsets]) -> dict[str, tuple[int, int]]:
-    """Return the position of each partition to look at, and the number of messages."""
+def _places(taking: Taking, offsets: Mapping[str, Offsets]) -> dict[str, _Place]:
+    """Return the partitions to look at."""
     claimant, result = taking.claimant, taking.result
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, _Place] = {}
     for want in taking.wants():
         if want.look_at <= 0:
             continue
         if want.key in offsets:
             # More than the claim takes: those in front may have no slot.
             past = LOOKED_PAST if claimant.shared and taking.has_several_keys(want.key) else 0
-            places[want.key] = (offsets[want.key].claimed, max(want.look_at, past))
+            look_at = max(want.look_at, past)
+            places[want.key] = _Place(offsets[want.key].claimed, look_at, look_at)
         else:
             result.missing.add(want.key)
     if claimant.shared and result.missing:
@@ -101,63 +124,114 @@ class _New:
         self.taken: list[Claimed] = []
         self.parked: list[tuple[str, int, int]] = []
         """Messages of a shared group that wait for a slot like retries, and until when."""
+        self.expired: list[tuple[str, int]] = []
+        """Messages that were passed because they have expired."""
         self.positions: dict[str, int] = {}
 
     def read_keys(self, found: Mapping[str, Sequence[_Row]]) -> None:
         """Read the limits of the keys of messages."""
         self._limit_keys = self._taking.limit_keys(
-            [(key, row.offset, row.metadata) for key, rows in found.items() for row in rows]
+            [(key, row.offset, row.metadata) for key, rows in found.items() for row in rows if not row.outcome]
         )
 
-    def take(self, key: str, rows: Sequence[_Row], *, more: bool) -> int:
-        """Take messages of a partition in the order of the log, until one does not fit or has no slot.
+    def take(self, key: str, place: _Place, rows: Sequence[_Row]) -> bool:
+        """Take messages of a partition in the order of the log, until there are enough, or one does not fit.
+
+        One that has no slot stops it, too, unless it can be parked.
 
         Args:
             key: the partition.
+            place: where the rows are in it.
             rows: its next messages.
-            more: whether there may be further ones.
 
         Returns:
-            The number of messages that the filter has passed.
+            Whether some were passed.
         """
-        taking, mine, policy = self._taking, self._taking.claimant.ref.group, self._taking.claimant.filter
-        passed = 0
-        for place, row in enumerate(rows):
-            if row.target == "" and policy is not None and not policy.matches(row.metadata):
-                passed += 1
+        taking, mine = self._taking, self._taking.claimant.ref.group
+        more, passed = len(rows) == place.look_at, False
+        place.looked_at += len(rows)
+        for number, row in enumerate(rows):
+            if row.outcome:
+                passed = True
+                self._pass(key, row)
             elif row.target in ("", mine):
+                if place.taken == place.wanted:
+                    break
                 claimed = taking.claimed(key, row.offset, row.size)
                 one = taking.take(claimed, self._limit_keys.get((key, row.offset), NO_KEY))
                 if isinstance(one, Claimed):
                     self.taken.append(one)
-                elif isinstance(one, Rest) and self._parks(key, rows[place:], more=more):
+                    place.taken += 1
+                elif isinstance(one, Rest) and self._parks(key, rows[number:], more=more):
                     self.parked.append((key, row.offset, one.until))
                 else:
                     if isinstance(one, Rest):
                         taking.result.limited[key] = one
                     break
             self.positions[key] = row.offset
-        taking.result.filtered += passed
         return passed
+
+    def _pass(self, key: str, row: _Row) -> None:
+        if row.outcome == "filtered":
+            self._taking.result.filtered += 1
+        else:
+            self.expired.append((key, row.offset))
 
     def _parks(self, key: str, rows: Sequence[_Row], *, more: bool) -> bool:
         """Return whether to look past a message without a slot, because messages behind it may have other keys."""
         if self._may_park == 0 or not self._taking.has_several_keys(key):
             return False
-        if not more and len({self._limit_keys[key, row.offset] for row in rows}) < 2:
+        if not more and len({self._limit_keys[key, row.offset] for row in rows if not row.outcome}) < 2:
             return False
         if self._may_park is None:
             self._may_park = max(0, MAX_PARKED - _count_unsettled(self._taking))
         return len(self.parked) < self._may_park
 
 
-def _look(taking: Taking, places: Mapping[str, tuple[int, int]]) -> dict[str, list[_Row]]:
+class _Reach:
+    """How much further a claim may look."""
+
+    def __init__(self) -> None:
+        self._rows = MAX_LOOKED_AT
+        self._bytes = MAX_METADATA
+        self._average = 1
+        """Bytes of metadata per message."""
+
+    def read(self, found: Mapping[str, Sequence[_Row]]) -> None:
+        """Note what was looked at."""
+        sizes = [len(row.metadata) for rows in found.values() for row in rows]
+        self._bytes -= sum(sizes)
+        self._average = max(self._average, sum(sizes) // (len(sizes) or 1))
+
+    def limit(self, places: Mapping[str, _Place]) -> dict[str, _Place]:
+        """Return where to look further: at about as many messages as are expected to contain those that are wanted.
+
+        Args:
+            places: partitions of which some messages were passed, and from which more could be taken.
+        """
+        found: dict[str, _Place] = {}
+        left = min(self._rows, self._bytes // self._average)
+        for key, place in places.items():
+            if left <= 0:
+                break
+            most = DEEPER * place.look_at
+            if place.taken:
+                expected = (place.wanted - place.taken) * place.looked_at // place.taken
+                most = min(most, max(place.look_at // 2, expected, 1))
+            place.look_at = min(most, left)
+            left -= place.look_at
+            self._rows -= place.look_at
+            found[key] = place
+        return found
+
+
+def _look(taking: Taking, places: Mapping[str, _Place]) -> dict[str, list[_Row]]:
     """Return the next messages of each partition, by offset."""
     session, topic = taking.session, taking.claimant.ref.topic
-    needed = taking.claimant.filter is not None or taking.needs_metadata(places)
-    column = ", metadata" if needed else ""
+    judges = taking.claimant.filter is not None or taking.request.passes_expired
+    column = ", metadata" if judges or taking.needs_metadata(places) else ""
     one = (
-        f"SELECT partition_key, `offset`, target_group, size{column} FROM {LOG}"
+        f"SELECT partition_key, `offset`, target_group, size{column}{', created_at, original_id' * judges} FROM {LOG}"
         f"{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
     )
@@ -166,14 +240,25 @@ def _look(taking: Taking, places: Mapping[str, tuple[int, int]]) -> dict[str, li
     for start in range(0, len(items), UNION_TERMS):
         piece = items[start : start + UNION_TERMS]
         sql = session.dialect.union(one, len(piece))
-        parameters = flat((topic, key, cursor, limit) for key, (cursor, limit) in piece)
+        parameters = flat((topic, key, place.cursor, place.look_at) for key, place in piece)
         for key, offset, target, size, *more in session.rows(sql, parameters):
-            found.setdefault(key, []).append(
-                _Row(offset, target, size, decode_metadata(more[0]) if more else NO_METADATA)
-            )
+            outcome = _outcome(taking, *more) if judges and not target else ""
+            found.setdefault(key, []).append(_Row(offset, target, size, more[0] if more else "", outcome))
     for rows in found.values():
         rows.sort()
     return found
+
+
+def _outcome(taking: Taking, metadata: str, created_at: int, original_id: str) -> str:
+    """Return why a message is passed, or an empty string."""
+    policy = taking.claimant.filter
+    if policy is not None and not policy.matches(decode_metadata(metadata)):
+        return "filtered"
+    if taking.request.passes_expired:
+        at = expires_at(metadata, created_at, original_id)
+        if at is not None and at <= taking.now:
+            return "expired"
+    return ""
 
 
 def _insert_rows(taking: Taking, taken: Sequence[Claimed]) -> None:
@@ -198,6 +283,16 @@ def _count_unsettled(taking: Taking) -> int:
         (*taking.claimant.ref, False, MAX_PARKED),
     )
     return int(row[0]) if row is not None else MAX_PARKED
+
+
+def _record_expired(taking: Taking, expired: Sequence[tuple[str, int]]) -> None:
+    taking.result.expired = len(expired)
+    ref = taking.claimant.ref
+    if expired and delivery_events.level(ref) == "all":
+        by = taking.claimant.subscriber
+        delivery_events.record(
+            taking.session, [Event(ref, key, offset, 0, Outcome.EXPIRED, 0, 0, by) for key, offset in expired]
+        )
 
 
 def _park(taking: Taking, parked: Sequence[tuple[str, int, int]]) -> None:

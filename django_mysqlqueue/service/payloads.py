@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.sql.session import Session
 
 LOG = QueueMessage._meta.db_table
@@ -24,6 +25,11 @@ class Body(NamedTuple):
     failed_group: str = ""
     failure_count: int = 0
     last_error: str = ""
+
+    @property
+    def expires_at(self) -> int | None:
+        """When the message expires, in epoch milliseconds; None if it does not."""
+        return expires_at(self.metadata, self.created_at, self.original_id)
 
 
 def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:

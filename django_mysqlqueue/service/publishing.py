@@ -53,6 +53,8 @@ def publish(
     delay: float | datetime.timedelta | None = None,
     deliver_at: datetime.datetime | None = None,
     priority: int = 0,
+    expires_at: datetime.datetime | None = None,
+    expires_in: float | datetime.timedelta | None = None,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -74,6 +76,9 @@ def publish(
         priority: from -100 to 100, higher first. A message overtakes waiting messages with a lower priority, not
             handlers that run. Order and duplicates count within a key and priority. A key may have at most 181
             characters then.
+        expires_at: time after which the handling of the message does not start (aware if ``USE_TZ`` is True). For each
+            group that has not started it by then, it is settled as expired, or dead-lettered (``on_expiry``).
+        expires_in: the same as a time from now, in seconds or as a timedelta.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         on_mismatch: what to do if the queue's database has no open transaction but another database has one:
             ``"error"`` refuses; ``"commit_now"`` commits the message in a transaction of its own (it remains even if
@@ -95,7 +100,7 @@ def publish(
         raise InvalidMessage(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
         )
-    message = Message(payload, key=key, id=id, metadata=metadata, delay=delay, deliver_at=deliver_at, priority=priority)
+    message = Message(payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in)
     with publish_hooks.sending(_checked(topic), alias, message) as span:
         row = publish_hooks.encode_stamped(topic, message, span)
         _store(alias, iter((row,)), on_mismatch, single=True)
@@ -144,6 +149,8 @@ async def apublish(
     delay: float | datetime.timedelta | None = None,
     deliver_at: datetime.datetime | None = None,
     priority: int = 0,
+    expires_at: datetime.datetime | None = None,
+    expires_in: float | datetime.timedelta | None = None,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -162,6 +169,8 @@ async def apublish(
         delay=delay,
         deliver_at=deliver_at,
         priority=priority,
+        expires_at=expires_at,
+        expires_in=expires_in,
         using=using,
         on_mismatch=on_mismatch,
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, losses, messages
+from django_mysqlqueue.service import dead_letters, delivery_events, losses
 from django_mysqlqueue.service.dead_letters import FailedDelivery
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.delivery_events import Event
@@ -41,10 +41,10 @@ def redeliver(taking: Taking) -> list[Claimed]:
         result.locked |= judgement.closed
         result.settled |= set(due) - set(rows) - unsettled
     sizes = _sizes(session, [offset for _, offset in rows], metadata=taking.needs_metadata([key for key, _ in rows]))
-    limit_keys = taking.limit_keys([(key, offset, sizes.get(offset, NOT_READ)[1]) for key, offset in rows])
+    limit_keys = taking.limit_keys([(key, offset, sizes.get(offset, (0, ""))[1]) for key, offset in rows])
     for (key, offset), row in sorted(rows.items()):
         if claimant.shared or key not in judgement.closed:
-            size, _ = sizes.get(offset, NOT_READ)
+            size, _ = sizes.get(offset, (0, ""))
             judgement.judge(key, offset, row, size, limit_keys.get((key, offset), NO_KEY))
     judgement.write()
     return judgement.taken
@@ -214,21 +214,17 @@ def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:
         )
 
 
-NOT_READ: tuple[int, Mapping[str, Any]] = (0, {})
-"""The size and the metadata of a message that GC has deleted."""
-
-
-def _sizes(session: Session, offsets: Sequence[int], *, metadata: bool) -> dict[int, tuple[int, Mapping[str, Any]]]:
+def _sizes(session: Session, offsets: Sequence[int], *, metadata: bool) -> dict[int, tuple[int, str]]:
     """Return the size of each message, and its metadata if it is needed."""
     column = ", m.metadata" if metadata else ""
-    sizes: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    sizes: dict[int, tuple[int, str]] = {}
     for chunk in session.chunks(offsets):
         for offset, size, *more in session.rows(
             f"SELECT m.`offset`, m.size{column} FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             chunk,
         ):
-            sizes[offset] = (size, messages.decode_metadata(more[0]) if more else {})
+            sizes[offset] = (size, more[0] if more else "")
     return sizes
 
 

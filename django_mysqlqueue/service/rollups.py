@@ -23,7 +23,7 @@ MINUTES_KEPT = 6 * HOUR
 """Seconds for which rows of minutes are kept. Those of hours are kept for ``HISTORY_RETENTION``."""
 KEY = ("grain", "bucket_at", "consumer_group", "topic")
 BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
-COUNTS = ("acked", "failed", "dead_lettered", "filtered", *BUCKETS)
+COUNTS = ("acked", "failed", "dead_lettered", "filtered", "expired", *BUCKETS)
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 CHUNK = 1000
 
@@ -35,6 +35,7 @@ class Tally:
     failed: int = 0
     dead_lettered: int = 0
     filtered: int = 0
+    expired: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
 
     def acked(self, latency_ms: int) -> None:
@@ -43,7 +44,7 @@ class Tally:
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts in the order of ``COUNTS``."""
-        return (sum(self.buckets), self.failed, self.dead_lettered, self.filtered, *self.buckets)
+        return (sum(self.buckets), self.failed, self.dead_lettered, self.filtered, self.expired, *self.buckets)
 
 
 def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
@@ -106,6 +107,7 @@ class Bucket:
     failed: int
     dead_lettered: int
     filtered: int
+    expired: int
     latency: tuple[int, ...]
     """Numbers of acks by latency: bucket n counts latencies up to ``LATENCY_BOUNDS_MS[n]``."""
 
@@ -126,8 +128,8 @@ def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None
         (grain, moment, *parameters),
     )
     found = [
-        Bucket(GroupRef(group, topic), at, acked, failed, dead, filtered, tuple(latency))
-        for group, topic, at, acked, failed, dead, filtered, *latency in rows
+        Bucket(GroupRef(group, topic), at, acked, failed, dead, filtered, expired, tuple(latency))
+        for group, topic, at, acked, failed, dead, filtered, expired, *latency in rows
     ]
     return sorted(found, key=lambda bucket: (bucket.at, bucket.ref))
 

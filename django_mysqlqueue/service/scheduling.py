@@ -17,7 +17,7 @@ from django.db import transaction
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
-from django_mysqlqueue.service import messages, slots
+from django_mysqlqueue.service import expiry, messages, slots
 from django_mysqlqueue.service.publishing import queue_alias, transaction_elsewhere, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled, take_mutex
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
@@ -234,7 +234,7 @@ def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at:
 
 
 def advance(using: str, milliseconds: int) -> None:
-    """Bring all scheduled messages, backoffs and slots nearer, as if the time had passed. For tests.
+    """Bring all scheduled messages, backoffs, slots and expiries nearer, as if the time had passed. For tests.
 
     Args:
         using: alias of the queue's database.
@@ -258,5 +258,6 @@ def advance(using: str, milliseconds: int) -> None:
             (milliseconds, False),
         )
         slots.advance(session, milliseconds)
+        expiry.advance(session, milliseconds)
 
     run(using, nearer)

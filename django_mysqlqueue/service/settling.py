@@ -23,7 +23,7 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 
 STATE = DeliveryState._meta.db_table
-ACKS = (Action.ACK, Action.DELETED)
+ACKS = (Action.ACK, Action.DELETED, Action.EXPIRED)
 """The actions that settle a message, so that the watermark can include it."""
 FAILED = (Action.NACK, Action.REJECT)
 LEFT_ALONE = (*ACKS, Action.STALE)
@@ -380,7 +380,8 @@ def _apply_failures(
         elif held.get((key, offset)) != delivery.token:
             flushed.stale.append(settlement)
         elif failed and _is_final(settlement, ref, max_attempts):
-            dead.append(FailedDelivery.of(delivery, settlement.error, settlement.handled_ms))
+            handled_ms, is_started = settlement.handled_ms, settlement.is_started
+            dead.append(FailedDelivery.of(delivery, settlement.error, handled_ms, is_started=is_started))
             flushed.dead.append((delivery, settlement.error))
         else:
             # A nack stores the number of the attempt, which failed; the others store the number before it.

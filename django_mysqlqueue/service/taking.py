@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.limits import PARTITION_PREFIX
@@ -23,6 +22,11 @@ class Budget:
         self._rows = max_rows
         self._any = False
         self._full = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more fits."""
+        return self._full or (self._any and self._rows <= 0)
 
     def fits(self, size: int) -> bool:
         """Return whether a message fits. After one was refused, all are: a smaller message must not overtake it."""
@@ -109,7 +113,7 @@ class Taking:
             return False
         return limits.limit_by is not None or key.startswith(PARTITION_PREFIX)
 
-    def limit_keys(self, candidates: Collection[tuple[str, int, Mapping[str, Any]]]) -> dict[tuple[str, int], str]:
+    def limit_keys(self, candidates: Collection[tuple[str, int, str]]) -> dict[tuple[str, int], str]:
         """Return the key of the limits for each message, after reading their accounts.
 
         Args:
@@ -119,7 +123,8 @@ class Taking:
         if self.slots is None or not limits.limits_keys:
             return {}
         found: dict[tuple[str, int], str] = {}
-        for key, offset, metadata in candidates:
+        for key, offset, text in candidates:
+            metadata = messages.decode_metadata(text) if text else {}
             found[key, offset] = limits.key_of(messages.publisher_key(key, metadata), metadata)
         self.slots.read(found.values())
         return found

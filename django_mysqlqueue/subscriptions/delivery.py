@@ -115,6 +115,15 @@ class Delivery:
         return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
 
     @property
+    def expires_at(self) -> datetime.datetime | None:
+        """When the message expires (aware, UTC, by the database's clock), or None.
+
+        The handler was called before. It is not interrupted at this time, but the message is not retried after it.
+        """
+        at = self._stored.expires_at
+        return None if at is None else datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
+
+    @property
     def outcome(self) -> Outcome | None:
         """The outcome that the last method call chose, or None if no method has been called.
 

@@ -60,6 +60,7 @@ class Handler:
     max_in_flight: int | None = None
     max_in_flight_per_key: int | None = None
     limit_by: str | None = None
+    on_expiry: Literal["skip", "dead_letter"] = "skip"
     filter: FilterPolicy | None = None
     """Which messages the group gets, by their metadata. None: all."""
 

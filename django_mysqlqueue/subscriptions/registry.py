@@ -86,6 +86,7 @@ def subscriber(
     atomic: bool = ...,
     start: Literal["earliest", "latest"] = ...,
     on_failure: Literal["skip", "block"] = ...,
+    on_expiry: Literal["skip", "dead_letter"] = ...,
     max_attempts: int | None = ...,
     visibility_timeout: float = ...,
     max_processing_time: float = ...,
@@ -118,6 +119,7 @@ def subscriber(
     atomic: bool = ...,
     start: Literal["earliest", "latest"] = ...,
     on_failure: Literal["skip", "block"] = ...,
+    on_expiry: Literal["skip", "dead_letter"] = ...,
     max_attempts: int | None = ...,
     visibility_timeout: float = ...,
     max_processing_time: float = ...,
@@ -150,6 +152,7 @@ def subscriber(
     atomic: bool = False,
     start: Literal["earliest", "latest"] = "earliest",
     on_failure: Literal["skip", "block"] = "skip",
+    on_expiry: Literal["skip", "dead_letter"] = "skip",
     max_attempts: int | None = UNSET,
     visibility_timeout: float = UNSET,
     max_processing_time: float = UNSET,
@@ -189,6 +192,8 @@ def subscriber(
         start: where a new group starts: ``"earliest"`` or ``"latest"``.
         on_failure: in ordered mode, whether later messages of a partition overtake a failed one (``"skip"``) or wait
             until it is settled (``"block"``).
+        on_expiry: whether a message that expires before its handling starts is only settled (``"skip"``) or
+            dead-lettered (``"dead_letter"``).
         max_attempts: number of failed attempts after which a message is dead-lettered; None for no limit.
         visibility_timeout: in shared mode, seconds until the messages of a lost subscriber are redelivered.
         max_processing_time: seconds after which a handler counts as hung. Its process then exits.
@@ -239,6 +244,7 @@ def subscriber(
         "atomic": atomic,
         "start": start,
         "on_failure": on_failure,
+        "on_expiry": on_expiry,
         "max_attempts": max_attempts,
         "visibility_timeout": visibility_timeout,
         "max_processing_time": max_processing_time,

@@ -46,6 +46,8 @@ from tests.crash.worlds import (
     claimed,
     collectable,
     drained,
+    expired,
+    expiring,
     filtered,
     finished,
     flush,
@@ -491,6 +493,15 @@ for _mode in ("ordered", "shared"):
         take(world, Want("a", look_at=1), Want("b", look_at=1), max_due=1, max_rows=1)
 
     @case(
+        f"claim that passes what has expired, {_mode}",
+        lambda mode=_mode: expired(mode, ("a5", "a6", "a7")),
+        again=undo,
+        check=passed_what_does_not_match,
+    )
+    def _(world: World) -> None:
+        take(world, Want("a", look_at=1), Want("b", look_at=10), passes_expired=True)
+
+    @case(
         f"claim and flush under outdated options, {_mode}",
         lambda mode=_mode: outdated(mode),
         again=undo,
@@ -724,6 +735,15 @@ for _mode in ("ordered", "shared"):
         again=carry_on_and_forget_nothing(*CALLS),
         **LIVES,
     )(turn)
+    for _on_expiry, _letters in (("skip", ("b1",)), ("dead_letter", ("b1", "a3", "b2"))):
+        case(
+            f"a turn that ends what has expired, {_mode}, {_on_expiry}",
+            lambda mode=_mode, what=_on_expiry: expiring(mode, ALL_ENDS, FIVE, atomic=False, on_expiry=what),
+            again=carry_on_and_forget_nothing("a1", "a2", "a2", "b1"),
+            lives=True,
+            dead=_letters,
+            fails=("a2",),
+        )(turn)
     case(
         f"a turn that writes and claims, {_mode}",
         lambda mode=_mode: finished(mode, ALL_ENDS, FIVE, atomic=False, more=("a4", "b3")),

@@ -22,7 +22,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.app.models import Effect
 from tests.crash.crashes import TOPIC
-from tests.support.filtering import EU, US
+from tests.support.filtering import EU, EXPIRED, US
 from tests.support.harness import USING, Sub, handler, sequence
 
 G = GroupRef("g", TOPIC)
@@ -193,6 +193,26 @@ def filtered(mode: str = "ordered", more: tuple[str, ...] = ()) -> World:
     world.filter = EU
     register_filter(EU)
     world.options = groups.group_controls(Session(USING), [G])[G].options
+    return world
+
+
+def expired(mode: str = "ordered", more: tuple[str, ...] = ()) -> World:
+    """Some messages of a group without a filter have expired: a1, a2 and b2, and those of ``more``."""
+    world = filtered(mode, more)
+    QueueMessage.objects.update(metadata={})
+    QueueMessage.objects.filter(message_id__in=("a1", "a2", "b2", *more)).update(metadata=EXPIRED)
+    ConsumerGroup.objects.filter(consumer_group="g").update(filter={})
+    world.filter, world.options = None, None
+    return world
+
+
+def expiring(mode: str = "ordered", *args: Any, **options: Any) -> World:
+    """As ``finished``, and a3 and b2 had expired when they were to be started."""
+    world = subscribed(mode, *args, **options)
+    OutboxMessage.objects.filter(message_id__in=("a3", "b2")).update(metadata=EXPIRED)
+    assert world.sub is not None
+    world.sub.step()
+    world.sub.work()
     return world
 
 

@@ -481,6 +481,17 @@ def _claim_under(a: Actor, policy: FilterPolicy, settlements: Sequence[Settlemen
     return claiming.claim(ALIAS, request)
 
 
+@operation("claim that passes what has expired")
+def _(a: Actor) -> object:
+    is_shared = a.start.mode == "shared"
+    wants = [Want(key, look_at=1) for key in "ab"]
+    who = f"sub{a.name}" if is_shared else WHO
+    request = claiming.ClaimRequest(
+        a.claimant(who), wants, token=a.new_token(), max_due=10 if is_shared else 0, passes_expired=True
+    )
+    return claiming.claim(ALIAS, request)
+
+
 @operation("claim with a filter", filters=EU)
 def _(a: Actor) -> object:
     return _claim_under(a, EU)

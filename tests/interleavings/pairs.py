@@ -124,6 +124,15 @@ def each(world: str, ones: Sequence[str], others: Sequence[str]) -> Iterable[Pai
                 yield Pair(world, tuple(of((one, other))))
 
 
+def expiry() -> Iterable[Pair]:
+    """Claims that pass what has expired."""
+    passes = "claim that passes what has expired"
+    others = ("flush acks", "collect", "pause", "drop", "seek to the beginning")
+    for world, claim in (("expired", "claim"), ("expired_shared", "claim, shared")):
+        yield from each(world, (passes,), (passes, claim, *others))
+        yield Pair(world, (OPERATIONS[passes], UNDO_OTHERS), gates=(("B", "A", "commit"),), undone="A")
+
+
 def filters() -> Iterable[Pair]:
     """Claims under a filter, while it is changed."""
     claims = ("claim with a filter", "claim with another filter", "claim with a filter and flush")
@@ -411,6 +420,7 @@ def pairs() -> dict[str, Pair]:
         *each("forsaken", MEANWHILE, (*MEANWHILE, *STALE)),
         *each("forsaken_shared", ("claim, shared", "set_mode ordered", "a turn, shared"), SHARED),
         *filters(),
+        *expiry(),
         *special(),
         *situations(),
         *triples(),

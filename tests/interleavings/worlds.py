@@ -31,7 +31,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 from tests.crash.crashes import DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
-from tests.support.filtering import EU, REGIONS, US
+from tests.support.filtering import EU, EXPIRED, REGIONS, US
 from tests.support.harness import USING, sequence
 
 LOST = "lost"
@@ -159,6 +159,19 @@ def filtered(mode: str = "ordered") -> Start:
 
 def filtered_shared() -> Start:
     return filtered("shared")
+
+
+def expired(mode: str = "ordered") -> Start:
+    """As ``busy``, and of what is not claimed a part has expired."""
+    start = busy(mode)
+    publish_many(TOPIC, messages("a7", "a8", "b7", "b8"))
+    sequence()
+    QueueMessage.objects.filter(message_id__in=("a4", "a6", "a7", "b2", "b7")).update(metadata=EXPIRED)
+    return start
+
+
+def expired_shared() -> Start:
+    return expired("shared")
 
 
 def fresh_filtered(start: Callable[[], Start] | None = None) -> Start:
@@ -312,6 +325,8 @@ _ALL = (
     limited,
     filtered,
     filtered_shared,
+    expired,
+    expired_shared,
     forsaken,
     forsaken_shared,
     paused,

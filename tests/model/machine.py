@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,8 +97,12 @@ class Time:
         self._dialect.now_ms = str(self.now)
 
 
-Drawn = tuple[str, str, int, int] | tuple[str, str, int, int, str | list[str]]
-"""A message: topic, key, which id is repeated, seconds of delay, region."""
+Drawn = (
+    tuple[str, str, int, int]
+    | tuple[str, str, int, int, str | list[str]]
+    | tuple[str, str, int, int, str | list[str], int]
+)
+"""A message: topic, key, which id is repeated, seconds of delay, region, seconds until it expires."""
 
 
 class AsTold(Exception):
@@ -167,7 +172,9 @@ class Process(Sub):
     def begin_all(self, held: Held) -> None:
         """What is to run later starts now."""
         for one in self._batches[id(held)].items:
-            self.begin(one.claimed, int(one.body.payload))
+            if not one.is_expired():
+                one.expires = float("inf")  # Its handler runs: that it expires meanwhile changes nothing.
+                self.begin(one.claimed, int(one.body.payload))
 
     def _guarded(self, spec: Spec, deliveries: list[Any]) -> None:
         try:
@@ -236,6 +243,9 @@ class Publisher:
         for one, delay in messages:
             priority, key = lane_of(one.key)
             options: dict[str, Any] = {"delay": delay or None, "priority": priority, "metadata": dict(one.metadata)}
+            if one.expires:
+                options["expires_at"] = datetime.datetime.fromtimestamp(one.expires / 1000, datetime.UTC)
+                options["delay"] = None
             message = Message(one.number, key=key, id=one.id, **options)
             self._do(lambda message=message, topic=one.topic: publish_many(topic, [message]))
             self.messages.append(one)
@@ -311,14 +321,17 @@ class Machine(RuleBasedStateMachine):
         return process
 
     def message(
-        self, topic: str, key: str, repeat: int, delay: int, region: str | list[str] = ""
+        self, topic: str, key: str, repeat: int, delay: int, region: str | list[str] = "", expires_in: int = 0
     ) -> tuple[Published, int]:
         """A new message; ``repeat`` may give it the id of an earlier one."""
         self.numbers += 1
         name = f"id{repeat}" if repeat else f"n{self.numbers}"
-        due = self.clock.now + delay * 1000 if delay else 0
+        due = self.clock.now + delay * 1000 if delay and not expires_in else 0
+        expires = self.clock.now + expires_in * 1000 if expires_in else 0
         metadata = {"region": region} if region else {}
-        return Published(self.numbers, topic, key, name, due, self.model.step, metadata=metadata), delay
+        return Published(
+            self.numbers, topic, key, name, due, self.model.step, metadata=metadata, expires=expires
+        ), delay
 
     # -- rules ----------------------------------------------------------------
 
@@ -329,6 +342,7 @@ class Machine(RuleBasedStateMachine):
             st.sampled_from([0, 0, 0, 1, 2]),
             st.sampled_from([0, 0, 0, 0, 5, 25]),
             st.sampled_from(["", "eu", "us", ["eu", "us"], ["eu", "us"]]),
+            st.sampled_from([0, 0, 0, 15]),
         ),
         min_size=1,
         max_size=5,
@@ -426,6 +440,8 @@ class Machine(RuleBasedStateMachine):
             self.let_time_pass(LEASE + 1, beats=True)
 
     def die_in_the_handler(self, process: Process, held: Held) -> None:
+        if held.is_expired():
+            return  # the handler is not called
         if held.claimed.suspect and call._record_start(held.claimed, USING) is not None:
             return  # it is another's by now: the handler is not called
         process.begin_all(held)

@@ -17,6 +17,7 @@ from typing import Any
 from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.limits import EXPIRES_AT
 from django_mysqlqueue.models import DeliveryState, PartitionLease
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.losses import NO_WAIT
@@ -64,6 +65,8 @@ class Published:
     """The step at which it was published, and (below) at which that was committed."""
     committed: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    expires: int = 0
+    """By the database's clock; 0: never."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -112,7 +115,7 @@ class Life:
     claimed: set[int] = field(default_factory=set)
     """Offsets that have, or have had, a state row."""
     passed: set[int] = field(default_factory=set)
-    """Offsets that the position has passed under a filter that did not match them."""
+    """Offsets that the position has passed under a filter that did not match them, or after they had expired."""
 
     @property
     def filter(self) -> FilterPolicy | None:
@@ -212,6 +215,7 @@ class Model:
         assert number == number_of(self.logged[offset]), f"another message's payload: {about}"
         self._check_attempt(life, claimed, about)
         self._claim(life, offset, about)
+        assert not self._has_expired(offset), f"expiry: started after it had expired: {about}"
         if life.spec.ordered:
             owner = PartitionLease.objects.filter(
                 consumer_group=ref.group, topic=ref.topic, partition_key=claimed.key
@@ -223,6 +227,12 @@ class Model:
         life.started.setdefault(offset, claimed.key)
         life.counted[offset] += claimed.suspect
         return life
+
+    def _has_expired(self, offset: int) -> bool:
+        """Whether the time of its expiry has come. A copy, such as a dead letter, does not expire."""
+        row = self.logged[offset]
+        expires = None if row.original_id or row.target_group else json.loads(row.metadata).get(EXPIRES_AT)
+        return expires is not None and self.now >= expires
 
     def _claim(self, life: Life, offset: int, about: str) -> None:
         """There is a state row, for the first time perhaps: then the filter of this step matches the message."""
@@ -253,6 +263,7 @@ class Model:
             offset
             for offset in before
             if offset not in {*life.started, *life.given_up, *life.passed}
+            and not self._has_expired(offset)
             and (offset in life.claimed or matches(self.logged[offset], life.filter))
         ]
         assert not missed, f"11: {missed} were not started before it: {about}"
@@ -265,7 +276,11 @@ class Model:
             message_offset__lt=claimed.offset,
             acked=False,
         ).values_list("message_offset", "delivery_token")
-        waiting = [offset for offset, token in open_rows if (claimed.ref, offset, token) not in ended]
+        waiting = [
+            offset
+            for offset, token in open_rows
+            if (claimed.ref, offset, token) not in ended and not self._has_expired(offset)
+        ]
         assert not waiting, f"11: {waiting} had not ended: {about}"
 
     def said(self, claimed: Claimed, kind: str) -> None:
@@ -376,7 +391,8 @@ class Model:
             if offset in life.claimed or offset in life.passed:
                 continue
             if offset <= invariants.offsets_of(now, ref, key).claimed:
-                assert not matches(self.logged[offset], life.filter), f"filter: {ref}[{offset}] was passed by mistake"
+                may_pass = self._has_expired(offset) or not matches(self.logged[offset], life.filter)
+                assert may_pass, f"filter: {ref}[{offset}] was passed by mistake"
                 life.passed.add(offset)
 
     def _check_rows(self, life: Life, now: Tables) -> None:
@@ -402,8 +418,8 @@ class Model:
             assert offset in life.letters or offset not in life.given_up, f"6: {ref}[{offset}] has no dead letter"
 
     def _may_settle(self, life: Life, offset: int) -> bool:
-        """Its present holder has acked it, it is in the DLQ, or the filter has passed it."""
-        if offset in life.passed:
+        """Its present holder has acked it, it is in the DLQ, it was passed, or it has expired."""
+        if offset in life.passed or self._has_expired(offset):
             return True
         return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))
 
@@ -446,4 +462,6 @@ class Model:
             assert offset in life.settled, f"9: {life.spec.ref}[{offset}] took effect and is not settled"
             assert offset not in life.passed, f"filter: {life.spec.ref}[{offset}] took effect and was passed"
         for offset in life.settled - life.letters.keys() - life.passed:
-            assert offset in found, f"9: {life.spec.ref}[{offset}] is acked and has had no effect"
+            assert offset in found or self._has_expired(offset), (
+                f"9: {life.spec.ref}[{offset}] is acked and has had no effect"
+            )

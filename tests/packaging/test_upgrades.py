@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import io
 import json
@@ -19,8 +20,15 @@ from django.core.management import CommandError, call_command
 from django.db import connection, migrations, models
 from django.db.migrations.loader import MigrationLoader
 
-from django_mysqlqueue import publish
-from django_mysqlqueue.models import DeliveryState, OutboxMessage, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    QueueMessage,
+    SubscriberHeartbeat,
+)
 from django_mysqlqueue.service import groups, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
@@ -314,6 +322,41 @@ def test_priorities_during_a_rolling_upgrade(scene, settings):
         assert min(found.values()) >= 10, group
     scene.leave(old, new)
     assert "group.failed" not in old.output + new.output
+
+
+# -- limits and expiry ---------------------------------------------------------
+
+
+@pytest.mark.promise("Rolling upgrades")
+@pytest.mark.processes
+def test_limits_during_a_rolling_upgrade(scene):
+    """The old subscriber takes no slots, and neither loses messages nor disturbs the accounts of the new one."""
+    old = scene.subscriber(OLD, "old")
+    new = scene.subscriber(ROOT, "new")
+    wait_for(lambda: ConsumerGroup.objects.filter(topic__startswith="p.").count() >= len(accounts.GROUPS), new)
+    ConsumerGroup.objects.update(limits={"rate": "50/s", "max_in_flight_per_key": 1})
+    for topic in ("p.plain", "p.shared"):
+        publish_many(topic, [Message({"n": n}, key=f"k{n % 3}") for n in range(60)])
+    wait_for(accounts.is_drained, new, timeout=60)
+    for group in accounts.GROUPS:
+        assert set(accounts.effects(group)) == {(f"k{n % 3}", n) for n in range(60)}, group
+    scene.leave(old, new)
+    assert "group.failed" not in old.output + new.output
+
+
+@pytest.mark.promise("Rolling upgrades")
+@pytest.mark.processes
+def test_the_last_release_sequences_messages_with_an_expiry(db):
+    """It carries along what the publisher asked for."""
+    past = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    publish("p.plain", "expired", key="k", expires_at=past)
+    publish("p.plain", "expired, too", key="k", expires_in=0.001)
+    publish("p.plain", "live", key="k", expires_in=3600)
+    sequence_with(OLD)
+    assert not OutboxMessage.objects.exists()
+    got = []
+    Sub(handler(topic="p.plain", function=lambda one: got.append((one.payload, one.expires_at is None)))).settle()
+    assert got == [("live", False)]
 
 
 def last_migration_of(package):

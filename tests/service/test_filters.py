@@ -145,6 +145,35 @@ def test_what_a_claim_looks_at_is_limited(db, monkeypatch):
     assert not claim.drained
 
 
+def test_what_a_claim_reads_of_long_metadata_is_limited(db, monkeypatch):
+    monkeypatch.setattr(new_messages, "MAX_METADATA", 100_000)
+    one = handler(filter=EU, mode="shared")
+    sub = Sub(one)
+    sub.step()
+    publish_many("t", [Message(n, key="k", metadata={"region": "us", "text": "x" * 10_000}) for n in range(100)])
+    sequence()
+    sub.settle()
+    assert lag() == 0
+    ConsumerOffset.objects.update(offset_acked=0, offset_claimed=0)
+    claimant = Claimant(one.ref, "me", 5, 60_000, filter=EU)
+    claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=4)], claiming.new_token(), max_rows=4))
+    assert 4 < claim.filtered <= 10
+
+
+def test_a_claim_for_one_message_takes_one(db):
+    """It is for a partition of which nothing waits yet, while others have a backlog."""
+    one = handler(filter=EU, mode="shared")
+    sub = Sub(one)
+    publish_from("us")
+    sub.settle()
+    publish_from("us", "us", *["eu"] * 20)
+    sequence()
+    claimant = Claimant(one.ref, "me", 5, 60_000, filter=EU)
+    claim = claiming.claim(USING, ClaimRequest(claimant, [Want("k", look_at=1)], claiming.new_token(), max_rows=50))
+    assert len(claim.deliveries) == 1
+    assert claim.filtered == 2
+
+
 @MODES
 def test_redriven_messages_bypass_the_filter(db, mode):
     got = []
@@ -304,6 +333,21 @@ def test_a_filter_that_a_process_cannot_parse_is_refused(db, mode, policy, caplo
     register_filter(EU.as_json())
     sub.settle()
     assert got == [0]
+
+
+def test_a_process_that_refuses_the_filter_leaves_its_partitions_to_others(db):
+    """To subscribers of the release that has registered it."""
+    sub = Sub(handler(filter=EU))
+    publish_from("eu")
+    sub.step()
+    assert sub.owned() == {"k"}
+    register_filter(UNKNOWN)
+    publish_from("eu")
+    sub.step()
+    assert sub.owned() == {"k"}, "it handles a message of it"
+    sub.settle()
+    assert sub.owned() == set()
+    assert lag() == 1
 
 
 @MODES

@@ -34,6 +34,7 @@ WALKS = {
     **MAY_WALK,
     "service.scheduling.advance": "moves all that waits, in tests of users",
     "service.slots.advance": "as scheduling.advance",
+    "service.expiry.advance": "as scheduling.advance",
     "inspection.problems._with_leases": "locks nothing; MySQL walks the index where it expects most leases to match",
 }
 """Functions that read the whole of a table, and why."""

@@ -46,6 +46,7 @@ NOT_IN_THE_SCRIPT = {
     "service.groups.delete_rows": "by an operator",
     "service.scheduling.advance": "in tests of users",
     "service.slots.advance": "in tests of users",
+    "service.expiry.advance": "in tests of users",
     "service.sequencing.count_due": "the command queuesequence",
 }
 """Functions that no subscriber runs at work, and who does."""

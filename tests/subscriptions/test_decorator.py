@@ -37,6 +37,7 @@ def test_signature_is_the_published_one():
         "atomic",
         "start",
         "on_failure",
+        "on_expiry",
         "max_attempts",
         "visibility_timeout",
         "max_processing_time",

@@ -12,7 +12,7 @@ IMPATIENT = Limits(locked_pause_ms=0)
 
 
 def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object] = lambda: None) -> None:
-    """Steps until two rounds in a row have called no handler.
+    """Steps until two rounds in a row have neither called a handler nor ended an expired message.
 
     Args:
         healthy: a subscriber, ``IMPATIENT``.
@@ -21,14 +21,14 @@ def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object]
     """
     quiet = 0
     while quiet < 2:
-        handled = len(done)
+        before = len(done), healthy.inbox.expired_counts()
         for work in healthy.poller.groups:
             work.rests_until = 0.0
         healthy.step()
         healthy.work()
         healthy.flush()
         check()
-        quiet = quiet + 1 if len(done) == handled else 0
+        quiet = quiet + 1 if (len(done), healthy.inbox.expired_counts()) == before else 0
 
 
 def keep_house(healthy: Sub) -> None:

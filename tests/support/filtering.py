@@ -1,4 +1,4 @@
-"""Which messages a group gets: its filter, as the tables have it."""
+"""Which messages a group gets: its filter and their expiry, as the tables have them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 
 from django_mysqlqueue.filter_policies import FilterPolicy, parse
+from django_mysqlqueue.limits import EXPIRES_AT
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.tables import Group, Logged, Tables, Waiting
 
@@ -22,9 +23,22 @@ def filter_of(group: Group) -> FilterPolicy | None:
     return parse(policy) if policy else None
 
 
+LONG_AGO = 1
+"""When messages of tests have expired, in epoch milliseconds."""
+EXPIRED = {EXPIRES_AT: LONG_AGO}
+"""Their metadata."""
+
+
+def has_expired(message: Logged | Waiting) -> bool:
+    """Whether a message expired long ago. Copies of it, such as dead letters, do not expire."""
+    return not message.original_id and json.loads(message.metadata).get(EXPIRES_AT) == LONG_AGO
+
+
 def matches(message: Logged | Waiting, policy: FilterPolicy | None) -> bool:
-    """Whether a filter lets a message through; None: there is none. A message for one group bypasses it."""
-    return policy is None or bool(message.target_group) or policy.matches(json.loads(message.metadata))
+    """Whether a filter and its expiry let a message through; None: no filter. A message for one group bypasses it."""
+    if message.target_group:
+        return True
+    return not has_expired(message) and (policy is None or policy.matches(json.loads(message.metadata)))
 
 
 def is_for(message: Logged | Waiting, ref: GroupRef) -> bool:
@@ -35,7 +49,7 @@ def is_for(message: Logged | Waiting, ref: GroupRef) -> bool:
 def unmatched(
     tables: Tables, filters: Mapping[GroupRef, Collection[FilterPolicy | None]] | None = None
 ) -> frozenset[tuple[GroupRef, int]]:
-    """(group, offset) of the messages in the log that a filter of their group does not match.
+    """(group, offset) of the messages in the log that have expired, or that a filter of their group does not match.
 
     Args:
         tables: the queue as it stands.
@@ -45,7 +59,6 @@ def unmatched(
     return frozenset(
         (ref, message.offset)
         for ref in tables.groups
-        if any(policies[ref])
         for message in tables.log.values()
-        if is_for(message, ref) and not all(matches(message, policy) for policy in policies[ref])
+        if is_for(message, ref) and not all(matches(message, policy) for policy in policies[ref] or (None,))
     )

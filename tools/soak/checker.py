@@ -156,8 +156,8 @@ def check_handled(evidence: Evidence, group: Group) -> Verdict:
         started = {step.message_id for step in evidence.steps.get(group.name, ())}
         for message_id in sorted(started - committed.keys()):
             yield f"{message_id} was started but never committed"
-        for message_id in sorted(one for one in started | done if not group.gets(one)):
-            yield f"{message_id} does not match the filter but was started"
+        for message_id in sorted(one for one in (started | done) & committed.keys() if not group.gets(one)):
+            yield f"{message_id} has expired or does not match the filter, but was started"
 
     mine = sum(group.gets(entry.message_id) for entry in evidence.ledger)
     what = (

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import django
 
@@ -123,12 +124,17 @@ class Publisher:
             event[plan.NAME_INSIDE] = message_id
             priority = self._rng.choice(PRIORITIES)
             metadata = {"region": plan.region(message_id)}
-            message = Message(event, key=key, id=message_id, delay=delay, priority=priority, metadata=metadata)
-            batch.append(message)
+            options: dict[str, Any] = {
+                "delay": delay,
+                "priority": priority,
+                "metadata": metadata,
+                "expires_at": plan.expiry(message_id),
+            }
+            batch.append(Message(event, key=key, id=message_id, **options))
             sent.append((message_id, key, priority))
             rows += [message_id, self.name, number, lane(key, priority), delay is not None]
             if not at_once:
-                publish(plan.TOPIC, event, key=key, id=message_id, delay=delay, priority=priority, metadata=metadata)
+                publish(plan.TOPIC, event, key=key, id=message_id, **options)
                 self._pause(seconds / len(numbers))
         if at_once:
             publish_many(plan.TOPIC, batch)
@@ -160,7 +166,12 @@ class Publisher:
         try:
             body = {plan.NAME_INSIDE: message_id, plan.REPEAT: True}
             metadata = {"region": plan.region(message_id)}
-            publish(plan.TOPIC, body, key=key, id=message_id, priority=priority, metadata=metadata)
+            options: dict[str, Any] = {
+                "priority": priority,
+                "metadata": metadata,
+                "expires_at": plan.expiry(message_id),
+            }
+            publish(plan.TOPIC, body, key=key, id=message_id, **options)
         except Error:
             connection.close()
         else:

@@ -42,6 +42,7 @@ ENDS = {
     Outcome.ACKED.value: (gettext_lazy("acked"), "mq-ok"),
     Outcome.DEAD_LETTERED.value: (gettext_lazy("dead-lettered"), "mq-bad"),
     Outcome.DELETED.value: (gettext_lazy("deleted"), "mq-bad"),
+    Outcome.EXPIRED.value: (gettext_lazy("expired"), "mq-bad"),
 }
 """Outcomes that settle a message for a group, each with its label and CSS class."""
 
@@ -107,6 +108,8 @@ class MessagePage(Page):
         self._topic = found.entry.topic if found else events[0].ref.topic
         self._made = message_history.made_of(session, events)
         self._now = session.now()
+        expires_at = None if found is None else found.expires_at
+        self._has_expired = expires_at is not None and expires_at <= self._now
         return {
             "offset": offset,
             "named_offset": str(offset),  # templates format numbers with separators, which an input rejects
@@ -181,10 +184,16 @@ class MessagePage(Page):
     def _first_steps(self, found: MessageContent | None) -> list[Step]:
         if found is None:
             return [Step(_("The message is no longer in the log. These are the records of it."))]
-        return [
+        steps = [
             Step(_("Published."), moment(found.entry.created_at)),
             Step(_("Entered the log."), moment(found.entry.published_at)),
         ]
+        if found.expires_at is not None:
+            text = _("Expired: its handling does not start after this time.")
+            if found.expires_at > self._now:
+                text = _("Will expire: its handling does not start after this time.")
+            steps.append(Step(text, moment(found.expires_at)))
+        return steps
 
     def _lives(self, session: Session, offset: int, history: MessageHistory) -> Iterable[Life]:
         found = history.content
@@ -257,7 +266,7 @@ class MessagePage(Page):
         if event.delivered_at:
             text = (
                 _("Claimed by %(by)s.")
-                if event.outcome in (Outcome.LOST, Outcome.DELETED)
+                if event.outcome in (Outcome.LOST, Outcome.DELETED, Outcome.EXPIRED)
                 else _("Attempt %(attempt)s: claimed by %(by)s.")
             )
             yield Step(text % values, moment(event.delivered_at))
@@ -275,6 +284,10 @@ class MessagePage(Page):
             case Outcome.DELETED:
                 text = _("Deleted from the log before it was handled; %(by)s settled it without calling the handler.")
                 yield Step(text % values, at, "mq-life-bad")
+            case Outcome.EXPIRED:
+                yield Step(
+                    _("It had expired: %(by)s settled it without calling the handler.") % values, at, "mq-life-bad"
+                )
             case Outcome.LOST:
                 yield Step(
                     _("%(by)s was lost while it held the message. The message is redelivered.") % values,
@@ -349,7 +362,10 @@ class MessagePage(Page):
             case "passed":
                 return _("skipped"), "", Step(_("The group's position is past the message, but it was not delivered."))
             case "settled":
-                return _("settled"), "mq-ok", Step(_("The message is settled: acked or dead-lettered."))
+                text = _("The message is settled: acked or dead-lettered.")
+                if self._has_expired:
+                    text = _("The message is settled: acked or dead-lettered, or it expired before it was handled.")
+                return _("settled"), "mq-ok", Step(text)
             case "in_flight":
                 text = _("Attempt %(attempt)s: in flight at %(by)s since %(since)s.") % values
                 if state.held_by not in live:

@@ -46,6 +46,8 @@ class GroupRow:
     """Number of acked messages in the minutes of the sparkline."""
     filtered: str
     """Number of messages in these minutes that the group's filter has passed; empty if none."""
+    expired: str
+    """Number of messages in these minutes that have expired; empty if none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,13 @@ class OverviewPage(Page):
     def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> GroupRow:
         counts = dict.fromkeys(range(SPARK_MINUTES), 0)
         first = now // 60_000 - SPARK_MINUTES + 1
-        filtered = 0
+        filtered = expired = 0
         for bucket in minutes:
             place = bucket.at // 60_000 - first
             if bucket.ref == group.ref and place in counts:
                 counts[place] += bucket.acked
                 filtered += bucket.filtered
+                expired += bucket.expired
         values = list(counts.values())
         label = _("%(number)s acked in the last %(minutes)s minutes") % {
             "number": sum(values),
@@ -130,6 +133,7 @@ class OverviewPage(Page):
             oldest,
             f"{sum(values):,}",
             f"{filtered:,}" if filtered else "",
+            f"{expired:,}" if expired else "",
         )
 
     def _linked(self, problem: Problem) -> Linked:
@@ -157,11 +161,12 @@ class OverviewPage(Page):
         first = now // (grain * 1000) - number + 1
         sums = [[0, 0, 0] for _place in range(number)]
         latency = [[0] * len(rollups.BUCKETS) for _place in range(number)]
-        filtered = 0
+        filtered = expired = 0
         for bucket in buckets:
             place = bucket.at // (grain * 1000) - first
             if 0 <= place < number:
                 filtered += bucket.filtered
+                expired += bucket.expired
                 for kind, count in enumerate((bucket.acked, bucket.failed, bucket.dead_lettered)):
                     sums[place][kind] += count
                 latency[place] = [a + b for a, b in zip(latency[place], bucket.latency, strict=True)]
@@ -180,6 +185,7 @@ class OverviewPage(Page):
             ),
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
             "filtered": f"{filtered:,}" if filtered else "",
+            "expired": f"{expired:,}" if expired else "",
             "p50": _said(rollups.percentile(whole, 0.5)),
             "p95": _said(rollups.percentile(whole, 0.95)),
             "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import inspect
 import logging
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.exceptions import QueueError, StaleDelivery, SubscriberError
 from django_mysqlqueue.runtime import forks, sessions
@@ -80,6 +82,8 @@ def handle(
     Returns:
         The settlement of each delivery, in their order.
     """
+    if expired := [held for held in items if held.is_expired()]:
+        return _without(expired, items, using, errors, rest)
     first = items[0]
     if first.claimed.suspect and (refused := _record_start(first.claimed, using)) is not None:
         return [refused]
@@ -92,6 +96,35 @@ def handle(
     return observers.watched(deliveries, lambda raised: _attempt(items, deliveries, using, raised, rest), errors)
 
 
+def _without(
+    expired: Sequence[Held],
+    items: Sequence[Held],
+    using: str,
+    errors: list[BaseException] | None,
+    rest: Backoff,
+) -> list[Settlement]:
+    """Settle the deliveries whose messages have expired, and call the handler of the others."""
+    ended = {id(held): _expire(held, using) for held in expired}
+    others = [held for held in items if id(held) not in ended]
+    handled = iter(handle(others, using, errors, rest=rest) if others else ())
+    return [ended[id(held)] if id(held) in ended else next(handled) for held in items]
+
+
+def _expire(held: Held, using: str) -> Settlement:
+    """Return the settlement of a delivery whose message has expired before its handler was called."""
+    claimed = held.claimed
+    event(logging.DEBUG, "delivery.expired", **delivery_fields(claimed))
+    if held.handler.on_expiry == "skip" or naming.is_dlq(claimed.ref.topic):
+        return Settlement(claimed, Action.EXPIRED)
+    held.delivery, held.messages = Delivery(held.handler, claimed, held.body, using), 0
+    text = f"The message expired at {_utc(held.body.expires_at)}, before attempt {claimed.attempt} had started."
+    return Settlement(claimed, Action.REJECT, error=text, is_started=False)
+
+
+def _utc(milliseconds: int | None) -> str:
+    return datetime.datetime.fromtimestamp((milliseconds or 0) / 1000, datetime.UTC).isoformat(timespec="milliseconds")
+
+
 def _attempt(
     items: Sequence[Held],
     deliveries: list[Delivery],
@@ -102,6 +135,8 @@ def _attempt(
     handler = items[0].handler
     try:
         _connect(handler)
+        if any(held.is_expired() for held in items):
+            raise _NotStarted from QueueError("the message expired while the connections were opened")
         if handler.atomic:
             return _run_atomic(handler, deliveries, using)
         _call(handler, deliveries)

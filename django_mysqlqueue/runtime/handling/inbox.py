@@ -316,8 +316,13 @@ class Inbox(InboxGroups):
                     # Only for deliveries that may be recorded: for each message, the cost would be noticeable.
                     handled_ms = round((time.monotonic() - held.started_at) * 1000)
                     settlement = settlement._replace(handled_ms=handled_ms)
+                    settlement = held.within_expiry(settlement)
+                if settlement.action is Action.EXPIRED:
+                    group.expired += 1
+                    group.return_slot(held.claimed)
                 if watched:
-                    held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)
+                    if held.messages:
+                        held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)
                     settlement = settlement._replace(held=held)
                 self._settle(group, settlement)
                 if not held.handler.shared and holds_back(held.handler, settlement.action):

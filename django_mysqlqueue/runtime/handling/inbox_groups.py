@@ -50,10 +50,17 @@ class InboxGroups:
         with self._lock:
             return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
 
-    def count_filtered(self, ref: GroupRef, number: int) -> None:
-        """Count messages that the group's filter has passed."""
+    def count_passed(self, ref: GroupRef, *, filtered: int, expired: int) -> None:
+        """Count messages that claims have passed."""
         with self._lock:
-            self._groups[ref].filtered += number
+            group = self._groups[ref]
+            group.filtered += filtered
+            group.expired += expired
+
+    def expired_counts(self) -> dict[GroupRef, int]:
+        """Return for every group how many messages have expired since the process started."""
+        with self._lock:
+            return {ref: group.expired for ref, group in self._groups.items()}
 
     def filtered_counts(self) -> dict[GroupRef, int]:
         """Return for every group how many messages its filter has passed since the process started."""

@@ -27,6 +27,8 @@ class Held:
     claimed: Claimed
     body: Body
     handler: Handler
+    expires: float = float("inf")
+    """When its message expires, by the monotonic clock."""
     started_at: float = 0.0
     """When its handler started, by the monotonic clock; 0 while it waits."""
     thread: int = 0
@@ -36,7 +38,7 @@ class Held:
     seconds: float = 0.0
     """Duration of the call, measured if there are listeners."""
     messages: int = 1
-    """Number of messages of that call."""
+    """Number of messages of that call; 0 if there was none."""
 
     @property
     def alone(self) -> bool:
@@ -45,6 +47,17 @@ class Held:
         In a batch, its neighbors would fail with it.
         """
         return self.claimed.suspect or self.claimed.attempt > 1
+
+    def is_expired(self) -> bool:
+        """Return whether its message has expired."""
+        return self.expires <= time.monotonic()
+
+    def within_expiry(self, settlement: Settlement) -> Settlement:
+        """Return a settlement after which the message does not wait for longer than until it expires."""
+        if self.expires == float("inf") or not settlement.delay_ms:
+            return settlement
+        left = max(1, round((self.expires - time.monotonic()) * 1000))
+        return settlement._replace(delay_ms=min(settlement.delay_ms, left))
 
     def is_overrun(self) -> bool:
         """Return whether its handler has run for longer than ``max_processing_time``."""
@@ -103,6 +116,8 @@ class GroupLanes:
     """Number of deliveries whose message was deleted before it could be handled."""
     filtered: int = 0
     """Number of messages that the filter has passed."""
+    expired: int = 0
+    """Number of messages that have expired before their handler was called."""
     records_acks: bool = False
     started: int = 0
     """Number of deliveries that were started since the process began."""

@@ -11,30 +11,27 @@ from itertools import islice
 
 from django.db import Error
 
-from django_mysqlqueue.backoff import Backoff, Failures
+from django_mysqlqueue.backoff import Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
-from django_mysqlqueue.runtime.handling.lanes import Held
-from django_mysqlqueue.runtime.handling.observers import dead_ends, flushed_ends
-from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event, is_worth_a_line
-from django_mysqlqueue.runtime.polling.configured import ConfiguredGroup
+from django_mysqlqueue.runtime.handling.observers import flushed_ends
+from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
 from django_mysqlqueue.runtime.polling.context import Context
+from django_mysqlqueue.runtime.polling.delivering import REST, DeliveringGroup
 from django_mysqlqueue.runtime.polling.depths import LOOKED_AT, Depths
 from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
-from django_mysqlqueue.service import claiming, payloads, rollups, settling, slots, watermarks
+from django_mysqlqueue.service import claiming, rollups, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Holding, Settlement
+from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Flushed, Holding, Settlement
 from django_mysqlqueue.sql.session import Retry, Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
 SHUTDOWN_FLUSHES = 10
 """Maximum number of flushes of a group at shutdown. The next owner advances the watermarks that are left behind."""
 FAILED = (Action.NACK, Action.REJECT)
-REST = Backoff(initial=0.1, maximum=5.0, jitter=0.0)
-"""The pause of a group after a failed turn. Other groups continue."""
 
 
-class PolledGroup(ConfiguredGroup):
+class PolledGroup(DeliveringGroup):
     """This process's memory of, and work for, one group. Nothing in it survives a restart.
 
     ``turn`` does the work that there is; ``wake_at``, ``next_at`` and ``wants_turn`` tell when there will be more.
@@ -61,14 +58,14 @@ class PolledGroup(ConfiguredGroup):
         """The group's revision at the last tick. Operators' changes increase it."""
         self.failures = Failures(REST)
         """Failed turns in a row."""
-        self.rests_until = 0.0
-        """The end of the pause after a failed turn, by the monotonic clock."""
-        self._unanswered = Failures(REST)
-        """Claims in a row for which the database did not return all payloads."""
         self._undo: int | None = None
         """The token of a claim whose COMMIT has an unknown outcome."""
         self.tally = rollups.Tally()
         """The counts of this process since it last wrote the rollups."""
+        self.passes_expired = True
+        """Whether claims may pass messages that have expired."""
+        self._finds_expired = False
+        """Whether such messages have been found lately: then claims look for them."""
         self.configure(handler)
 
     # -- what the poller calls ------------------------------------------------
@@ -336,7 +333,16 @@ class PolledGroup(ConfiguredGroup):
             if settlement.action is not Action.ACK and id(settlement) not in stale:
                 tally.failed += settlement.action in FAILED
                 tally.dead_lettered += settlement.is_written
+                if settlement.action is Action.EXPIRED:
+                    tally.expired += 1
+                    self._finds_expired = True
         tally.dead_lettered += len(flushed.dead)
+
+    def _count_passed(self, claim: Claim) -> None:
+        self.tally.filtered += claim.filtered
+        self.tally.expired += claim.expired
+        if claim.filtered or claim.expired:
+            self.inbox.count_passed(self.ref, filtered=claim.filtered, expired=claim.expired)
 
     # -- claiming -------------------------------------------------------------
 
@@ -361,6 +367,7 @@ class PolledGroup(ConfiguredGroup):
             max_rows=room,
             max_bytes=self.max_bytes,
             after_clock_step=max_due > 0 and self._after_clock_step(),
+            passes_expired=self._finds_expired and self.passes_expired and self.handler.on_expiry == "skip",
             holding=holding,
         )
         try:
@@ -369,6 +376,8 @@ class PolledGroup(ConfiguredGroup):
         except CommitOutcomeUnknown:
             self._undo = request.token
             raise
+        if request.passes_expired and claim.looked_at and not claim.expired:
+            self._finds_expired = False
         self.limited.written(claim.held)
         if self.limited:
             self.limited.claimed(claim, self.context.clock.now())
@@ -388,21 +397,16 @@ class PolledGroup(ConfiguredGroup):
         if claim.options is not None:
             self.override(claim.options)
             return True
-        self.tally.filtered += claim.filtered
-        self.inbox.count_filtered(self.ref, claim.filtered)
+        self._count_passed(claim)
         poll_soon = self._claimed(wants, max_due, claim)
         self.depths.learn(wants, claim, hungry=hungry, most=self.claim_size)
         # First: from here on, every claimed delivery must reach the inbox or be released, even after an error.
-        self._hand_out(claim.deliveries)
+        self._hand_out(claim)
         if claim.dead and self.context.watch.is_wanted():
             self._tell_dead(claim.dead)
         if claim.missing and not watermarks.create_missing(self.using, self.ref, claim.missing):
             self._stop(dropped=True)
         return poll_soon
-
-    def _tell_dead(self, dead: Sequence[tuple[Claimed, str]]) -> None:
-        found = payloads.read(self.using, [delivery.offset for delivery, _ in dead])
-        self.context.watch.tell(dead_ends(self.handler, dead, found, self.using, self.context.clock.now()))
 
     def _due_window(self, max_due: int) -> int:
         """Return how many due rows to look at to claim ``max_due``."""
@@ -436,7 +440,7 @@ class PolledGroup(ConfiguredGroup):
 
     def recheck_paused(self) -> None:
         """Claim again after a tick, because the group may have been resumed."""
-        self._announced = self.stopped
+        self._announced = self.stopped and not self.refused
         self.stopped = bool(self.refused)
 
     def check_mode(self, registered: str) -> None:
@@ -452,45 +456,3 @@ class PolledGroup(ConfiguredGroup):
         if revised:
             event(logging.INFO, "group.reloaded", group=self.ref.group, topic=self.ref.topic)
         return revised
-
-    def _hand_out(self, deliveries: Sequence[Claimed]) -> None:
-        """Read the payloads, after the claim has committed, and put the deliveries into the inbox."""
-        if not deliveries:
-            return
-        try:
-            found = payloads.read(self.using, [delivery.offset for delivery in deliveries])
-            missing = [delivery.offset for delivery in deliveries if delivery.offset not in found]
-            deleted = payloads.deleted(self.using, missing) if missing else set()
-        except Error:
-            for delivery in deliveries:
-                self.inbox.settle(Settlement(delivery, Action.RELEASE), ordered=not self.handler.shared)
-            raise
-        if not missing:
-            self._unanswered.clear()
-            self.inbox.put(Held(delivery, found[delivery.offset], self.handler) for delivery in deliveries)
-            return
-        # One by one: in a partition, messages before a missing one are handled, and messages after it wait.
-        for delivery in deliveries:
-            if delivery.offset in found:
-                self.inbox.put([Held(delivery, found[delivery.offset], self.handler)])
-            elif delivery.offset in deleted:
-                event(logging.WARNING, "delivery.deleted", **delivery_fields(delivery))
-                self.inbox.settle(Settlement(delivery, Action.DELETED), ordered=not self.handler.shared)
-            else:
-                self.inbox.settle(Settlement(delivery, Action.RELEASE), ordered=not self.handler.shared)
-        if len(deleted) < len(missing):
-            self._rest_without_payloads(len(missing) - len(deleted), len(deliveries))
-
-    def _rest_without_payloads(self, missing: int, claimed: int) -> None:
-        """Pause the group: if it claimed the messages again at once, they would probably be missing again."""
-        self.rests_until = time.monotonic() + self._unanswered.add()
-        if is_worth_a_line(self._unanswered.count):
-            event(
-                logging.ERROR,
-                "payloads.not_returned",
-                group=self.ref.group,
-                topic=self.ref.topic,
-                messages=missing,
-                claimed=claimed,
-                failures=self._unanswered.count,
-            )

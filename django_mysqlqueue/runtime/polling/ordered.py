@@ -186,7 +186,9 @@ class OrderedGroup(PolledGroup):
         for key in self._theirs & self.waiting.keys():
             del self.waiting[key]
         self._drop_drained()
-        if steal:
+        if self.refused:
+            self.release_free()  # Subscribers of the release that has registered the filter may take them over.
+        elif steal:
             self._release_excess()
         self._acquire(steal=steal)
 
@@ -475,7 +477,7 @@ class OrderedGroup(PolledGroup):
         for key in claim.lost:
             if key in self.partitions and self.partitions[key].owned:
                 self._lose(key, "no longer the owner")
-        for key, offset in claim.settled:
+        for key, offset in claim.settled | {(delivery.key, delivery.offset) for delivery, _ in claim.dead}:
             self.partitions[key].pending.pop(offset, None)
         for (key, offset), due in claim.later.items():
             self._wait_for(self.partitions[key], offset, due)
@@ -487,8 +489,6 @@ class OrderedGroup(PolledGroup):
             partition.rests_until = now + self.context.limits.locked_pause_ms
             for offset in [offset for offset, due in partition.pending.items() if due <= now]:
                 self._wait_for(partition, offset, partition.rests_until)
-        for delivery, _ in claim.dead:
-            self.partitions[delivery.key].pending.pop(delivery.offset, None)
         for delivery in claim.deliveries:
             partition = self.partitions[delivery.key]
             partition.pending.pop(delivery.offset, None)

@@ -45,6 +45,8 @@ class SharedGroup(PolledGroup):
         super().configure(handler)
         # A claim that is shorter than the last one would end before the next extension.
         self._extend_at = self._due_rests_until = 0.0
+        # The claim that found the other options has looked for nothing.
+        self._expects_clock_step = True
 
     def _notify(self, key: str) -> None:
         if not self.limited.rests(key):

@@ -1,0 +1,68 @@
+"""The expiry of messages: the time after which their handling does not start.
+
+It is in the metadata that the queue reserves, so that any release's sequencer carries it into the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN, LATEST_DELIVERY, REPLACES, RESERVED_PREFIX
+from django_mysqlqueue.models import OutboxMessage, QueueMessage
+from django_mysqlqueue.service.messages import decode_metadata
+from django_mysqlqueue.sql.session import Session
+
+OUTBOX = OutboxMessage._meta.db_table
+LOG = QueueMessage._meta.db_table
+MARK = f'"{RESERVED_PREFIX}expires_'
+"""What the JSON text of the metadata of a message with an expiry contains."""
+
+
+def expires_at(metadata: str | bytes | Mapping[str, Any], created_at: int, original_id: str) -> int | None:
+    """Return when a message of the log expires, in epoch milliseconds; None if it does not.
+
+    Dead letters and redriven messages do not expire, although their metadata is that of the original. Nor do values
+    that plain SQL has stored, and that are not times.
+
+    Args:
+        metadata: its metadata, as JSON text or decoded.
+        created_at: when the publisher wrote it, in epoch milliseconds.
+        original_id: the id of the original message, if it is a copy.
+    """
+    # The search is quick; decoding the metadata of each message is not.
+    if original_id or not _may_expire(metadata):
+        return None
+    found = decode_metadata(metadata)
+    if REPLACES in found:
+        return None
+    at, within = found.get(EXPIRES_AT), found.get(EXPIRES_IN)
+    if _is_time(at):
+        return at
+    return created_at + within if _is_time(within) else None
+
+
+def _may_expire(metadata: str | bytes | Mapping[str, Any]) -> bool:
+    if isinstance(metadata, bytes):
+        return MARK.encode() in metadata
+    return not isinstance(metadata, str) or MARK in metadata
+
+
+def _is_time(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value <= LATEST_DELIVERY
+
+
+def advance(session: Session, milliseconds: int) -> None:
+    """Let all messages expire earlier, as if the time had passed. For tests."""
+    for table, key in ((OUTBOX, "outbox_id"), (LOG, "`offset`")):
+        rows = session.rows(
+            f"SELECT {key}, metadata, created_at, original_id FROM {table} WHERE metadata LIKE %s", (f"%{MARK}%",)
+        )
+        for row, metadata, created_at, original_id in rows:
+            at = expires_at(metadata, created_at, original_id)
+            if at is not None:
+                found = decode_metadata(metadata)
+                found.pop(EXPIRES_IN, None)
+                text = json.dumps({**found, EXPIRES_AT: max(1, at - milliseconds)})
+                session.execute(f"UPDATE {table} SET metadata = %s WHERE {key} = %s", (text, row))
