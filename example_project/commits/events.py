@@ -41,6 +41,11 @@ class CommitEvent:
         return asdict(self)
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """What groups may filter by."""
+        return {"files": self.files}
+
+    @property
     def moment(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self.committed_at, datetime.UTC)
 

@@ -32,4 +32,7 @@ def store(events: Sequence[CommitEvent]) -> None:
                 for event in events
             ]
         )
-        publish_many(TOPIC, (Message(event.payload, key=event.repository, id=event.sha) for event in events))
+        publish_many(
+            TOPIC,
+            (Message(event.payload, key=event.repository, id=event.sha, metadata=event.metadata) for event in events),
+        )

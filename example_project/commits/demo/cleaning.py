@@ -16,6 +16,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     PartitionLease,
     QueueMessage,
+    Rollup,
     Slots,
     SubscriberHeartbeat,
 )
@@ -40,6 +41,7 @@ QUEUE_TABLES = (
     SubscriberHeartbeat,
     OutboxMessage,
     QueueMessage,
+    Rollup,
 )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from example_project.commits.demo.cleaning import queue_status
 from example_project.commits.demo.run import GROUPS, LIVE_RATE, Run
 from example_project.commits.demo.samples import GroupSamples
-from example_project.commits.demo.verification import duplicates
+from example_project.commits.demo.verification import Expected, duplicates, filtered
 from example_project.commits.models import OrderViolation
 
 NAME_WIDTH = 24
@@ -28,18 +28,25 @@ class Row:
         return f"  {self.name:{NAME_WIDTH}}" + "".join(f"{cell:>{WIDTH}}" for cell in self.cells)
 
 
-def rows(run: Run, total: int) -> list[Row]:
+def rows(run: Run, expected: Expected) -> list[Row]:
     """Return the rows of the table, from the samples and the application's tables."""
     found = [run.samples.groups[group] for group in GROUPS]
     dead = {group["group"]: group["dead_letters"] for group in queue_status()["groups"]}
     violations = OrderViolation.objects.count()
     # order-check counts duplicates in its own table. For the other groups, the samples show them.
     repeats = [duplicates() if group == "order-check" else run.samples.groups[group].repeats for group in GROUPS]
-    live = [_latencies(group, 0, run.times.live_events) for group in found]
-    burst = [_latencies(group, run.times.live_events, None) for group in found]
+    # There is one publisher, so events were published in offset order. This group handles each of them.
+    first_of_burst = sorted(run.samples.groups["statistics"].first)[run.times.live_events]
+    live = [_latencies(group, lambda offset: offset < first_of_burst) for group in found]
+    burst = [_latencies(group, lambda offset: offset >= first_of_burst) for group in found]
     return [
         Row("", GROUPS),
-        Row("events handled", [f"{len(group.first):,}" for group in found], any(len(g.first) != total for g in found)),
+        Row(
+            "events handled",
+            [f"{len(group.first):,}" for group in found],
+            any(len(run.samples.groups[name].first) != number for name, number in expected.handled.items()),
+        ),
+        Row("passed by the filter", ["-", "-", f"{filtered():,}"]),
         Row("retries", [f"{group.retries:,}" for group in found]),
         Row("duplicates", [f"{count:,}" for count in repeats]),
         Row("order violations", ["-", f"{violations:,}", "-"], violations > 0),
@@ -49,14 +56,14 @@ def rows(run: Run, total: int) -> list[Row]:
     ]
 
 
-def rates(run: Run, total: int) -> list[str]:
+def rates(run: Run, expected: Expected) -> list[str]:
     """Return lines about the throughput of the burst and about how latency was measured."""
     times = run.times
-    events = total - times.live_events
+    events = expected.total - times.live_events
     publishing = max(0.001, times.published_at - times.burst_from)
     handled_at = max(group.last_start for group in run.samples.groups.values()) / 1000
     handling = max(0.001, handled_at - times.burst_from)
-    deliveries = events * len(GROUPS)
+    deliveries = sum(expected.handled.values()) - run.live_deliveries
     return [
         f"burst published  {events:9,} events     in {publishing:6.1f} s  {events / publishing:8,.0f} events/s",
         f"burst handled    {deliveries:9,} deliveries in {handling:6.1f} s  {deliveries / handling:8,.0f} deliveries/s",
@@ -69,10 +76,9 @@ def rates(run: Run, total: int) -> list[str]:
     ]
 
 
-def _latencies(group: GroupSamples, start: int, stop: int | None) -> list[int]:
-    """Return sorted latencies in milliseconds. There is one publisher, so events were published in offset order."""
-    chosen = sorted(group.first)[start:stop]
-    return sorted(max(0, started - created) for created, started in map(group.first.__getitem__, chosen))
+def _latencies(group: GroupSamples, chosen: Callable[[int], bool]) -> list[int]:
+    """Return sorted latencies in milliseconds of the events whose offset is chosen."""
+    return sorted(max(0, started - created) for offset, (created, started) in group.first.items() if chosen(offset))
 
 
 def _percentile(ordered: Sequence[int], percent: int) -> int | None:

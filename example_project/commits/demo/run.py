@@ -23,8 +23,10 @@ from example_project.commits.demo import samples
 from example_project.commits.demo.processes import Process, Subscribers
 from example_project.commits.demo.progress import Progress
 from example_project.commits.demo.samples import SampleReader
+from example_project.commits.demo.verification import Expected
 from example_project.commits.events import CommitEvent
 from example_project.commits.publishing import store
+from example_project.commits.subscribers import WORTH_A_REVIEW
 
 GROUPS = ("statistics", "order-check", "review")
 BATCH = 500
@@ -47,15 +49,23 @@ class Times:
 
 
 class Run:
-    """Publish ``total`` events and wait until every group has handled them."""
+    """Publish events and wait until every group has handled those that it gets."""
 
     def __init__(
-        self, events: Iterator[CommitEvent], total: int, *, processes: int, seed: int, logs: Path, samples_folder: Path
+        self,
+        events: Iterator[CommitEvent],
+        expected: Expected,
+        *,
+        processes: int,
+        seed: int,
+        logs: Path,
+        samples_folder: Path,
     ) -> None:
         self.samples = SampleReader(samples_folder, GROUPS)
-        self.times = Times(live_events=min(LIVE_EVENTS, total // 4))
+        self.times = Times(live_events=min(LIVE_EVENTS, expected.total // 4))
         self._events = events
-        self._total = total
+        self._expected = expected
+        self.live_deliveries = 0
         self._processes = processes
         self._logs = logs
         self._environment = {
@@ -74,15 +84,14 @@ class Run:
         """
         with (
             Subscribers(self._logs, self._environment) as subscribers,
-            Progress(self._total, self._total * len(GROUPS), say) as progress,
+            Progress(self._expected.total, sum(self._expected.handled.values()), say) as progress,
         ):
             first = [subscribers.start() for _ in range(self._processes)]
             self._wait(progress, subscribers, lambda: all(process.is_ready for process in first))
             say(f"Started {_subscribers(self._processes)}.")
             say(f"Publishing the first {self.times.live_events} events, {LIVE_RATE} per second …")
             self._publish_live(progress, subscribers)
-            live = self.times.live_events * len(GROUPS)
-            self._wait(progress, subscribers, lambda: self.samples.handled >= live)
+            self._wait(progress, subscribers, lambda: self.samples.handled >= self.live_deliveries)
             say(f"Publishing the other events, up to {BATCH} per transaction …")
             self._publish_burst(progress, subscribers)
             say("Published all events. Replacing the subscribers one after another …")
@@ -95,6 +104,7 @@ class Run:
         for number, event in enumerate(islice(self._events, self.times.live_events)):
             time.sleep(max(0.0, began + number / LIVE_RATE - time.monotonic()))
             store([event])
+            self.live_deliveries += len(GROUPS) - (event.files <= WORTH_A_REVIEW)
             progress.published.update()
             if number % LOOK_EVERY == 0:
                 self._look(progress, subscribers)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from django.db.models import Sum
 
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.models import QueueMessage, Rollup
 from example_project.commits.demo.cleaning import DLQ, queue_status
 from example_project.commits.demo.samples import SampleReader
 from example_project.commits.events import TOPIC, CommitEvent
@@ -62,6 +62,15 @@ class Expected:
     def total(self) -> int:
         return self.commits.total()
 
+    @property
+    def handled(self) -> dict[str, int]:
+        """The number of events that each group handles."""
+        return {
+            "statistics": self.total,
+            "order-check": self.total,
+            "review": len(self.review_tasks) + len(self.outliers),
+        }
+
 
 def problems(expected: Expected, samples: SampleReader) -> Iterator[str]:
     """Yield a line for each event that was lost, counted twice or out of order, and for each unexpected row."""
@@ -72,8 +81,8 @@ def problems(expected: Expected, samples: SampleReader) -> Iterator[str]:
     yield from _dead_letters(expected)
     yield from _queue(expected)
     for group, found in samples.groups.items():
-        if len(found.first) != expected.total:
-            yield f"{group}: handled {len(found.first)} of {expected.total} events"
+        if len(found.first) != expected.handled[group]:
+            yield f"{group}: handled {len(found.first)} of {expected.handled[group]} events"
 
 
 def _commits(expected: Expected) -> Iterator[str]:
@@ -135,6 +144,11 @@ def _shortened(lines: list[str]) -> Iterator[str]:
     yield from lines[:SHOWN]
     if len(lines) > SHOWN:
         yield f"… and {len(lines) - SHOWN} more"
+
+
+def filtered() -> int:
+    """Return the number of events that the filter of the group ``review`` has passed."""
+    return int(Rollup.objects.filter(topic=TOPIC, grain=60).aggregate(total=Sum("filtered"))["total"] or 0)
 
 
 def duplicates() -> int:

@@ -66,7 +66,7 @@ class Command(BaseCommand):
         logs.mkdir(parents=True)
         run = Run(
             read_events(EVENTS_FILE, options["events"]),
-            expected.total,
+            expected,
             processes=options["processes"],
             seed=options["seed"],
             logs=logs,
@@ -102,11 +102,11 @@ class Command(BaseCommand):
 
     def _table(self, run: Run, expected: verification.Expected) -> None:
         self.stdout.write("")
-        for row in report.rows(run, expected.total):
+        for row in report.rows(run, expected):
             style = self.style.MIGRATE_HEADING if not row.name else self.style.ERROR if row.is_bad else str
             self.stdout.write(style(str(row)))
         self.stdout.write("")
-        for line in report.rates(run, expected.total):
+        for line in report.rates(run, expected):
             self._say(line)
         self.stdout.write("")
 
