@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,10 @@ def by_name(columns: OptionColumns) -> dict[str, Override]:
     return {one.name: one for one in stored(columns.overrides)}
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], unset: Collection[str]) -> Difference:
     """Return what a change does.
 
@@ -52,7 +57,9 @@ def difference(overrides: Mapping[str, Override], values: Mapping[str, Any], uns
         unset: names of options.
     """
     before = {name: one.value for name, one in overrides.items()}
-    new = {name: value for name, value in values.items() if name not in before or before[name] != storable(value)}
+    # As JSON: to Python, true is 1; to a filter, it is not.
+    same = {name for name, value in before.items() if name in values and _json(value) == _json(storable(values[name]))}
+    new = {name: value for name, value in values.items() if name not in same}
     removed = [name for name in unset if name in before]
     return Difference(new, removed, before, {name: one for name, one in before.items() if name not in removed} | new)
 

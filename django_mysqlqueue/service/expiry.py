@@ -38,9 +38,9 @@ def expires_at(metadata: str | bytes | Mapping[str, Any], created_at: int, origi
     if REPLACES in found:
         return None
     at, within = found.get(EXPIRES_AT), found.get(EXPIRES_IN)
-    if _is_time(at):
-        return at
-    return created_at + within if _is_time(within) else None
+    if not _is_time(at) and _is_time(within):
+        at = created_at + within
+    return at if _is_time(at) else None
 
 
 def _may_expire(metadata: str | bytes | Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -133,10 +133,9 @@ def register_options(using: str, ref: GroupRef, column: str, options: Mapping[st
 
     def write(session: Session) -> bool:
         found = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
-        if list(found.values_list(column, flat=True)) in ([], [dict(options)]):
+        if _all_are(found.values_list(column, flat=True), options):
             return False  # Without a lock: this is the case at almost every migrate.
-        rows = list(found.select_for_update().values_list(column, flat=True))
-        if rows in ([], [dict(options)]):
+        if _all_are(found.select_for_update().values_list(column, flat=True), options):
             return False  # It was dropped, or another process has registered them, in the meantime.
         found.update(**{column: dict(options)})
         if column == "limits":
@@ -147,6 +146,11 @@ def register_options(using: str, ref: GroupRef, column: str, options: Mapping[st
         return True
 
     return run(using, write)
+
+
+def _all_are(stored: Iterable[object], options: Mapping[str, object]) -> bool:
+    """Return whether all stored values are the same JSON. To Python, true is 1; to a filter, it is not."""
+    return {json.dumps(value, sort_keys=True) for value in stored} <= {json.dumps(options, sort_keys=True)}
 
 
 def find(using: str, ref: GroupRef) -> Registered | None:

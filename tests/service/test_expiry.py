@@ -12,8 +12,9 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, signals, subscriber
+from django_mysqlqueue.delivery_limits import parse_rate
 from django_mysqlqueue.filter_policies import parse
-from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN
+from django_mysqlqueue.limits import EXPIRES_AT, EXPIRES_IN, LATEST_DELIVERY
 from django_mysqlqueue.models import ConsumerOffset, DeliveryEvent, DeliveryState, OutboxMessage, QueueMessage, Rollup
 from django_mysqlqueue.runtime.handling import call
 from django_mysqlqueue.service import claiming, rollups
@@ -222,6 +223,21 @@ def expire_running(sub):
         held.expires = time.monotonic()
 
 
+def test_a_message_that_expires_while_its_transaction_is_opened_does_not_start(db, monkeypatch):
+    got = []
+    sub = Sub(getting(got, atomic=True))
+    publish("t", 1, key="k", expires_in=600)
+    begin = call._begin
+    monkeypatch.setattr(call, "_begin", lambda *args: (time.sleep(0.2), begin(*args)))
+    sub.step()
+    for lane in sub.inbox._groups[GroupRef("g", "t")].lanes.values():
+        lane.waiting[0].expires = time.monotonic() + 0.1
+    sub.work()
+    sub.flush()
+    assert got == []
+    assert DeliveryState.objects.get().retry_count == 0
+
+
 def test_a_suspected_poison_message_that_expires_lets_the_next_one_start(db, clock):
     first = Sub(handler(mode="shared"))
     publish_many("t", [Message(n, key=f"k{n}", expires_in=600) for n in range(2)])
@@ -249,6 +265,32 @@ def test_an_expired_message_returns_its_slot(db):
     sub.settle()
     assert lag() == 0
     assert sub.inbox.expired_counts()[GroupRef("g", "t")] == 3
+
+
+@pytest.mark.parametrize("on_expiry", ["skip", "dead_letter"])
+def test_expired_messages_do_not_use_up_the_rate(db, on_expiry):
+    sub = Sub(handler(mode="shared", rate=parse_rate("2/h"), burst=2, on_expiry=on_expiry), threads=9)
+    publish_many("t", [Message(n, key="k", expires_at=PAST) for n in range(2)])
+    sub.step()
+    assert sub.work() == 2
+    returned = sub.inbox.take_returned(GroupRef("g", "t"))
+    assert [one.number for one in returned.values()] == [2]
+    sub.inbox.put_back_returned(GroupRef("g", "t"), returned)
+    sub.flush()
+    (group,) = sub.poller.groups
+    assert group.counted().failed == 0
+
+
+def test_expired_messages_of_a_batch_have_no_handler_time(db, settings):
+    settings.MYSQLQUEUE = {"RECORD_DELIVERIES": "all"}
+    sub = Sub(handler(function=lambda batch: time.sleep(0.05), batch=True, batch_size=9))
+    publish_many("t", [Message(n, key="k", expires_at=PAST if n else None) for n in range(2)])
+    sub.settle()
+    assert {one.outcome: one.handled_ms >= 50 for one in DeliveryEvent.objects.all()} == {
+        "acked": True,
+        "expired": False,
+    }
+    assert DeliveryEvent.objects.get(outcome="expired").handled_ms == 0
 
 
 # -- dead letters -------------------------------------------------------------
@@ -439,6 +481,27 @@ def test_values_of_plain_sql_that_are_no_times_are_ignored(db, mode, name, value
         )
     sub.settle()
     assert got == [1]
+
+
+@MODES
+@pytest.mark.parametrize("name", [EXPIRES_AT, "a"])
+def test_metadata_that_python_cannot_decode_stops_no_subscriber(db, mode, name, engine):
+    if engine == "mysql":
+        pytest.skip("MySQL refuses such a number")
+    got = []
+    sub = Sub(getting(got, mode=mode), getting([], group="f", mode=mode, filter=parse({"region": ["eu"]})))
+    text = json.dumps({name: 7}).replace("7", "1" * 5000)
+    publish("t", 1, key="k")
+    sequence()
+    with connections[USING].cursor() as cursor:
+        cursor.execute("UPDATE queue_messages SET metadata = %s", [text])
+    sub.settle()
+    assert got == [1]
+    assert lag() == lag("f") == 0
+
+
+def test_an_expiry_after_the_year_9999_does_not_count(db):
+    assert expires_at({EXPIRES_IN: LATEST_DELIVERY}, 1_800_000_000_000, "") is None
 
 
 @MODES

@@ -13,7 +13,7 @@ from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, Operation, QueueMessage, Rollup
 from django_mysqlqueue.runtime.registering import register_groups
-from django_mysqlqueue.service import claiming, new_messages, retention, rollups
+from django_mysqlqueue.service import claiming, groups, new_messages, retention, rollups
 from django_mysqlqueue.service.claims import Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
@@ -396,6 +396,20 @@ def test_filters_are_registered_by_migrate_and_reported_until_then(db, no_handle
     declare()
     register_groups(USING)
     assert ConsumerGroup.objects.get().filter == {}
+
+
+def test_a_filter_for_true_is_not_one_for_1(db):
+    """To Python, they are equal."""
+    ref = GroupRef("g", "t")
+    sub = Sub(handler())
+    assert groups.register_options(USING, ref, "filter", {"x": [1]}, actor="migrate")
+    assert groups.register_options(USING, ref, "filter", {"x": [True]}, actor="migrate")
+    assert not groups.register_options(USING, ref, "filter", {"x": [True]}, actor="migrate")
+    assert json.dumps(ConsumerGroup.objects.get().filter) == '{"x": [true]}'
+    assert operations.settings("g", "t", {"filter": {"x": [0]}}, actor="ops").changed == 1
+    assert operations.settings("g", "t", {"filter": {"x": [False]}}, actor="ops").changed == 1
+    sub.step()
+    assert sub.poller.groups[0].handler.filter == parse({"x": [False]})
 
 
 def test_a_wrong_filter_is_an_error_at_import(no_handlers):

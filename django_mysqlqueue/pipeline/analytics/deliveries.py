@@ -15,7 +15,7 @@ from django_mysqlqueue.pipeline.tables import BUCKETS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SETTLED = ("acked", "dead_lettered", "expired")
+SETTLED = ("acked", "dead_lettered")
 """Outcomes that settle a message for a group."""
 ENOUGH = 0.98
 """Share of the acks in the rollups from which all deliveries count as recorded. The numbers can differ a little: a

@@ -55,6 +55,13 @@ class _NotStarted(Exception):
     """The handler's connections or its transaction could not be opened. The cause is the database error."""
 
 
+class _Expired(Exception):
+    """A message has expired while connections, or the transaction of an atomic handler, were opened.
+
+    The next claim of it finds that it has expired.
+    """
+
+
 class _Stale(Exception):
     """Rolls back the writes of an atomic handler with stale deliveries."""
 
@@ -135,12 +142,13 @@ def _attempt(
     handler = items[0].handler
     try:
         _connect(handler)
-        if any(held.is_expired() for held in items):
-            raise _NotStarted from QueueError("the message expired while the connections were opened")
+        expires = min(held.expires for held in items)
         if handler.atomic:
-            return _run_atomic(handler, deliveries, using)
-        _call(handler, deliveries)
+            return _run_atomic(handler, deliveries, using, expires)
+        _call(handler, deliveries, expires)
         return _verdicts(handler, deliveries)
+    except _Expired:
+        return [Settlement(held.claimed, Action.RELEASE) for held in items]
     except _NotStarted as error:
         _not_started.failures = failures = _not_started.failures + 1
         if is_worth_a_line(failures):
@@ -197,8 +205,10 @@ def _connect(handler: Handler) -> None:
         raise _NotStarted from error
 
 
-def _call(handler: Handler, deliveries: list[Delivery]) -> None:
+def _call(handler: Handler, deliveries: list[Delivery], expires: float) -> None:
     _not_started.failures = 0
+    if expires <= time.monotonic():
+        raise _Expired
     pid = os.getpid()
     outer = sessions.begin_call()
     try:
@@ -246,7 +256,7 @@ def _check_order(handler: Handler, settlements: list[Settlement]) -> None:
             )
 
 
-def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> list[Settlement]:
+def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str, expires: float) -> list[Settlement]:
     """Call an atomic handler: its writes and the outcomes of its deliveries commit together or not at all.
 
     The transaction commits if it settles a message (ack, reject). If every delivery was nacked or snoozed, the writes
@@ -256,7 +266,7 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str) -> lis
     try:
         with contextlib.ExitStack() as transaction_of_the_handler:
             _begin(transaction_of_the_handler, using)
-            _call(handler, deliveries)
+            _call(handler, deliveries, expires)
             settlements = _verdicts(handler, deliveries)
             acked = [settlement.delivery for settlement in settlements if settlement.action is Action.ACK]
             rejected = [

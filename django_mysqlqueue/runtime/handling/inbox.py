@@ -314,12 +314,13 @@ class Inbox(InboxGroups):
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
                 if settlement.action is not Action.ACK or group.records_acks:
                     # Only for deliveries that may be recorded: for each message, the cost would be noticeable.
-                    handled_ms = round((time.monotonic() - held.started_at) * 1000)
+                    called = settlement.action is not Action.EXPIRED and settlement.is_started
+                    handled_ms = round((time.monotonic() - held.started_at) * 1000) if called else 0
                     settlement = settlement._replace(handled_ms=handled_ms)
+                    if not called:
+                        group.return_slot(held.claimed)
                     settlement = held.within_expiry(settlement)
-                if settlement.action is Action.EXPIRED:
-                    group.expired += 1
-                    group.return_slot(held.claimed)
+                group.expired += settlement.action is Action.EXPIRED
                 if watched:
                     if held.messages:
                         held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)

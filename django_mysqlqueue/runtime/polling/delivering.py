@@ -56,7 +56,7 @@ class DeliveringGroup(ConfiguredGroup):
             raise
         if not missing:
             self._unanswered.clear()
-            self.inbox.put(map(held, deliveries))
+            self.inbox.put([held(delivery) for delivery in deliveries])
             return
         # One by one: in a partition, messages before a missing one are handled, and messages after it wait.
         for delivery in deliveries:

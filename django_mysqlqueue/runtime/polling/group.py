@@ -331,7 +331,7 @@ class PolledGroup(DeliveringGroup):
         stale = {id(settlement) for settlement in flushed.stale}
         for settlement in settlements:
             if settlement.action is not Action.ACK and id(settlement) not in stale:
-                tally.failed += settlement.action in FAILED
+                tally.failed += settlement.action in FAILED and settlement.is_started
                 tally.dead_lettered += settlement.is_written
                 if settlement.action is Action.EXPIRED:
                     tally.expired += 1
