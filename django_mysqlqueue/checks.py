@@ -18,6 +18,7 @@ from django_mysqlqueue.humanize import shortened
 from django_mysqlqueue.inspection import list_options
 from django_mysqlqueue.models import (
     ArchiveSegment,
+    CoalesceKey,
     CollectedTopic,
     ConsumerGroup,
     ConsumerOffset,
@@ -48,6 +49,7 @@ MODELS = (
     PartitionLease,
     ConsumerOffset,
     Slots,
+    CoalesceKey,
     SubscriberHeartbeat,
     DeliveryEvent,
     Operation,

@@ -47,6 +47,10 @@ EXPIRES_AT = RESERVED_PREFIX + "expires_at"
 """Name in the metadata of the time at which the message expires, in epoch milliseconds."""
 EXPIRES_IN = RESERVED_PREFIX + "expires_in"
 """Name in the metadata of the milliseconds from ``created_at`` after which the message expires."""
+COALESCE = RESERVED_PREFIX + "coalesce"
+"""Name in the metadata of the coalesce key."""
+ONLY_ONCE = (EXPIRES_AT, EXPIRES_IN, COALESCE)
+"""Names that a replay drops: the message would have expired, or it would supersede later ones."""
 MAX_METADATA_BYTES = 65_535
 MAX_METADATA_DEPTH = 30
 """Maximum nesting. MariaDB's JSON_VALID accepts up to 32 levels, MySQL's up to 100."""
@@ -164,6 +168,18 @@ def check_key(key: object) -> str:
         raise InvalidMessage(
             f"key {text!r}: keys that begin with {PARTITION_PREFIX!r} are reserved for hashed partitions and priorities"
         )
+    return text
+
+
+def check_coalesce_key(key: object) -> str:
+    """Return a coalesce key if it is valid.
+
+    Raises:
+        InvalidMessage: the key is invalid; the text names the value and the rule.
+    """
+    text = check_text("coalesce", key)
+    if not text:
+        raise InvalidMessage("coalesce '': must not be empty")
     return text
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import models
-from django.db.models.functions import Length
 from django.utils.translation import gettext_lazy as _
 
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, FreshId, NowMilliseconds
+from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
 from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
 from django_mysqlqueue.managers import QueueManager
 from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
@@ -21,75 +21,6 @@ from django_mysqlqueue.outcomes import Outcome
 
 def _json_object(name: Any, help_text: Any) -> models.JSONField[Any, Any]:
     return models.JSONField(name, db_default=models.Value({}, models.JSONField()), blank=True, help_text=help_text)
-
-
-class LogKey(models.Model):
-    """The log's primary key, declared before the generated columns, as the outbox's is.
-
-    On MySQL, Django assigns the id of an inserted row to the first field that the database computes.
-    """
-
-    offset = models.BigAutoField(_("offset"), primary_key=True)
-
-    class Meta:
-        abstract = True
-
-
-class OutboxKey(models.Model):
-    """The outbox's primary key."""
-
-    outbox_id = models.BigAutoField(_("outbox id"), primary_key=True)
-
-    class Meta:
-        abstract = True
-
-
-class MessageColumns(models.Model):
-    """The columns that the outbox and the log share.
-
-    They have the same constraints, because an outbox row that the log refuses would block all later rows.
-    """
-
-    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
-    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH, db_default="")
-    message_id = BytewiseCharField(_("id"), db_column="id", max_length=KEY_LENGTH, db_default=FreshId())
-    payload = models.BinaryField(_("payload"))
-    size = models.GeneratedField(
-        expression=Length("payload"),
-        output_field=models.PositiveIntegerField(),
-        db_persist=True,
-        verbose_name=_("payload size in bytes"),
-    )
-    metadata = models.JSONField(_("metadata"), db_default=models.Value({}, models.JSONField()))
-    target_group = BytewiseCharField(_("target group"), max_length=NAME_LENGTH, db_default="", blank=True)
-    original_id = BytewiseCharField(_("original id"), max_length=KEY_LENGTH, db_default="", blank=True)
-    original_topic = BytewiseCharField(_("original topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True)
-    original_offset = models.BigIntegerField(_("original offset"), db_default=0)
-    failed_group = BytewiseCharField(_("failed group"), max_length=NAME_LENGTH, db_default="", blank=True)
-    failed_at = models.BigIntegerField(_("failed at"), db_default=0)
-    failure_count = models.PositiveIntegerField(_("failure count"), db_default=0)
-    last_error = BytewiseTextField(_("last error"), db_default=models.Value(""), blank=True)
-
-    class Meta:
-        abstract = True
-
-
-COPIED_COLUMNS = (
-    "topic",
-    "partition_key",
-    "id",
-    "payload",
-    "metadata",
-    "target_group",
-    "original_id",
-    "original_topic",
-    "original_offset",
-    "failed_group",
-    "failed_at",
-    "failure_count",
-    "last_error",
-)
-"""The columns that the sequencer copies from the outbox into the log. (``size`` is computed.)"""
 
 
 class QueueMessage(LogKey, MessageColumns):
@@ -141,6 +72,9 @@ class Sequencer(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True)
     last_offset = models.BigIntegerField(_("last offset"), db_default=0)
     sequenced_at = models.BigIntegerField(_("sequenced at"), db_default=0)
+    coalesced_offset = models.BigIntegerField(
+        _("coalesced offset"), db_default=0, help_text=_("the coalesce keys of the log are known up to this offset")
+    )
 
     objects = QueueManager["Sequencer"]()
 
@@ -333,6 +267,26 @@ class Slots(models.Model):
         indexes = [models.Index(fields=["full_at"], name="queue_slots_full_at")]
 
 
+class CoalesceKey(models.Model):
+    """The latest message with a coalesce key: in the log, or of those that a shared group has claimed."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key", "coalesce_key")
+    consumer_group = BytewiseCharField(
+        _("consumer group"), max_length=NAME_LENGTH, blank=True, help_text=_("'' in the row for the log")
+    )
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    coalesce_key = BytewiseCharField(_("coalesce key"), max_length=KEY_LENGTH)
+    message_offset = models.BigIntegerField(_("message offset"))
+
+    objects = QueueManager["CoalesceKey"]()
+
+    class Meta:
+        db_table = "queue_coalesce_keys"
+        verbose_name = _("coalesce key")
+        verbose_name_plural = _("coalesce keys")
+
+
 class SubscriberHeartbeat(models.Model):
     """A subscriber's heartbeat, one row for each of its groups."""
 
@@ -368,6 +322,7 @@ class DeliveryEvent(models.Model):
         DISCARDED = "discarded", _("discarded")
         DELETED = Outcome.DELETED.value, _("deleted before it was handled")
         EXPIRED = Outcome.EXPIRED.value, _("expired before it was handled")
+        SUPERSEDED = Outcome.SUPERSEDED.value, _("superseded before it was handled")
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = BytewiseCharField(_("consumer group"), max_length=NAME_LENGTH)
@@ -446,6 +401,7 @@ class Rollup(models.Model):
     dead_lettered = models.BigIntegerField(_("dead-lettered"), db_default=0)
     filtered = models.BigIntegerField(_("filtered"), db_default=0)
     expired = models.BigIntegerField(_("expired"), db_default=0)
+    superseded = models.BigIntegerField(_("superseded"), db_default=0)
 
     objects = QueueManager["Rollup"]()
 

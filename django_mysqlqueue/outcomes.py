@@ -24,5 +24,7 @@ class Outcome(StrEnum):
     """The message was deleted from the log before it was handled."""
     EXPIRED = "expired"
     """The message expired before its handler was called."""
+    SUPERSEDED = "superseded"
+    """A later message with the same coalesce key is in the log. The handler was not called."""
     LOST = "lost"
     """The delivery was revoked, claimed again by another subscriber, or settled by somebody else."""

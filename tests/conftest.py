@@ -27,6 +27,7 @@ QUEUE_MODELS = (
     models.PartitionLease,
     models.ConsumerOffset,
     models.Slots,
+    models.CoalesceKey,
     models.SubscriberHeartbeat,
     models.ConsumerGroup,
     models.Sequencer,

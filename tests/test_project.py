@@ -65,7 +65,7 @@ def test_migrations_go_back_and_forth(db):
     """With rows in every table; afterwards the queue works."""
 
     def fill():
-        publish_many("t", [Message(number, key="k") for number in range(5)])
+        publish_many("t", [Message(number, key="k", coalesce=str(number)) for number in range(5)])
         sub = Sub(handler(function=lambda delivery: delivery.nack(delay=60), rate=parse_rate("10/s")))
         sub.step()
         sub.work(2)

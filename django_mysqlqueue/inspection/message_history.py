@@ -18,6 +18,7 @@ from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.limits import REPLACES
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
+from django_mysqlqueue.service.coalescing import THE_LOG, key_of, read
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.groups import OptionColumns
@@ -57,6 +58,11 @@ class MessageContent:
     def expires_at(self) -> int | None:
         """When it expires, in epoch milliseconds; None if it does not."""
         return expires_at(self.metadata, self.entry.created_at, self.entry.original_id)
+
+    @property
+    def coalesce_key(self) -> str:
+        """Its coalesce key; empty if it has none."""
+        return key_of(self.metadata, self.entry.original_id)
 
     @property
     def replaces(self) -> str:
@@ -369,6 +375,15 @@ def successors(
         ),
         key=lambda successor: successor.offset,
     )
+
+
+def latest_with_key(session: Session, content: MessageContent) -> int:
+    """Return the offset of the latest message with the coalesce key of a message; 0 if it has no key."""
+    key = content.coalesce_key
+    if not key:
+        return 0
+    row = (THE_LOG, content.entry.topic, content.entry.key, key)
+    return read(session, [row]).get(row, 0)
 
 
 def made_of(session: Session, events: Iterable[RecordedDelivery]) -> dict[int, int]:

@@ -148,7 +148,7 @@ def find_problems(
         if bucket.at >= recent:
             lately.setdefault(bucket.ref, Ended()).add(bucket)
         if bucket.at >= still and (
-            bucket.acked or bucket.failed or bucket.dead_lettered or bucket.filtered or bucket.expired
+            bucket.acked or bucket.failed or bucket.dead_lettered or any(bucket.passed.values())
         ):
             moving.add(bucket.ref)
     for group in overview.groups:

@@ -18,8 +18,16 @@ from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
 
 LABELS = ("topic", "group")
-OUTCOMES = tuple(outcome for outcome in Outcome if outcome not in (Outcome.DELETED, Outcome.EXPIRED))
-"""The outcomes that are counted. Deleted and expired messages have counters of their own."""
+OUTCOMES = tuple(
+    outcome for outcome in Outcome if outcome not in (Outcome.DELETED, Outcome.EXPIRED, Outcome.SUPERSEDED)
+)
+"""The outcomes that are counted. Those of messages that no handler got have counters of their own."""
+PASSED = {
+    "filtered": "Messages that the group's filter has passed without a call.",
+    "expired": "Messages that have expired before their handler was called.",
+    "superseded": "Messages that a later one with their coalesce key superseded before their handler was called.",
+}
+"""By reason, the help text of the counter of messages that were settled without a call."""
 BOUNDS = tuple(bound / 1000 for bound in LATENCY_BOUNDS_MS)
 """The bounds of the histograms' buckets in seconds, the same as those of the rollups."""
 
@@ -102,18 +110,11 @@ class _InboxCollector(Collector):
         for ref, number in self._inbox.deleted_counts().items():
             deleted.add_metric((ref.topic, ref.group), number)
         yield deleted
-        filtered = CounterMetricFamily(
-            "mysqlqueue_process_filtered", "Messages that the group's filter has passed without a call.", labels=LABELS
-        )
-        for ref, number in self._inbox.filtered_counts().items():
-            filtered.add_metric((ref.topic, ref.group), number)
-        yield filtered
-        expired = CounterMetricFamily(
-            "mysqlqueue_process_expired", "Messages that have expired before their handler was called.", labels=LABELS
-        )
-        for ref, number in self._inbox.expired_counts().items():
-            expired.add_metric((ref.topic, ref.group), number)
-        yield expired
+        for reason, text in PASSED.items():
+            passed = CounterMetricFamily(f"mysqlqueue_process_{reason}", text, labels=LABELS)
+            for ref, number in self._inbox.passed_counts(reason).items():
+                passed.add_metric((ref.topic, ref.group), number)
+            yield passed
 
 
 def serve(

@@ -232,7 +232,7 @@ class _Checked:
             raise InvalidMessage(
                 f"metadata {own[0]!r}: keys that begin with {limits.RESERVED_PREFIX!r} are reserved for the queue"
             )
-        kept = {name: one for name, one in value.items() if name not in (limits.EXPIRES_AT, limits.EXPIRES_IN)}
+        kept = {name: one for name, one in value.items() if name not in limits.ONLY_ONCE}
         return (value, text) if len(kept) == len(value) else (kept, json.dumps(kept, ensure_ascii=False))
 
 

@@ -29,8 +29,8 @@ EVENTS_DDL = (
     "id BIGINT, consumer_group STRING, topic STRING, partition_key STRING, message_offset BIGINT, attempt BIGINT, "
     "outcome STRING, delivered_at TIMESTAMP, settled_at TIMESTAMP, handled_ms BIGINT, settled_by STRING, error STRING"
 )
-"""``outcome`` is acked, failed, snoozed, lost, dead_lettered, deleted or expired, or an operation: redriven,
-replaced or discarded."""
+"""``outcome`` is acked, failed, snoozed, lost, dead_lettered, deleted, expired or superseded, or an operation:
+redriven, replaced or discarded."""
 BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
 ROLLUPS_DDL = (
     "grain BIGINT, bucket_at TIMESTAMP, consumer_group STRING, topic STRING, acked BIGINT, failed BIGINT, "

@@ -53,7 +53,7 @@ class Delivered:
     payload: Any
     outcome: Outcome
     """``"acked"``, ``"failed"``, ``"snoozed"`` or ``"dead_lettered"`` (the last attempt failed, or the message was
-    rejected), or ``"expired"``; rarely ``"released"`` or ``"lost"``, as in ``delivery_settled``."""
+    rejected), ``"expired"`` or ``"superseded"``; rarely ``"released"`` or ``"lost"``, as in ``delivery_settled``."""
     error: str
     """The traceback or the reason of a failure; otherwise empty."""
 
@@ -102,7 +102,7 @@ class InlineSubscriber:
         # Real subscribers do the maintenance (GC and so on).
         self._poller = Poller(context, self._handlers, only_scans=True)
         for group in self._poller.groups:
-            group.passes_expired = False  # So that each expired message is among the deliveries.
+            group.passes = False  # So that each message is among the deliveries.
         self._delivered: list[Delivered] = []
         self._errors: list[BaseException] = []
         self._most = 0

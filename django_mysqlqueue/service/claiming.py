@@ -18,6 +18,7 @@ from django_mysqlqueue.service.new_messages import take_new
 from django_mysqlqueue.service.redelivering import redeliver
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import Reservation
+from django_mysqlqueue.service.superseding import Coalescing
 from django_mysqlqueue.service.taking import Budget, Taking
 from django_mysqlqueue.sql.session import Session, run
 
@@ -66,9 +67,11 @@ def _claim(session: Session, request: ClaimRequest) -> Claim:
     if request.holding is not None:
         reservation = Reservation(session, ref, claimant.limits, request.holding, claimant.lease_ms)
     budget = Budget(request.max_bytes, request.max_rows)
-    taking = Taking(session, request, fence.now, budget, reservation, result)
+    coalescing = Coalescing(session, ref, claimant.filter, shared=shared, now=fence.now)
+    taking = Taking(session, request, fence.now, budget, reservation, result, coalescing, offsets.keys())
     redelivered = redeliver(taking)
     fresh, positions = take_new(taking, offsets)
+    coalescing.store()
     if reservation is not None:
         result.held = reservation.store()
     # If a position has only moved past messages for other groups, no later settlement will advance the watermark.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import NO_LIMITS, DeliveryLimits
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import losses
 from django_mysqlqueue.service.deliveries import Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.groups import OptionColumns
@@ -94,10 +96,8 @@ class Claim:
     """By limited key, how many slots the claimant holds now; None if the group has no limits."""
     began: float = 0.0
     """The monotonic time at which the database's time of the claim was asked for."""
-    filtered: int = 0
-    """Number of messages that the filter has passed."""
-    expired: int = 0
-    """Number of messages that were passed because they have expired."""
+    passed: Counter[str] = field(default_factory=Counter)
+    """Number of messages that were passed, by reason (``rollups.PASSED``)."""
     options: OptionColumns | None = None
     """The columns of the group row with other options than the claimant's: then nothing was taken."""
     dropped: bool = False
@@ -131,7 +131,8 @@ class ClaimRequest:
     """Maximum number of messages to take."""
     after_clock_step: bool = False
     """In shared mode, whether to look for rows that a clock, since corrected, left far in the future."""
-    passes_expired: bool = False
-    """Whether to look for messages that have expired, and to pass them. Otherwise, they are found when they start."""
+    passes: Collection[Outcome] = ()
+    """Which messages above the position to pass: those that have expired, or are superseded. Others are found when they
+    start."""
     holding: Holding | None = None
     """What the claimant holds, if the group has limits."""

@@ -65,6 +65,8 @@ class Action(Enum):
     """Settle it without a call: its message was deleted from the log after the claim."""
     EXPIRED = "expired"
     """Settle it without a call: its message has expired."""
+    SUPERSEDED = "superseded"
+    """Settle it without a call: a later message has the same coalesce key."""
     STALE = "stale"
     """Only forget it here: it was found to be stale before it started."""
 
@@ -77,10 +79,15 @@ OUTCOMES = {
     Action.RELEASE: Outcome.RELEASED,
     Action.DELETED: Outcome.DELETED,
     Action.EXPIRED: Outcome.EXPIRED,
+    Action.SUPERSEDED: Outcome.SUPERSEDED,
     Action.STALE: Outcome.LOST,
 }
 """The outcome of each action, except for two cases that the flush decides: a nack of the last attempt dead-letters,
 and a delivery that is stale by then is lost."""
+
+
+UNCALLED = (Action.EXPIRED, Action.SUPERSEDED)
+"""The actions that settle a message that the handler need not get."""
 
 
 class Settlement(NamedTuple):

@@ -81,6 +81,19 @@ def record(session: Session, events: Sequence[Event]) -> None:
         )
 
 
+def record_passed(session: Session, ref: GroupRef, passed: Sequence[tuple[str, int, Outcome]], by: str) -> None:
+    """Record messages that a claim has settled without a call, if acks are recorded.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        passed: partition, offset and outcome of each.
+        by: the subscriber.
+    """
+    if passed and level(ref) == "all":
+        record(session, [Event(ref, key, offset, 0, outcome, 0, 0, by) for key, offset, outcome in passed])
+
+
 def collect(using: str) -> int:
     """Delete some of the events that are older than ``HISTORY_RETENTION``, by primary key; return how many."""
     keep_ms = int(get_settings().history_retention * 1000)

@@ -27,6 +27,15 @@ CLOCK_STEP_MS = 5000
 """Milliseconds. A row that was written further in the future was written by a clock that was corrected since: the time
 until which it waits counts as over. Smaller differences are ordinary slewing."""
 
+
+def is_later(due_at: int, delivered_at: int, now: int) -> bool:
+    """Return whether a row is due later than now, unless a clock that was corrected since has written it.
+
+    All times are in epoch milliseconds.
+    """
+    return due_at > now and delivered_at <= now + CLOCK_STEP_MS
+
+
 BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
 
 

@@ -17,6 +17,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.limits import (
+    COALESCE,
     EXPIRES_AT,
     EXPIRES_IN,
     LATEST_DELIVERY,
@@ -53,6 +54,7 @@ class Message:
     priority: int = 0
     expires_at: datetime.datetime | None = None
     expires_in: float | datetime.timedelta | None = None
+    coalesce: str | None = None
 
 
 class OutboxRow(NamedTuple):
@@ -82,7 +84,11 @@ def encode(topic: str, message: Message) -> OutboxRow:
     payload = _payload(message.payload, metadata)
     priority = naming.check_priority(message.priority)
     metadata |= _expiry(message)
-    partition_key = _partition(topic, message.key, message_id, metadata, priority)
+    if message.coalesce is not None:
+        metadata[COALESCE] = naming.check_coalesce_key(message.coalesce)
+    # Without a key, messages with the same coalesce key must be in one partition.
+    value = message_id if message.coalesce is None else message.coalesce
+    partition_key = _partition(topic, message.key, value, metadata, priority)
     delay_ms, deliver_at = schedule(message.delay, message.deliver_at)
     if delay_ms is None and not deliver_at:
         deliver_at = naming.earliest(priority)
@@ -175,11 +181,12 @@ def _stored(metadata: dict[str, Any]) -> str:
     return text.decode()
 
 
-def _partition(topic: str, key: str | None, message_id: str, metadata: dict[str, Any], priority: int) -> str:
+def _partition(topic: str, key: str | None, value: str, metadata: dict[str, Any], priority: int) -> str:
+    """Return the partition of a key; without one, that to which another value is hashed."""
     settings = get_settings()
     partitions = settings.partitions_of(topic)
     if key is None:
-        return naming.lane(naming.hashed_partition(message_id, partitions or settings.keyless_partitions), priority)
+        return naming.lane(naming.hashed_partition(value, partitions or settings.keyless_partitions), priority)
     naming.check_key(key)
     if partitions is None and not priority:
         return key

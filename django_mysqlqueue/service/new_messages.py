@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +10,8 @@ from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events, watermarks
+from django_mysqlqueue.service.coalescing import key_of
 from django_mysqlqueue.service.deliveries import Claimed
-from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.messages import decode_metadata
 from django_mysqlqueue.service.slots import Rest
@@ -42,10 +42,10 @@ class _Row(NamedTuple):
     target: str
     """The only group that gets it; empty: all."""
     size: int
-    metadata: str = ""
+    metadata: str
     """As JSON text; empty if it is not needed."""
-    outcome: str = ""
-    """Why it is passed: ``filtered`` or ``expired``; empty if it is not."""
+    created_at: int
+    original_id: str
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def take_new(taking: Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claim
     while places:
         found = _look(taking, places)
         reach.read(found)
-        new.read_keys(found)
+        new.read(found)
         deeper: dict[str, _Place] = {}
         for key, place in places.items():
             rows = found.get(key, [])
@@ -90,7 +90,7 @@ def take_new(taking: Taking, offsets: Mapping[str, Offsets]) -> tuple[list[Claim
         places = reach.limit(deeper)
     _insert_rows(taking, new.taken)
     _park(taking, new.parked)
-    _record_expired(taking, new.expired)
+    delivery_events.record_passed(taking.session, taking.claimant.ref, new.ended, taking.claimant.subscriber)
     return new.taken, new.positions
 
 
@@ -119,19 +119,38 @@ class _New:
 
     def __init__(self, taking: Taking) -> None:
         self._taking = taking
+        self._passed: dict[tuple[str, int], str] = {}
+        """Messages that are passed, and why: ``"filtered"``, or an outcome."""
         self._limit_keys: dict[tuple[str, int], str] = {}
         self._may_park: int | None = None if taking.claimant.shared else 0
         self.taken: list[Claimed] = []
         self.parked: list[tuple[str, int, int]] = []
-        """Messages of a shared group that wait for a slot like retries, and until when."""
-        self.expired: list[tuple[str, int]] = []
-        """Messages that were passed because they have expired."""
+        """Messages of a shared group that wait like retries, and until when: for a slot, or for the message before with
+        their coalesce key."""
+        self.ended: list[tuple[str, int, Outcome]] = []
+        """Messages that were passed because of an outcome."""
         self.positions: dict[str, int] = {}
 
-    def read_keys(self, found: Mapping[str, Sequence[_Row]]) -> None:
-        """Read the limits of the keys of messages."""
-        self._limit_keys = self._taking.limit_keys(
-            [(key, row.offset, row.metadata) for key, rows in found.items() for row in rows if not row.outcome]
+    def read(self, found: Mapping[str, Sequence[_Row]]) -> None:
+        """Read what is known about messages: which ones are passed, and the limits of the keys of the others."""
+        taking, passes = self._taking, self._taking.request.passes
+        self._passed = {}
+        keys: dict[tuple[str, int], str] = {}
+        for key, row in _each(found):
+            # Messages that are only for this group were redriven.
+            if not row.metadata or row.target:
+                continue
+            if reason := _reason(taking, row):
+                self._passed[key, row.offset] = reason
+            else:
+                keys[key, row.offset] = key_of(row.metadata, row.original_id)
+        taking.coalescing.read(keys)
+        if Outcome.SUPERSEDED in passes:
+            for place in keys:
+                if taking.coalescing.is_superseded(*place):
+                    self._passed[place] = Outcome.SUPERSEDED
+        self._limit_keys = taking.limit_keys(
+            [(key, row.offset, row.metadata) for key, row in _each(found) if (key, row.offset) not in self._passed]
         )
 
     def take(self, key: str, place: _Place, rows: Sequence[_Row]) -> bool:
@@ -151,17 +170,25 @@ class _New:
         more, passed = len(rows) == place.look_at, False
         place.looked_at += len(rows)
         for number, row in enumerate(rows):
-            if row.outcome:
+            if reason := self._passed.get((key, row.offset)):
                 passed = True
-                self._pass(key, row)
+                self._pass(key, row, reason)
             elif row.target in ("", mine):
                 if place.taken == place.wanted:
                     break
+                is_superseded = taking.coalescing.is_superseded(key, row.offset)
+                until = taking.coalescing.waits_until(key, row.offset)
+                if until is not None and not is_superseded:
+                    self.parked.append((key, row.offset, until))
+                    self.positions[key] = row.offset
+                    continue
                 claimed = taking.claimed(key, row.offset, row.size)
                 one = taking.take(claimed, self._limit_keys.get((key, row.offset), NO_KEY))
                 if isinstance(one, Claimed):
                     self.taken.append(one)
                     place.taken += 1
+                    if not is_superseded:
+                        taking.coalescing.took(key, row.offset)
                 elif isinstance(one, Rest) and self._parks(key, rows[number:], more=more):
                     self.parked.append((key, row.offset, one.until))
                 else:
@@ -171,17 +198,16 @@ class _New:
             self.positions[key] = row.offset
         return passed
 
-    def _pass(self, key: str, row: _Row) -> None:
-        if row.outcome == "filtered":
-            self._taking.result.filtered += 1
-        else:
-            self.expired.append((key, row.offset))
+    def _pass(self, key: str, row: _Row, reason: str) -> None:
+        self._taking.result.passed[reason] += 1
+        if isinstance(reason, Outcome):
+            self.ended.append((key, row.offset, reason))
 
     def _parks(self, key: str, rows: Sequence[_Row], *, more: bool) -> bool:
         """Return whether to look past a message without a slot, because messages behind it may have other keys."""
         if self._may_park == 0 or not self._taking.has_several_keys(key):
             return False
-        if not more and len({self._limit_keys[key, row.offset] for row in rows if not row.outcome}) < 2:
+        if not more and len({self._limit_keys.get((key, row.offset), "") for row in rows}) < 2:
             return False
         if self._may_park is None:
             self._may_park = max(0, MAX_PARKED - _count_unsettled(self._taking))
@@ -228,11 +254,9 @@ class _Reach:
 def _look(taking: Taking, places: Mapping[str, _Place]) -> dict[str, list[_Row]]:
     """Return the next messages of each partition, by offset."""
     session, topic = taking.session, taking.claimant.ref.topic
-    judges = taking.claimant.filter is not None or taking.request.passes_expired
-    column = ", metadata" if judges or taking.needs_metadata(places) else ""
     one = (
-        f"SELECT partition_key, `offset`, target_group, size{column}{', created_at, original_id' * judges} FROM {LOG}"
-        f"{session.dialect.force_index('queue_messages_partition')} "
+        f"SELECT partition_key, `offset`, target_group, size, {taking.metadata_column(places)} m, created_at, "
+        f"original_id FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
     )
     found: dict[str, list[_Row]] = {}
@@ -241,23 +265,26 @@ def _look(taking: Taking, places: Mapping[str, _Place]) -> dict[str, list[_Row]]
         piece = items[start : start + UNION_TERMS]
         sql = session.dialect.union(one, len(piece))
         parameters = flat((topic, key, place.cursor, place.look_at) for key, place in piece)
-        for key, offset, target, size, *more in session.rows(sql, parameters):
-            outcome = _outcome(taking, *more) if judges and not target else ""
-            found.setdefault(key, []).append(_Row(offset, target, size, more[0] if more else "", outcome))
+        for key, *row in session.rows(sql, parameters):
+            found.setdefault(key, []).append(_Row(*row))
     for rows in found.values():
         rows.sort()
     return found
 
 
-def _outcome(taking: Taking, metadata: str, created_at: int, original_id: str) -> str:
-    """Return why a message is passed, or an empty string."""
+def _each(found: Mapping[str, Sequence[_Row]]) -> Iterator[tuple[str, _Row]]:
+    return ((key, row) for key, rows in found.items() for row in rows)
+
+
+def _reason(taking: Taking, row: _Row) -> str:
+    """Return why a message is passed by itself, or an empty string."""
     policy = taking.claimant.filter
-    if policy is not None and not policy.matches(decode_metadata(metadata)):
+    if policy is not None and not policy.matches(decode_metadata(row.metadata)):
         return "filtered"
-    if taking.request.passes_expired:
-        at = expires_at(metadata, created_at, original_id)
+    if Outcome.EXPIRED in taking.request.passes:
+        at = expires_at(row.metadata, row.created_at, row.original_id)
         if at is not None and at <= taking.now:
-            return "expired"
+            return Outcome.EXPIRED
     return ""
 
 
@@ -285,18 +312,8 @@ def _count_unsettled(taking: Taking) -> int:
     return int(row[0]) if row is not None else MAX_PARKED
 
 
-def _record_expired(taking: Taking, expired: Sequence[tuple[str, int]]) -> None:
-    taking.result.expired = len(expired)
-    ref = taking.claimant.ref
-    if expired and delivery_events.level(ref) == "all":
-        by = taking.claimant.subscriber
-        delivery_events.record(
-            taking.session, [Event(ref, key, offset, 0, Outcome.EXPIRED, 0, 0, by) for key, offset in expired]
-        )
-
-
 def _park(taking: Taking, parked: Sequence[tuple[str, int, int]]) -> None:
-    """Make messages without a slot wait like retries, so that the position can move past them."""
+    """Make messages wait like retries, so that the position can move past them."""
     session, ref = taking.session, taking.claimant.ref
     for chunk in session.chunks(parked):
         session.execute(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.service import coalescing
 from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.sql.session import Session
 
@@ -30,6 +31,11 @@ class Body(NamedTuple):
     def expires_at(self) -> int | None:
         """When the message expires, in epoch milliseconds; None if it does not."""
         return expires_at(self.metadata, self.created_at, self.original_id)
+
+    @property
+    def coalesce_key(self) -> str:
+        """The coalesce key of the message; empty if it has none."""
+        return coalescing.key_of(self.metadata, self.original_id)
 
 
 def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:

@@ -55,6 +55,7 @@ def publish(
     priority: int = 0,
     expires_at: datetime.datetime | None = None,
     expires_in: float | datetime.timedelta | None = None,
+    coalesce: str | None = None,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -79,6 +80,9 @@ def publish(
         expires_at: time after which the handling of the message does not start (aware if ``USE_TZ`` is True). For each
             group that has not started it by then, it is settled as expired, or dead-lettered (``on_expiry``).
         expires_in: the same as a time from now, in seconds or as a timedelta.
+        coalesce: the coalesce key, at most 190 characters. Of the messages with the same one (and the same topic, key
+            and priority) that a group has not started, it handles only the latest; the earlier ones are settled as
+            superseded. Without ``key``, the partition is that of the coalesce key.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         on_mismatch: what to do if the queue's database has no open transaction but another database has one:
             ``"error"`` refuses; ``"commit_now"`` commits the message in a transaction of its own (it remains even if
@@ -100,7 +104,7 @@ def publish(
         raise InvalidMessage(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
         )
-    message = Message(payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in)
+    message = Message(payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in, coalesce)
     with publish_hooks.sending(_checked(topic), alias, message) as span:
         row = publish_hooks.encode_stamped(topic, message, span)
         _store(alias, iter((row,)), on_mismatch, single=True)
@@ -151,6 +155,7 @@ async def apublish(
     priority: int = 0,
     expires_at: datetime.datetime | None = None,
     expires_in: float | datetime.timedelta | None = None,
+    coalesce: str | None = None,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -171,6 +176,7 @@ async def apublish(
         priority=priority,
         expires_at=expires_at,
         expires_in=expires_in,
+        coalesce=coalesce,
         using=using,
         on_mismatch=on_mismatch,
     )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_mysqlqueue.delivery_limits import NO_KEY
 from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.outcomes import Outcome
-from django_mysqlqueue.service import dead_letters, delivery_events, losses
+from django_mysqlqueue.service import coalescing, dead_letters, delivery_events, losses, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.delivery_events import Event
-from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
+from django_mysqlqueue.service.leasing import CLOCK_STEP_MS, is_later
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.slots import Rest
+from django_mysqlqueue.service.superseding import RECHECK_MS
 from django_mysqlqueue.service.taking import Taking
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, flat
@@ -40,12 +42,14 @@ def redeliver(taking: Taking) -> list[Claimed]:
         judgement.closed |= {key for key, _ in unsettled}
         result.locked |= judgement.closed
         result.settled |= set(due) - set(rows) - unsettled
-    sizes = _sizes(session, [offset for _, offset in rows], metadata=taking.needs_metadata([key for key, _ in rows]))
-    limit_keys = taking.limit_keys([(key, offset, sizes.get(offset, (0, ""))[1]) for key, offset in rows])
+    contents = _contents(taking, rows)
+    limit_keys = taking.limit_keys([(key, offset, contents[offset].metadata) for key, offset in rows])
+    undecided = _read_coalesce_keys(taking, contents, rows)
     for (key, offset), row in sorted(rows.items()):
-        if claimant.shared or key not in judgement.closed:
-            size, _ = sizes.get(offset, (0, ""))
-            judgement.judge(key, offset, row, size, limit_keys.get((key, offset), NO_KEY))
+        if (key, offset) in undecided:
+            judgement.rest(key, offset, taking.now + RECHECK_MS)
+        elif claimant.shared or key not in judgement.closed:
+            judgement.judge(key, offset, row, contents[offset].size, limit_keys.get((key, offset), NO_KEY))
     judgement.write()
     return judgement.taken
 
@@ -77,16 +81,25 @@ class _Judgement:
     waits: list[tuple[str, int, int]] = field(default_factory=list)
     """Rows that wait after a loss, and until when."""
     rests: list[tuple[str, int, int]] = field(default_factory=list)
-    """Rows that wait for a slot, and until when."""
+    """Rows that wait for a slot, or for the message before with their coalesce key, and until when."""
+    passed: list[tuple[str, int]] = field(default_factory=list)
+    """Rows of messages that are superseded."""
     closed: set[str] = field(default_factory=set)
     """Partitions of which nothing more is taken (ordered mode)."""
 
     def judge(self, key: str, offset: int, row: _Row, size: int, limit_key: str) -> None:
         """Decide about a row. Rows of a partition must be judged in the order of their offsets."""
         claimant, now, result = self.taking.claimant, self.taking.now, self.taking.result
-        is_later = row.due_at > now and row.delivered_at <= now + CLOCK_STEP_MS
-        if is_later and (claimant.shared or not row.token):
+        if is_later(row.due_at, row.delivered_at, now) and (claimant.shared or not row.token):
             self._wait(key, offset, row.due_at)
+            return
+        is_superseded = self.taking.coalescing.is_superseded(key, offset)
+        if is_superseded and Outcome.SUPERSEDED in self.taking.request.passes:
+            self._pass(key, offset, row)
+            return
+        until = self.taking.coalescing.waits_until(key, offset)
+        if until is not None and not is_superseded:
+            self.rest(key, offset, until)
             return
         suspect = bool(row.delivered_by)
         claimed = self.taking.claimed(key, offset, size, retries=row.retries, suspect=suspect)
@@ -106,6 +119,16 @@ class _Judgement:
         elif self._take(claimed, limit_key) and row.token:
             self.lost.append(Event.of(last, Outcome.LOST))
 
+    def _pass(self, key: str, offset: int, row: _Row) -> None:
+        """Settle a superseded message without a call."""
+        ref, result = self.taking.claimant.ref, self.taking.result
+        if row.token:
+            self.lost.append(Event(ref, key, offset, row.retries, Outcome.LOST, row.delivered_at, 0, row.delivered_by))
+        self.passed.append((key, offset))
+        result.settled.add((key, offset))
+        result.passed[Outcome.SUPERSEDED] += 1
+        result.flushed.unfinished.add(key)
+
     def _wait(self, key: str, offset: int, until: int) -> None:
         self.taking.result.later[key, offset] = until
         if self.taking.claimant.strict:
@@ -118,17 +141,22 @@ class _Judgement:
         taken = self.taking.take(claimed, limit_key)
         if isinstance(taken, Claimed):
             self.taken.append(taken)
+            if not self.taking.coalescing.is_superseded(claimed.key, claimed.offset):
+                self.taking.coalescing.took(claimed.key, claimed.offset)
             return True
         self.closed.add(claimed.key)
         if isinstance(taken, Rest):
-            result = self.taking.result
             if self.taking.claimant.shared:
-                result.later[claimed.key, claimed.offset] = taken.until
-                self.rests.append((claimed.key, claimed.offset, taken.until))
+                self.rest(claimed.key, claimed.offset, taken.until)
             else:
                 # It stays due, so that nothing overtakes it when the partition is asked for again.
-                result.limited[claimed.key] = taken
+                self.taking.result.limited[claimed.key] = taken
         return False
+
+    def rest(self, key: str, offset: int, until: int) -> None:
+        """Make a row of a shared group due later."""
+        self.taking.result.later[key, offset] = until
+        self.rests.append((key, offset, until))
 
     def write(self) -> None:
         """Write what was decided."""
@@ -138,6 +166,7 @@ class _Judgement:
         if self.failed:
             dead_letters.dead_letter(session, ref, self.failed)
         losses.make_wait(session, ref, self.waits, self.taking.now)
+        _settle(self.taking, self.passed)
         _make_rest(self.taking, self.rests)
         _renew_rows(self.taking, self.taken)
 
@@ -202,8 +231,23 @@ def _still_unsettled(session: Session, ref: GroupRef, rows: Sequence[tuple[str, 
     return found
 
 
+def _settle(taking: Taking, passed: Sequence[tuple[str, int]]) -> None:
+    """Settle superseded messages."""
+    session, ref = taking.session, taking.claimant.ref
+    for chunk in session.chunks(passed):
+        session.execute(
+            session.dialect.update_joined(
+                STATE, ("k", "o"), len(chunk), BY_ROW, {"acked": "1", "delivery_token": "0", "delivered_by": "''"}
+            ),
+            (*flat(chunk), *ref),
+        )
+    delivery_events.record_passed(
+        session, ref, [(*one, Outcome.SUPERSEDED) for one in passed], taking.claimant.subscriber
+    )
+
+
 def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:
-    """Make rows of a shared group that have got no slot due later, so that others are found before them."""
+    """Make rows of a shared group that may not start yet due later, so that others are found before them."""
     session = taking.session
     for chunk in session.chunks(rests):
         session.execute(
@@ -214,18 +258,51 @@ def _make_rest(taking: Taking, rests: Sequence[tuple[str, int, int]]) -> None:
         )
 
 
-def _sizes(session: Session, offsets: Sequence[int], *, metadata: bool) -> dict[int, tuple[int, str]]:
-    """Return the size of each message, and its metadata if it is needed."""
-    column = ", m.metadata" if metadata else ""
-    sizes: dict[int, tuple[int, str]] = {}
-    for chunk in session.chunks(offsets):
-        for offset, size, *more in session.rows(
-            f"SELECT m.`offset`, m.size{column} FROM {session.dialect.rows(('o',), len(chunk))} "
+class _Content(NamedTuple):
+    """What a claim needs of a message. If it was deleted, it is claimed, and the process finds out."""
+
+    size: int = 0
+    metadata: str = ""
+    """As JSON text; empty if it is not needed."""
+    original_id: str = ""
+
+
+def _contents(taking: Taking, rows: Collection[tuple[str, int]]) -> defaultdict[int, _Content]:
+    """Return what is needed of each message, by offset."""
+    session = taking.session
+    column = taking.metadata_column([key for key, _ in rows], "m.")
+    found: defaultdict[int, _Content] = defaultdict(_Content)
+    for chunk in session.chunks([offset for _, offset in rows]):
+        for offset, *content in session.rows(
+            f"SELECT m.`offset`, m.size, {column}, m.original_id FROM {session.dialect.rows(('o',), len(chunk))} "
             f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
             chunk,
         ):
-            sizes[offset] = (size, more[0] if more else "")
-    return sizes
+            found[offset] = _Content(*content)
+    return found
+
+
+def _read_coalesce_keys(
+    taking: Taking, contents: Mapping[int, _Content], rows: Collection[tuple[str, int]]
+) -> set[tuple[str, int]]:
+    """Read what is known about the coalesce keys of messages.
+
+    Returns:
+        The messages of which nothing can be decided, because another claim has locked their offsets row (shared mode).
+    """
+    keys: dict[tuple[str, int], str] = {}
+    for row in rows:
+        content = contents[row[1]]
+        if key := coalescing.key_of(content.metadata, content.original_id):
+            keys[row] = key
+    undecided: set[tuple[str, int]] = set()
+    if keys and taking.claimant.shared:
+        mine = set(taking.locked)
+        more = {partition for partition, _ in keys} - mine
+        mine |= watermarks.lock(taking.session, taking.claimant.ref, more, skip_locked=True).keys()
+        undecided = {row for row in keys if row[0] not in mine}
+    taking.coalescing.read({row: key for row, key in keys.items() if row not in undecided})
+    return undecided
 
 
 def _renew_rows(taking: Taking, taken: Sequence[Claimed]) -> None:

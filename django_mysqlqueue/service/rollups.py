@@ -7,6 +7,7 @@ seconds of counts are lost. The rollups are only for display: no operation depen
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,9 @@ MINUTES_KEPT = 6 * HOUR
 """Seconds for which rows of minutes are kept. Those of hours are kept for ``HISTORY_RETENTION``."""
 KEY = ("grain", "bucket_at", "consumer_group", "topic")
 BUCKETS = tuple(f"latency_{place}" for place in range(len(LATENCY_BOUNDS_MS) + 1))
-COUNTS = ("acked", "failed", "dead_lettered", "filtered", "expired", *BUCKETS)
+PASSED = ("filtered", "expired", "superseded")
+"""The counts of messages that were settled without a call of the handler."""
+COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *BUCKETS)
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 CHUNK = 1000
 
@@ -34,8 +37,8 @@ class Tally:
 
     failed: int = 0
     dead_lettered: int = 0
-    filtered: int = 0
-    expired: int = 0
+    passed: Counter[str] = field(default_factory=Counter)
+    """By name in ``PASSED``."""
     buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
 
     def acked(self, latency_ms: int) -> None:
@@ -44,7 +47,8 @@ class Tally:
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts in the order of ``COUNTS``."""
-        return (sum(self.buckets), self.failed, self.dead_lettered, self.filtered, self.expired, *self.buckets)
+        passed = (self.passed[name] for name in PASSED)
+        return (sum(self.buckets), self.failed, self.dead_lettered, *passed, *self.buckets)
 
 
 def add(using: str, tallies: Mapping[GroupRef, Tally]) -> None:
@@ -108,8 +112,14 @@ class Bucket:
     dead_lettered: int
     filtered: int
     expired: int
+    superseded: int
     latency: tuple[int, ...]
     """Numbers of acks by latency: bucket n counts latencies up to ``LATENCY_BOUNDS_MS[n]``."""
+
+    @property
+    def passed(self) -> Counter[str]:
+        """The numbers of messages that were settled without a call, by reason (``PASSED``)."""
+        return Counter({name: getattr(self, name) for name in PASSED})
 
 
 def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None) -> list[Bucket]:
@@ -128,8 +138,8 @@ def since(session: Session, grain: int, moment: int, ref: GroupRef | None = None
         (grain, moment, *parameters),
     )
     found = [
-        Bucket(GroupRef(group, topic), at, acked, failed, dead, filtered, expired, tuple(latency))
-        for group, topic, at, acked, failed, dead, filtered, expired, *latency in rows
+        Bucket(GroupRef(group, topic), at, acked, failed, dead, filtered, expired, superseded, tuple(latency))
+        for group, topic, at, acked, failed, dead, filtered, expired, superseded, *latency in rows
     ]
     return sorted(found, key=lambda bucket: (bucket.at, bucket.ref))
 

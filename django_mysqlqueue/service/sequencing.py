@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from django_mysqlqueue.columns import COPIED_COLUMNS
+from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.log_queries import SEQUENCER_ID
-from django_mysqlqueue.models import COPIED_COLUMNS, OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.service import coalescing
 from django_mysqlqueue.sql.session import Session, run
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -62,71 +66,115 @@ def sequence(using: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_B
 
 
 def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
-    if not take_mutex(session):
+    mutex = take_mutex(session)
+    if mutex is None:
         return Sequenced(0, more=False, busy=True)
-    immediate, scheduled, more, is_locked = _due_ids(session, max_rows, max_bytes)
-    if not immediate and not scheduled:
-        if is_locked:  # By transactions that cancel or reschedule: monitoring must not report the sequencer as dead.
+    due = _find_due(session, max_rows, max_bytes)
+    ids = sorted(due.immediate + due.scheduled)
+    if not ids and not mutex.is_behind:
+        if (
+            due.is_locked
+        ):  # By transactions that cancel or reschedule: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
         return Sequenced(0, more=False)
-    for ids, order in ((immediate, "outbox_id"), (scheduled, "deliver_at, outbox_id")):
-        for chunk in session.chunks(ids):
+    for kind, order in ((due.immediate, "outbox_id"), (due.scheduled, "deliver_at, outbox_id")):
+        for chunk in session.chunks(kind):
             _append(session, chunk, order)
-    for chunk in session.chunks(sorted(immediate + scheduled)):
+    for chunk in session.chunks(ids):
         session.execute(
             session.dialect.delete_joined(OUTBOX, ("outbox_id",), len(chunk), "s.outbox_id = v.outbox_id"), chunk
         )
+    left = coalescing.follow(session, mutex.coalesced_offset) if due.has_keys or mutex.is_behind else None
+    end = f"{session.dialect.greatest}({MUTEX}.last_offset, (SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG}))"
     session.execute(
-        f"UPDATE {MUTEX} SET last_offset = {session.dialect.greatest}(last_offset, "
-        f"(SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG})), "
+        # MySQL assigns from left to right, and later expressions read new values.
+        f"UPDATE {MUTEX} SET coalesced_offset = {end if left is None else '%s'}, last_offset = {end}, "
         f"sequenced_at = {session.dialect.now_ms} WHERE id = %s",
-        (MUTEX_ID,),
+        (MUTEX_ID,) if left is None else (left, MUTEX_ID),
     )
-    return Sequenced(len(immediate) + len(scheduled), more)
+    return Sequenced(len(ids), due.more or left is not None)
 
 
-def take_mutex(session: Session) -> bool:
-    """Lock the mutex row if it is free, and return whether it was. A missing row (a flushed database) is inserted."""
+class Mutex(NamedTuple):
+    """The locked mutex row."""
+
+    last_offset: int = 0
+    coalesced_offset: int = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the log has messages whose coalesce keys are not known: an earlier release has appended them."""
+        return self.coalesced_offset < self.last_offset
+
+
+def take_mutex(session: Session) -> Mutex | None:
+    """Lock the mutex row if it is free, and return it, else None. A missing row (a flushed database) is inserted."""
     mutex = Sequencer.objects.using(session.using).filter(pk=MUTEX_ID)
-    if list(mutex.select_for_update(skip_locked=True).values_list("pk")):
-        return True
+    for row in mutex.select_for_update(skip_locked=True).values_list(*Mutex._fields):
+        return Mutex(*row)
     # With SKIP LOCKED, a missing row and a locked one look the same. A plain read tells them apart.
     if mutex.exists():
-        return False
+        return None
     session.execute(
         f"INSERT INTO {MUTEX} (id) VALUES (%s){session.dialect.on_conflict_keep(MUTEX, ('id',))}", (MUTEX_ID,)
     )
-    return True
+    return Mutex()
 
 
-def _due_ids(session: Session, max_rows: int, max_bytes: int) -> tuple[list[int], list[int], bool, bool]:
-    """Return the ids to move now: of messages without a delay, and of scheduled ones that have come due.
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """The messages to move now."""
+
+    immediate: list[int]
+    """The ids of those without a delay."""
+    scheduled: list[int]
+    """The ids of scheduled ones that have come due."""
+    more: bool
+    """Whether a limit cut them off."""
+    is_locked: bool
+    """Whether other transactions have locked all scheduled ones that have come due."""
+    has_keys: bool
+    """Whether some may have a coalesce key."""
+
+
+def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
+    """Return the messages to move now.
 
     The index is always read from its start: with a lower bound, the order would break when an old transaction commits
     late. Each kind has its share, so that neither starves the other.
-
-    Returns:
-        Both lists of ids, whether a limit cut them off, and whether all messages that have come due are locked.
     """
     hint = session.dialect.force_index("queue_outbox_due")
+    has_key = session.dialect.has_any("metadata", [COALESCE])
     # A time below 0 is before 1970, which plain SQL may have inserted: it counts as "at once".
     immediate = session.rows(
-        f"SELECT outbox_id, size FROM {OUTBOX}{hint} WHERE deliver_at <= 0 ORDER BY deliver_at, outbox_id LIMIT %s",
+        f"SELECT outbox_id, size, {has_key} FROM {OUTBOX}{hint} WHERE deliver_at <= 0 "
+        "ORDER BY deliver_at, outbox_id LIMIT %s",
         (max_rows,),
     )
     scheduled = _scheduled(session, (0, 0), max_rows)
     share = 2 if immediate and scheduled else 1
     rows, size = max_rows // share or 1, max_bytes // share
     ids_now, cut_now = _within(immediate, rows, size)
-    ids_due, cut_due = _take_scheduled(session, scheduled, max_rows, rows, size)
-    return ids_now, ids_due, cut_now or cut_due or len(immediate) == max_rows, bool(scheduled) and not ids_due
+    ids_due, cut_due, has_keys = _take_scheduled(session, scheduled, max_rows, rows, size)
+    return _Due(
+        ids_now,
+        ids_due,
+        more=cut_now or cut_due or len(immediate) == max_rows,
+        is_locked=bool(scheduled) and not ids_due,
+        has_keys=has_keys or any(row[-1] for row in immediate),
+    )
 
 
-def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tuple[int, int, int]]:
-    """Return (outbox_id, size, deliver_at) of the next rows that have come due, after a (deliver_at, outbox_id)."""
+def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tuple[int, int, int, bool]]:
+    """Return the next rows that have come due, after a (deliver_at, outbox_id).
+
+    Returns:
+        The outbox_id, size and deliver_at of each, and whether it may have a coalesce key.
+    """
     at, last = after
+    has_key = session.dialect.has_any("metadata", [COALESCE])
     return session.rows(
-        f"SELECT outbox_id, size, deliver_at FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+        f"SELECT outbox_id, size, deliver_at, {has_key} FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
         f"WHERE deliver_at >= %s AND deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
         "AND (deliver_at > %s OR outbox_id > %s) ORDER BY deliver_at, outbox_id LIMIT %s",
         (at, at, last, limit),
@@ -134,30 +182,32 @@ def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tup
 
 
 def _take_scheduled(
-    session: Session, page: list[tuple[int, int, int]], limit: int, max_rows: int, max_bytes: int
-) -> tuple[list[int], bool]:
-    """Lock rows that have come due; return their ids, and whether there may be more to take.
+    session: Session, page: list[tuple[int, int, int, bool]], limit: int, max_rows: int, max_bytes: int
+) -> tuple[list[int], bool, bool]:
+    """Lock rows that have come due; return their ids, whether there may be more, and whether some may have a key.
 
     A locked row belongs to a transaction that cancels or reschedules it. It is skipped, and the rows after it are
     taken: the next pass sees the result of that transaction. Without these locks, a row could be copied into the log
     although its DELETE commits a moment later.
     """
     ids: list[int] = []
+    has_keys = False
     for _ in range(LOCKED_PAGES):
+        has_keys = has_keys or any(row[-1] for row in page)
         wanted, cut = _within(page, max_rows - len(ids), max_bytes)
-        sizes = {outbox_id: size for outbox_id, size, _ in page}
+        sizes = {outbox_id: size for outbox_id, size, *_ in page}
         locked = lock_scheduled(session, wanted, due=True)
         ids += locked
         if len(locked) == len(wanted):
-            return ids, cut or len(page) == limit
+            return ids, cut or len(page) == limit, has_keys
         max_bytes -= sum(sizes[outbox_id] for outbox_id in locked)
         if len(ids) >= max_rows or max_bytes <= 0:
-            return ids, True
+            return ids, True, has_keys
         if not cut and len(page) < limit:
-            return ids, False
-        outbox_id, _size, deliver_at = page[len(wanted) - 1]
+            return ids, False, has_keys
+        outbox_id, _size, deliver_at, _ = page[len(wanted) - 1]
         page = _scheduled(session, (deliver_at, outbox_id), limit)
-    return ids, bool(ids)
+    return ids, bool(ids), has_keys
 
 
 def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: bool = False) -> list[int]:

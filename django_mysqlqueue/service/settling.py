@@ -14,7 +14,7 @@ from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, delivery_events, slots, watermarks
 from django_mysqlqueue.service.dead_letters import FailedDelivery, is_final
-from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Flushed, Holding, Settlement
+from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Flushed, Holding, Settlement
 from django_mysqlqueue.service.delivery_events import Event
 from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
@@ -23,7 +23,7 @@ from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, flat, run
 
 STATE = DeliveryState._meta.db_table
-ACKS = (Action.ACK, Action.DELETED, Action.EXPIRED)
+ACKS = (Action.ACK, Action.DELETED, *UNCALLED)
 """The actions that settle a message, so that the watermark can include it."""
 FAILED = (Action.NACK, Action.REJECT)
 LEFT_ALONE = (*ACKS, Action.STALE)

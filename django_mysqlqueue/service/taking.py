@@ -6,12 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django_mysqlqueue.delivery_limits import NO_KEY
-from django_mysqlqueue.limits import PARTITION_PREFIX
+from django_mysqlqueue.limits import COALESCE, EXPIRES_AT, EXPIRES_IN, PARTITION_PREFIX
 from django_mysqlqueue.service import losses, messages
 from django_mysqlqueue.service.claims import Claim, Claimant, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.slots import Reservation, Rest
+from django_mysqlqueue.service.superseding import Coalescing
 from django_mysqlqueue.sql.session import Session
+
+MARKS = (COALESCE, EXPIRES_AT, EXPIRES_IN)
+"""Names in the metadata of messages that a claim may pass."""
 
 
 class Budget:
@@ -52,6 +56,9 @@ class Taking:
     slots: Reservation | None
     """None if the group has no limits."""
     result: Claim
+    coalescing: Coalescing
+    locked: Collection[str]
+    """Partitions whose offsets row the claim has locked."""
 
     @property
     def claimant(self) -> Claimant:
@@ -102,9 +109,12 @@ class Taking:
         self.budget.spend(one.size)
         return one
 
-    def needs_metadata(self, keys: Collection[str]) -> bool:
-        """Return whether the limits require the metadata of messages in some partitions."""
-        return any(map(self.has_several_keys, keys))
+    def metadata_column(self, keys: Collection[str], alias: str = "") -> str:
+        """Return the expression for the metadata of messages in some partitions, or '' for those that need none."""
+        column = f"{alias}metadata"
+        if self.claimant.filter is not None or any(map(self.has_several_keys, keys)):
+            return column
+        return f"CASE WHEN {self.session.dialect.has_any(column, MARKS)} THEN {column} ELSE '' END"
 
     def has_several_keys(self, key: str) -> bool:
         """Return whether messages of a partition can have different keys of the limits."""

@@ -99,6 +99,10 @@ class Dialect(ABC):
         """Return the parameter for ``matches`` from a pattern: ``*`` matches any text, ``?`` one character."""
 
     @abstractmethod
+    def has_any(self, column: str, names: Sequence[str]) -> str:
+        """Return the condition that a JSON object in a column has one of some names, which contain no quotes."""
+
+    @abstractmethod
     def shard(self, column: str) -> str:
         """Return the condition that the CRC-32 of a text column, modulo one parameter, equals the next parameter."""
 

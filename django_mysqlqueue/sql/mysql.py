@@ -238,6 +238,11 @@ class MySQL(Dialect):
         """Return a pattern for LIKE."""
         return text.translate({ord("!"): "!!", ord("%"): "!%", ord("_"): "!_", ord("*"): "%", ord("?"): "_"})
 
+    def has_any(self, column: str, names: Sequence[str]) -> str:
+        """Return JSON_CONTAINS_PATH(), which is faster than a search in the text."""
+        paths = ", ".join(f"'$.\"{name}\"'" for name in names)
+        return f"JSON_CONTAINS_PATH({column}, 'one', {paths})"
+
     def shard(self, column: str) -> str:
         """Return MOD(CRC32())."""
         return f"MOD(CRC32({column}), %s) = %s"

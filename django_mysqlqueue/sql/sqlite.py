@@ -102,6 +102,11 @@ class SQLite(Dialect):
         """Return a pattern for GLOB."""
         return text.replace("[", "[[]")
 
+    def has_any(self, column: str, names: Sequence[str]) -> str:
+        """Return conditions on json_type()."""
+        one = "json_type({column}, '$.\"{name}\"') IS NOT NULL"
+        return f"({' OR '.join(one.format(column=column, name=name) for name in names)})"
+
     def shard(self, column: str) -> str:
         """Return a condition on a function that ``_add_functions`` registers."""
         return f"mysqlqueue_crc32({column}) %% %s = %s"

@@ -499,7 +499,7 @@ for _mode in ("ordered", "shared"):
         check=passed_what_does_not_match,
     )
     def _(world: World) -> None:
-        take(world, Want("a", look_at=1), Want("b", look_at=10), passes_expired=True)
+        take(world, Want("a", look_at=1), Want("b", look_at=10), passes=["expired"])
 
     @case(
         f"claim and flush under outdated options, {_mode}",

@@ -26,13 +26,14 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import drop_connection
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
+from tests.crash import coalescing as _coalescing  # noqa: F401  # It adds cases.
 from tests.crash.acts import ACTS, begin
 from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo
 from tests.crash.crashes import ALIAS, CUT, GONE, KILL, LATE, LOST, MODES, STAYS, TOPIC, Ended, crashes
 from tests.crash.worlds import OTHER, G, World
 from tests.support import draining, invariants
-from tests.support.filtering import filter_of, has_expired, matches
+from tests.support.filtering import filter_of, has_expired, is_superseded, matches
 from tests.support.harness import USING, Sub, handler
 from tests.support.snapshots import Snapshot
 from tests.support.tables import Tables
@@ -381,14 +382,18 @@ def drain(one: Case, world: World, release: Callable[[], object] | None = None) 
 def is_for_handlers(there: Picture, ref: GroupRef, name: str) -> bool:
     """Whether the group has to handle a message that it has not settled.
 
-    It has not expired, and it matches the filter, or was claimed under an earlier one.
+    It has not expired, no later one supersedes it, and it matches the filter, or was claimed under an earlier one.
     """
     found = [one for one in invariants.messages(there.rows) if one.topic == ref.topic and one.id == name]
     if not found:
         return True  # it has arrived since
     claimed = {offset for of, _, offset in there.rows.state if of == ref}
     policy = filter_of(there.rows.groups[ref]) if ref in there.rows.groups else None
-    mine = [one for one in found if invariants.is_for(one, ref) and not has_expired(one)]
+    mine = [
+        one
+        for one in found
+        if invariants.is_for(one, ref) and not has_expired(one) and not is_superseded(one, there.rows)
+    ]
     return any(getattr(one, "offset", 0) in claimed or matches(one, policy) for one in mine)
 
 

@@ -13,7 +13,7 @@ from tests.interleavings.pictures import Names
 from tests.interleavings.steps import WRITE
 from tests.interleavings.worlds import Start
 from tests.support import invariants
-from tests.support.filtering import filter_of, has_expired, matches
+from tests.support.filtering import filter_of, has_expired, is_superseded, matches
 from tests.support.invariants import Message
 from tests.support.tables import Logged, Tables
 
@@ -86,7 +86,7 @@ def passed_by_mistake(
 
 def gets(tables: Tables, ref: GroupRef, message: Message) -> bool:
     """Whether handlers of a group will be called with a message that it has not settled."""
-    if has_expired(message) and not message.target_group:
+    if (has_expired(message) and not message.target_group) or is_superseded(message, tables):
         return False
     policy = filter_of(tables.groups[ref])
     if policy is None or not invariants.is_for(message, ref):

@@ -487,7 +487,7 @@ def _(a: Actor) -> object:
     wants = [Want(key, look_at=1) for key in "ab"]
     who = f"sub{a.name}" if is_shared else WHO
     request = claiming.ClaimRequest(
-        a.claimant(who), wants, token=a.new_token(), max_due=10 if is_shared else 0, passes_expired=True
+        a.claimant(who), wants, token=a.new_token(), max_due=10 if is_shared else 0, passes=("expired", "superseded")
     )
     return claiming.claim(ALIAS, request)
 

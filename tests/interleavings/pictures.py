@@ -179,6 +179,7 @@ def result(value: Any, names: Names) -> Any:
         return f"{RECORDED.get(value.action, value.action.value)} {names.at(value.delivery.offset)}"
     if isinstance(value, Claim | Flushed | Acquired):
         found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        found |= found.pop("passed", {})
         return {name: result(one, names) for name, one in found.items() if one and name not in ("watermarks", "began")}
     if type(value) in TEXTS:
         return TEXTS[type(value)](value)

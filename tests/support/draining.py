@@ -21,14 +21,14 @@ def handle_all(healthy: Sub, done: Sequence[object], check: Callable[[], object]
     """
     quiet = 0
     while quiet < 2:
-        before = len(done), healthy.inbox.expired_counts()
+        before = len(done), healthy.inbox.passed_counts("expired")
         for work in healthy.poller.groups:
             work.rests_until = 0.0
         healthy.step()
         healthy.work()
         healthy.flush()
         check()
-        quiet = quiet + 1 if (len(done), healthy.inbox.expired_counts()) == before else 0
+        quiet = quiet + 1 if (len(done), healthy.inbox.passed_counts("expired")) == before else 0
 
 
 def keep_house(healthy: Sub) -> None:

@@ -1,4 +1,4 @@
-"""Which messages a group gets: its filter and their expiry, as the tables have them."""
+"""Which messages a group gets: its filter, their expiry and their coalesce keys, as the tables have them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 
 from django_mysqlqueue.filter_policies import FilterPolicy, parse
-from django_mysqlqueue.limits import EXPIRES_AT
+from django_mysqlqueue.limits import COALESCE, EXPIRES_AT
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.tables import Group, Logged, Tables, Waiting
 
@@ -34,6 +34,25 @@ def has_expired(message: Logged | Waiting) -> bool:
     return not message.original_id and json.loads(message.metadata).get(EXPIRES_AT) == LONG_AGO
 
 
+def is_superseded(message: Logged | Waiting, tables: Tables) -> bool:
+    """Whether a later message of the log, or one that will enter it, has the coalesce key of a message."""
+    key = _coalesced(message)
+    if key is None:
+        return False
+    if any(one.offset > getattr(message, "offset", 2**62) and _coalesced(one) == key for one in tables.log.values()):
+        return True
+    behind = tables.outbox[tables.outbox.index(message) + 1 :] if message in tables.outbox else tables.outbox
+    return any(_coalesced(one) == key for one in behind)
+
+
+def _coalesced(message: Logged | Waiting) -> tuple[str, str, str] | None:
+    """The coalesce key with its topic and partition. Copies, such as dead letters, have none."""
+    if message.original_id or message.target_group:
+        return None
+    key = json.loads(message.metadata).get(COALESCE)
+    return None if key is None else (message.topic, message.key, key)
+
+
 def matches(message: Logged | Waiting, policy: FilterPolicy | None) -> bool:
     """Whether a filter and its expiry let a message through; None: no filter. A message for one group bypasses it."""
     if message.target_group:
@@ -49,7 +68,9 @@ def is_for(message: Logged | Waiting, ref: GroupRef) -> bool:
 def unmatched(
     tables: Tables, filters: Mapping[GroupRef, Collection[FilterPolicy | None]] | None = None
 ) -> frozenset[tuple[GroupRef, int]]:
-    """(group, offset) of the messages in the log that have expired, or that a filter of their group does not match.
+    """(group, offset) of the messages in the log that a group need not handle.
+
+    They have expired, are superseded, or a filter of the group does not match them.
 
     Args:
         tables: the queue as it stands.
@@ -60,5 +81,6 @@ def unmatched(
         (ref, message.offset)
         for ref in tables.groups
         for message in tables.log.values()
-        if is_for(message, ref) and not all(matches(message, policy) for policy in policies[ref] or (None,))
+        if is_for(message, ref)
+        and (is_superseded(message, tables) or not all(matches(message, policy) for policy in policies[ref] or (None,)))
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 from django.db import transaction
 from django.test import override_settings
 
@@ -24,11 +27,12 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.management.commands.queuestatus import read_status
-from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage, Slots
+from django_mysqlqueue.models import CoalesceKey, ConsumerOffset, DeliveryState, QueueMessage, Slots
 from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
 from django_mysqlqueue.service import (
     audit,
     claiming,
+    coalescing,
     delivery_events,
     groups,
     heartbeats,
@@ -96,6 +100,7 @@ def live() -> None:
     _settle_many_partitions()
     _limit()
     _filter()
+    _coalesce()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -168,6 +173,48 @@ def _filter() -> None:
         assert lag(mode, "filtered") == 0
         groups.register_options(USING, ref, "filter", {}, actor="test")
         sub.leave()
+
+
+def _coalesce() -> None:
+    """Messages with coalesce keys: superseded in claims, at the start and as retries, and those of another claim."""
+    for mode in ("ordered", "shared"):
+        failing = {0}
+
+        def fail(delivery: Any, failing: set[int] = failing) -> None:
+            if delivery.payload in failing:
+                failing.discard(delivery.payload)
+                delivery.nack(delay=0.001)
+
+        handlers = [handler("coalesced", mode, mode=mode, function=fail, filter=one) for one in (EU,)]
+        sub = Sub(*handlers)
+        publish("coalesced", 0, key="k", coalesce="c", metadata={"region": "eu"})
+        sub.step()
+        sub.work()
+        sub.flush()
+        publish_many(
+            "coalesced", (Message(number, key="k", coalesce="c", metadata={"region": "eu"}) for number in range(1, 9))
+        )
+        sequence()
+        time.sleep(0.01)
+        sub.step()
+        publish("coalesced", 9, key="k", coalesce="c", metadata={"region": "eu"})
+        sequence()
+        sub.settle()
+        time.sleep(0.11)
+        sub.settle()
+        assert lag(mode, "coalesced") == 0
+        sub.leave()
+    coalescing.collect(USING, limit=1)
+    coalescing.collect(USING, after=("", "", "", ""))
+    CoalesceKey.objects.create(
+        consumer_group="", topic="gone", partition_key="k", coalesce_key="c", message_offset=10**12
+    )
+    assert coalescing.collect(USING)[0] == 1
+    content = message_history.read_history(
+        Session(USING), QueueMessage.objects.filter(topic="coalesced").latest("offset").offset, most=100, bounds=PAGES
+    ).content
+    assert content is not None
+    message_history.latest_with_key(Session(USING), content)
 
 
 def _operate(ref: GroupRef) -> None:

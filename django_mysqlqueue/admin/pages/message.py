@@ -19,6 +19,7 @@ from django_mysqlqueue.admin.formatting import (
     redacted,
 )
 from django_mysqlqueue.admin.pages.base import BadQuery, Page
+from django_mysqlqueue.admin.pages.steps import Step, first_steps
 from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy
@@ -43,23 +44,9 @@ ENDS = {
     Outcome.DEAD_LETTERED.value: (gettext_lazy("dead-lettered"), "mq-bad"),
     Outcome.DELETED.value: (gettext_lazy("deleted"), "mq-bad"),
     Outcome.EXPIRED.value: (gettext_lazy("expired"), "mq-bad"),
+    Outcome.SUPERSEDED.value: (gettext_lazy("superseded"), "mq-ok"),
 }
 """Outcomes that settle a message for a group, each with its label and CSS class."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An event of the message's history, or its current state."""
-
-    text: str
-    at: str = ""
-    css: str = ""
-    error: str = ""
-    traceback: str = ""
-    anchor: str = ""
-    """Id of the traceback's element, so that it stays open when the page refreshes itself."""
-    link: str = ""
-    link_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +97,7 @@ class MessagePage(Page):
         self._now = session.now()
         expires_at = None if found is None else found.expires_at
         self._has_expired = expires_at is not None and expires_at <= self._now
+        self._has_coalesce_key = found is not None and bool(found.coalesce_key)
         return {
             "offset": offset,
             "named_offset": str(offset),  # templates format numbers with separators, which an input rejects
@@ -122,7 +110,7 @@ class MessagePage(Page):
             "operations": [self._operation(event) for event in events if event.outcome in BY_OPERATORS],
             "more_events": history.more_deliveries,
             "shown_events": self.bounds.recorded,
-            "first_steps": self._first_steps(found),
+            "first_steps": first_steps(session, found, self._now),
             **(self._said(found) if found else {}),
         }
 
@@ -180,20 +168,6 @@ class MessagePage(Page):
         return self._to("deadletter", offset=offset)
 
     # -- its history ----------------------------------------------------------
-
-    def _first_steps(self, found: MessageContent | None) -> list[Step]:
-        if found is None:
-            return [Step(_("The message is no longer in the log. These are the records of it."))]
-        steps = [
-            Step(_("Published."), moment(found.entry.created_at)),
-            Step(_("Entered the log."), moment(found.entry.published_at)),
-        ]
-        if found.expires_at is not None:
-            text = _("Expired: its handling does not start after this time.")
-            if found.expires_at > self._now:
-                text = _("Will expire: its handling does not start after this time.")
-            steps.append(Step(text, moment(found.expires_at)))
-        return steps
 
     def _lives(self, session: Session, offset: int, history: MessageHistory) -> Iterable[Life]:
         found = history.content
@@ -266,7 +240,7 @@ class MessagePage(Page):
         if event.delivered_at:
             text = (
                 _("Claimed by %(by)s.")
-                if event.outcome in (Outcome.LOST, Outcome.DELETED, Outcome.EXPIRED)
+                if event.outcome in (Outcome.LOST, Outcome.DELETED, Outcome.EXPIRED, Outcome.SUPERSEDED)
                 else _("Attempt %(attempt)s: claimed by %(by)s.")
             )
             yield Step(text % values, moment(event.delivered_at))
@@ -288,6 +262,9 @@ class MessagePage(Page):
                 yield Step(
                     _("It had expired: %(by)s settled it without calling the handler.") % values, at, "mq-life-bad"
                 )
+            case Outcome.SUPERSEDED:
+                text = _("A later message with the same coalesce key superseded it; %(by)s did not call the handler.")
+                yield Step(text % values, at)
             case Outcome.LOST:
                 yield Step(
                     _("%(by)s was lost while it held the message. The message is redelivered.") % values,
@@ -365,6 +342,8 @@ class MessagePage(Page):
                 text = _("The message is settled: acked or dead-lettered.")
                 if self._has_expired:
                     text = _("The message is settled: acked or dead-lettered, or it expired before it was handled.")
+                elif self._has_coalesce_key:
+                    text = _("The message is settled: acked, dead-lettered, or superseded before it was handled.")
                 return _("settled"), "mq-ok", Step(text)
             case "in_flight":
                 text = _("Attempt %(attempt)s: in flight at %(by)s since %(since)s.") % values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,12 @@ from django_mysqlqueue.sql.session import Session
 
 SPANS = {"hour": (MINUTE, 60), "day": (HOUR, 24)}
 """For each span: seconds per bucket, and number of buckets in a chart."""
+PASSED = {
+    "filtered": gettext_lazy("%(number)s filtered"),
+    "expired": gettext_lazy("%(number)s expired"),
+    "superseded": gettext_lazy("%(number)s superseded"),
+}
+"""By reason (``rollups.PASSED``), the text for messages that were settled without a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +51,8 @@ class GroupRow:
     oldest: str
     acked: str
     """Number of acked messages in the minutes of the sparkline."""
-    filtered: str
-    """Number of messages in these minutes that the group's filter has passed; empty if none."""
-    expired: str
-    """Number of messages in these minutes that have expired; empty if none."""
+    passed: list[str]
+    """Numbers of messages in these minutes that were settled without a call, such as "3 expired"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +117,12 @@ class OverviewPage(Page):
     def _row(self, group: GroupOverview, minutes: Iterable[Bucket], now: int) -> GroupRow:
         counts = dict.fromkeys(range(SPARK_MINUTES), 0)
         first = now // 60_000 - SPARK_MINUTES + 1
-        filtered = expired = 0
+        passed = Counter[str]()
         for bucket in minutes:
             place = bucket.at // 60_000 - first
             if bucket.ref == group.ref and place in counts:
                 counts[place] += bucket.acked
-                filtered += bucket.filtered
-                expired += bucket.expired
+                passed += bucket.passed
         values = list(counts.values())
         label = _("%(number)s acked in the last %(minutes)s minutes") % {
             "number": sum(values),
@@ -132,8 +136,7 @@ class OverviewPage(Page):
             charts.sparkline(values, label),
             oldest,
             f"{sum(values):,}",
-            f"{filtered:,}" if filtered else "",
-            f"{expired:,}" if expired else "",
+            _passed_texts(passed),
         )
 
     def _linked(self, problem: Problem) -> Linked:
@@ -161,12 +164,11 @@ class OverviewPage(Page):
         first = now // (grain * 1000) - number + 1
         sums = [[0, 0, 0] for _place in range(number)]
         latency = [[0] * len(rollups.BUCKETS) for _place in range(number)]
-        filtered = expired = 0
+        passed = Counter[str]()
         for bucket in buckets:
             place = bucket.at // (grain * 1000) - first
             if 0 <= place < number:
-                filtered += bucket.filtered
-                expired += bucket.expired
+                passed += bucket.passed
                 for kind, count in enumerate((bucket.acked, bucket.failed, bucket.dead_lettered)):
                     sums[place][kind] += count
                 latency[place] = [a + b for a, b in zip(latency[place], bucket.latency, strict=True)]
@@ -184,12 +186,15 @@ class OverviewPage(Page):
                 percentiles, times, _("Latency from entering the log to the ack, over time: p50 and p95")
             ),
             "totals": [f"{sum(column):,}" for column in zip(*sums, strict=True)],
-            "filtered": f"{filtered:,}" if filtered else "",
-            "expired": f"{expired:,}" if expired else "",
+            "passed": _passed_texts(passed),
             "p50": _said(rollups.percentile(whole, 0.5)),
             "p95": _said(rollups.percentile(whole, 0.95)),
             "throughput_heading": _("Deliveries per minute") if grain == MINUTE else _("Deliveries per hour"),
         }
+
+
+def _passed_texts(passed: Counter[str]) -> list[str]:
+    return [str(text) % {"number": f"{passed[name]:,}"} for name, text in PASSED.items() if passed[name]]
 
 
 def _said(milliseconds: float | None) -> str:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import Error, connections, transaction
@@ -22,7 +22,7 @@ from django_mysqlqueue.runtime import forks, sessions
 from django_mysqlqueue.runtime.handling import observers, rejections
 from django_mysqlqueue.runtime.handling.lanes import Held
 from django_mysqlqueue.runtime.log import delivery_fields, error_line, event, is_worth_a_line
-from django_mysqlqueue.service import settling
+from django_mysqlqueue.service import settling, superseding
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.connection import drop_connection
@@ -90,7 +90,12 @@ def handle(
         The settlement of each delivery, in their order.
     """
     if expired := [held for held in items if held.is_expired()]:
-        return _without(expired, items, using, errors, rest)
+        return _without({id(held): _expire(held, using) for held in expired}, items, using, errors, rest)
+    try:
+        if any(held.coalesce_key for held in items) and (superseded := _superseded(items, using)):
+            return _without(superseded, items, using, errors, rest)
+    except Error as error:
+        return _release(items, error, rest)
     first = items[0]
     if first.claimed.suspect and (refused := _record_start(first.claimed, using)) is not None:
         return [refused]
@@ -104,14 +109,13 @@ def handle(
 
 
 def _without(
-    expired: Sequence[Held],
+    ended: Mapping[int, Settlement],
     items: Sequence[Held],
     using: str,
     errors: list[BaseException] | None,
     rest: Backoff,
 ) -> list[Settlement]:
-    """Settle the deliveries whose messages have expired, and call the handler of the others."""
-    ended = {id(held): _expire(held, using) for held in expired}
+    """Settle deliveries, by the id() of the object, without a call, and call the handler of the others."""
     others = [held for held in items if id(held) not in ended]
     handled = iter(handle(others, using, errors, rest=rest) if others else ())
     return [ended[id(held)] if id(held) in ended else next(handled) for held in items]
@@ -126,6 +130,19 @@ def _expire(held: Held, using: str) -> Settlement:
     held.delivery, held.messages = Delivery(held.handler, claimed, held.body, using), 0
     text = f"The message expired at {_utc(held.body.expires_at)}, before attempt {claimed.attempt} had started."
     return Settlement(claimed, Action.REJECT, error=text, is_started=False)
+
+
+def _superseded(items: Sequence[Held], using: str) -> dict[int, Settlement]:
+    """Return the settlements of the deliveries whose messages are superseded, by the id() of the object."""
+    keys = {(held.claimed.key, held.claimed.offset): held.coalesce_key for held in items if held.coalesce_key}
+    handler = items[0].handler
+    found = superseding.superseded(using, handler.ref, handler.filter, keys)
+    ended: dict[int, Settlement] = {}
+    for held in items:
+        if (held.claimed.key, held.claimed.offset) in found:
+            event(logging.DEBUG, "delivery.superseded", **delivery_fields(held.claimed))
+            ended[id(held)] = Settlement(held.claimed, Action.SUPERSEDED)
+    return ended
 
 
 def _utc(milliseconds: int | None) -> str:
@@ -150,12 +167,7 @@ def _attempt(
     except _Expired:
         return [Settlement(held.claimed, Action.RELEASE) for held in items]
     except _NotStarted as error:
-        _not_started.failures = failures = _not_started.failures + 1
-        if is_worth_a_line(failures):
-            event(logging.WARNING, "delivery.not_started", **_fields(items), error=error.__cause__, failures=failures)
-        # The thread waits, and the message gets no delay: later messages of its partition would overtake it.
-        time.sleep(rest.delay(failures))
-        return [Settlement(held.claimed, Action.RELEASE) for held in items]
+        return _release(items, error.__cause__, rest)
     except StaleDelivery as error:
         event(logging.WARNING, "delivery.lost", **_fields(items), error=error)
         if error.delivery is None or len(deliveries) == 1:
@@ -176,6 +188,16 @@ def _attempt(
         if len(deliveries) == 1 and rejections.is_rejected(handler, error):
             return [deliveries[0]._rejected(text)]
         return [delivery._failed(text) for delivery in deliveries]
+
+
+def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) -> list[Settlement]:
+    """Pause the thread, and release deliveries whose handler could not be started."""
+    _not_started.failures = failures = _not_started.failures + 1
+    if is_worth_a_line(failures):
+        event(logging.WARNING, "delivery.not_started", **_fields(items), error=error, failures=failures)
+    # The thread waits, and the message gets no delay: later messages of its partition would overtake it.
+    time.sleep(rest.delay(failures))
+    return [Settlement(held.claimed, Action.RELEASE) for held in items]
 
 
 def _record_start(claimed: Claimed, using: str) -> Settlement | None:

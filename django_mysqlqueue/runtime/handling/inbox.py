@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from django_mysqlqueue.runtime.handling.inbox_groups import InboxGroups
 from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane, holds_back
 from django_mysqlqueue.runtime.handling.observers import Watch
-from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
+from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -314,13 +314,14 @@ class Inbox(InboxGroups):
                     group.acked.append(held.body.published_at - time.monotonic() * 1000)
                 if settlement.action is not Action.ACK or group.records_acks:
                     # Only for deliveries that may be recorded: for each message, the cost would be noticeable.
-                    called = settlement.action is not Action.EXPIRED and settlement.is_started
+                    called = settlement.action not in UNCALLED and settlement.is_started
                     handled_ms = round((time.monotonic() - held.started_at) * 1000) if called else 0
                     settlement = settlement._replace(handled_ms=handled_ms)
                     if not called:
                         group.return_slot(held.claimed)
                     settlement = held.within_expiry(settlement)
-                group.expired += settlement.action is Action.EXPIRED
+                if settlement.action in UNCALLED:
+                    group.passed[OUTCOMES[settlement.action]] += 1
                 if watched:
                     if held.messages:
                         held.seconds, held.messages = time.monotonic() - held.started_at, len(batch.items)

@@ -50,22 +50,19 @@ class InboxGroups:
         with self._lock:
             return {ref: (group.waiting, group.running) for ref, group in self._groups.items()}
 
-    def count_passed(self, ref: GroupRef, *, filtered: int, expired: int) -> None:
-        """Count messages that claims have passed."""
+    def count_passed(self, ref: GroupRef, passed: Mapping[str, int]) -> None:
+        """Count messages that claims have passed, by reason."""
         with self._lock:
-            group = self._groups[ref]
-            group.filtered += filtered
-            group.expired += expired
+            self._groups[ref].passed.update(passed)
 
-    def expired_counts(self) -> dict[GroupRef, int]:
-        """Return for every group how many messages have expired since the process started."""
-        with self._lock:
-            return {ref: group.expired for ref, group in self._groups.items()}
+    def passed_counts(self, reason: str) -> dict[GroupRef, int]:
+        """Return for every group how many messages were settled for a reason without a call since the process started.
 
-    def filtered_counts(self) -> dict[GroupRef, int]:
-        """Return for every group how many messages its filter has passed since the process started."""
+        Args:
+            reason: one of ``rollups.PASSED``.
+        """
         with self._lock:
-            return {ref: group.filtered for ref, group in self._groups.items()}
+            return {ref: group.passed[reason] for ref, group in self._groups.items()}
 
     def deleted_counts(self) -> dict[GroupRef, int]:
         """Return for every group how many messages were deleted between claim and start since the process started."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,6 +29,8 @@ class Held:
     handler: Handler
     expires: float = float("inf")
     """When its message expires, by the monotonic clock."""
+    coalesce_key: str = ""
+    """The coalesce key of its message; empty if it has none."""
     started_at: float = 0.0
     """When its handler started, by the monotonic clock; 0 while it waits."""
     thread: int = 0
@@ -114,10 +116,8 @@ class GroupLanes:
     """See ``Inbox.take_acked``."""
     deleted: int = 0
     """Number of deliveries whose message was deleted before it could be handled."""
-    filtered: int = 0
-    """Number of messages that the filter has passed."""
-    expired: int = 0
-    """Number of messages that have expired before their handler was called."""
+    passed: Counter[str] = field(default_factory=Counter)
+    """Number of messages that were settled without a call, by reason (``rollups.PASSED``)."""
     records_acks: bool = False
     started: int = 0
     """Number of deliveries that were started since the process began."""

@@ -44,7 +44,7 @@ class DeliveringGroup(ConfiguredGroup):
             body = found[delivery.offset]
             at = body.expires_at
             left = INFINITE if at is None else (at - delivery.delivered_at) / 1000
-            return Held(delivery, body, self.handler, claim.began + left)
+            return Held(delivery, body, self.handler, claim.began + left, body.coalesce_key)
 
         try:
             found = payloads.read(self.using, [delivery.offset for delivery in deliveries])

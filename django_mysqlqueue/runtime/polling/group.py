@@ -13,6 +13,7 @@ from django.db import Error
 
 from django_mysqlqueue.backoff import Failures
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.runtime.handling.observers import flushed_ends
 from django_mysqlqueue.runtime.log import dead_lettered, delivery_fields, event
 from django_mysqlqueue.runtime.polling.context import Context
@@ -22,7 +23,7 @@ from django_mysqlqueue.runtime.polling.limited import LONGEST_REST_MS
 from django_mysqlqueue.runtime.priorities import ByPriority, Turns
 from django_mysqlqueue.service import claiming, rollups, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
-from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Flushed, Holding, Settlement
+from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, Holding, Settlement
 from django_mysqlqueue.sql.session import Retry, Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -62,10 +63,8 @@ class PolledGroup(DeliveringGroup):
         """The token of a claim whose COMMIT has an unknown outcome."""
         self.tally = rollups.Tally()
         """The counts of this process since it last wrote the rollups."""
-        self.passes_expired = True
-        """Whether claims may pass messages that have expired."""
-        self._finds_expired = False
-        """Whether such messages have been found lately: then claims look for them."""
+        self.passes = True
+        """Whether claims may pass messages that have expired or are superseded."""
         self.configure(handler)
 
     # -- what the poller calls ------------------------------------------------
@@ -333,16 +332,14 @@ class PolledGroup(DeliveringGroup):
             if settlement.action is not Action.ACK and id(settlement) not in stale:
                 tally.failed += settlement.action in FAILED and settlement.is_started
                 tally.dead_lettered += settlement.is_written
-                if settlement.action is Action.EXPIRED:
-                    tally.expired += 1
-                    self._finds_expired = True
+                if settlement.action in UNCALLED:
+                    tally.passed[OUTCOMES[settlement.action]] += 1
         tally.dead_lettered += len(flushed.dead)
 
     def _count_passed(self, claim: Claim) -> None:
-        self.tally.filtered += claim.filtered
-        self.tally.expired += claim.expired
-        if claim.filtered or claim.expired:
-            self.inbox.count_passed(self.ref, filtered=claim.filtered, expired=claim.expired)
+        if claim.passed:
+            self.tally.passed.update(claim.passed)
+            self.inbox.count_passed(self.ref, claim.passed)
 
     # -- claiming -------------------------------------------------------------
 
@@ -367,7 +364,7 @@ class PolledGroup(DeliveringGroup):
             max_rows=room,
             max_bytes=self.max_bytes,
             after_clock_step=max_due > 0 and self._after_clock_step(),
-            passes_expired=self._finds_expired and self.passes_expired and self.handler.on_expiry == "skip",
+            passes=self._outcomes_passed(),
             holding=holding,
         )
         try:
@@ -376,14 +373,20 @@ class PolledGroup(DeliveringGroup):
         except CommitOutcomeUnknown:
             self._undo = request.token
             raise
-        if request.passes_expired and claim.looked_at and not claim.expired:
-            self._finds_expired = False
         self.limited.written(claim.held)
         if self.limited:
             self.limited.claimed(claim, self.context.clock.now())
             for key in claim.limited:
                 self.todo.pop(key, None)
         return claim
+
+    def _outcomes_passed(self) -> tuple[Outcome, ...]:
+        """Return with which outcomes claims pass messages."""
+        if not self.passes:
+            return ()
+        if self.handler.on_expiry == "skip":
+            return (Outcome.SUPERSEDED, Outcome.EXPIRED)
+        return (Outcome.SUPERSEDED,)
 
     def _after_claim(self, wants: Sequence[Want], max_due: int, claim: Claim, *, hungry: bool) -> bool:
         dead_lettered(claim.dead)

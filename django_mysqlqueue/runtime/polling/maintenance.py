@@ -11,6 +11,7 @@ from django_mysqlqueue.runtime.polling.group import PolledGroup
 from django_mysqlqueue.runtime.polling.shared import SharedGroup
 from django_mysqlqueue.service import (
     audit,
+    coalescing,
     delivery_events,
     heartbeats,
     leasing,
@@ -103,6 +104,7 @@ class Maintenance:
         yield from self._collect()
         heartbeats.forget_old(self._using)
         yield
+        yield from self._collect_coalesce_keys()
         for forget in (slots.collect, delivery_events.collect, rollups.collect, audit.collect):
             while forget(self._using):
                 yield
@@ -133,6 +135,14 @@ class Maintenance:
                 yield
                 if after is None:
                     break
+
+    def _collect_coalesce_keys(self) -> Iterator[None]:
+        after: tuple[str, ...] | None = None
+        while True:
+            _, after = coalescing.collect(self._using, after=after)
+            yield
+            if after is None:
+                break
 
     def _collect(self) -> Iterator[None]:
         place: Checkpoint | None = Checkpoint()

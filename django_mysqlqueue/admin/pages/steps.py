@@ -1,0 +1,51 @@
+"""The steps in the history of a message, as its page shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.admin.formatting import moment
+from django_mysqlqueue.inspection import MessageContent, message_history
+from django_mysqlqueue.sql.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An event of the message's history, or its current state."""
+
+    text: str
+    at: str = ""
+    css: str = ""
+    error: str = ""
+    traceback: str = ""
+    anchor: str = ""
+    """Id of the traceback's element, so that it stays open when the page refreshes itself."""
+    link: str = ""
+    link_text: str = ""
+
+
+def first_steps(session: Session, found: MessageContent | None, now: int) -> list[Step]:
+    """Return how a message came into the log, and what it was published with."""
+    if found is None:
+        return [Step(_("The message is no longer in the log. These are the records of it."))]
+    steps = [
+        Step(_("Published."), moment(found.entry.created_at)),
+        Step(_("Entered the log."), moment(found.entry.published_at)),
+    ]
+    if found.expires_at is not None:
+        text = _("Expired: its handling does not start after this time.")
+        if found.expires_at > now:
+            text = _("Will expire: its handling does not start after this time.")
+        steps.append(Step(text, moment(found.expires_at)))
+    if found.coalesce_key:
+        latest = message_history.latest_with_key(session, found)
+        text = _("Coalesce key %(key)s: it is the latest message with this key.")
+        if latest > found.entry.offset:
+            text = _(
+                "Coalesce key %(key)s: the message at offset %(offset)s supersedes it for groups that have not "
+                "started it."
+            )
+        steps.append(Step(text % {"key": found.coalesce_key, "offset": latest}))
+    return steps

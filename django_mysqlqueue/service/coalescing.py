@@ -1,0 +1,181 @@
+"""Coalesce keys: of the messages with one key, a group handles the latest that it has not started.
+
+The key is in the metadata that the queue reserves, so that any release's sequencer carries it into the log. A table
+has, for each key of a partition, the latest message of the log, which the sequencer stores with it, and for each shared
+group the latest message that it has claimed (``superseding``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from django_mysqlqueue.limits import COALESCE, KEY_LENGTH, REPLACES
+from django_mysqlqueue.models import CoalesceKey, QueueMessage
+from django_mysqlqueue.service.messages import decode_metadata
+from django_mysqlqueue.sql.session import Session, flat, run
+
+KEYS = CoalesceKey._meta.db_table
+LOG = QueueMessage._meta.db_table
+KEY = ("consumer_group", "topic", "partition_key", "coalesce_key")
+BY_KEY = "s.consumer_group = v.g AND s.topic = v.t AND s.partition_key = v.k AND s.coalesce_key = v.c"
+THE_LOG = ""
+"""The group of the rows that have the latest message of the log."""
+FOLLOWED = 10_000
+"""Number of messages whose keys one pass of the sequencer notes."""
+
+
+class Coalesced(NamedTuple):
+    """A coalesce key within a partition."""
+
+    partition: str
+    key: str
+
+
+def key_of(metadata: str | bytes | Mapping[str, object], original_id: str) -> str:
+    """Return the coalesce key of a message of the log, or an empty string.
+
+    Dead letters and redriven messages have none, although their metadata is that of the original. Nor do values count
+    that plain SQL has stored, and that are not keys.
+
+    Args:
+        metadata: its metadata, as JSON text or decoded.
+        original_id: the id of the original message, if it is a copy.
+    """
+    # The search is quick; decoding the metadata of each message is not.
+    if original_id or not _may_have(metadata):
+        return ""
+    found = decode_metadata(metadata)
+    key = found.get(COALESCE)
+    if not isinstance(key, str) or len(key) > KEY_LENGTH or REPLACES in found:
+        return ""
+    return key
+
+
+def _may_have(metadata: str | bytes | Mapping[str, object]) -> bool:
+    if isinstance(metadata, bytes):
+        return COALESCE.encode() in metadata
+    return COALESCE in metadata
+
+
+# -- the sequencer ----------------------------------------------------------------
+
+
+def follow(session: Session, above: int) -> int | None:
+    """Note the keys of the messages of the log above an offset.
+
+    Only the sequencer calls this, under its mutex. Its own messages are the last ones; before them may be some that an
+    earlier release has appended.
+
+    Returns:
+        The offset up to which they are noted, if there are more above it; None if there are none.
+    """
+    row = session.row(
+        f"SELECT COUNT(*), MAX(n.`offset`) FROM (SELECT `offset` FROM {LOG}{session.dialect.force_index('PRIMARY')} "
+        "WHERE `offset` > %s ORDER BY `offset` LIMIT %s) n",
+        (above, FOLLOWED),
+    )
+    assert row is not None  # noqa: S101  # An aggregate has one row.
+    number, end = row
+    if not number:
+        return None
+    latest: dict[tuple[str, Coalesced], int] = {}
+    for offset, topic, partition, metadata, original_id in session.rows(
+        f"SELECT `offset`, topic, partition_key, metadata, original_id FROM {LOG}"
+        f"{session.dialect.force_index('PRIMARY')} WHERE `offset` > %s AND `offset` <= %s "
+        f"AND target_group = %s AND {session.dialect.has_any('metadata', [COALESCE])} ORDER BY `offset`",
+        (above, end, ""),
+    ):
+        if key := key_of(metadata, original_id):
+            latest[topic, Coalesced(partition, key)] = offset
+    note(session, [(THE_LOG, topic, *one, offset) for (topic, one), offset in latest.items()])
+    return int(end) if number == FOLLOWED else None
+
+
+def note(session: Session, rows: Iterable[tuple[str, str, str, str, int]]) -> None:
+    """Store the latest messages of keys. Each row has one writer at a time: the sequencer, or a claim of the group."""
+    by_key = {row[:4]: row[4] for row in rows}
+    known = read(session, by_key)
+    changed = [(*key, offset) for key, offset in sorted(by_key.items()) if known.get(key, 0) < offset]
+    for chunk in session.chunks([row for row in changed if row[:4] in known]):
+        session.execute(
+            session.dialect.update_joined(
+                KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, {"message_offset": "v.o"}
+            ),
+            flat(chunk),
+        )
+    for chunk in session.chunks([row for row in changed if row[:4] not in known]):
+        session.execute(
+            f"INSERT INTO {KEYS} ({', '.join(KEY)}, message_offset) VALUES "
+            + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)")
+            + session.dialect.on_conflict_keep(KEYS, KEY),
+            flat(chunk),
+        )
+
+
+def read(session: Session, keys: Collection[tuple[str, str, str, str]]) -> dict[tuple[str, str, str, str], int]:
+    """Return the latest messages of keys, each given as the primary key of its row."""
+    found: dict[tuple[str, str, str, str], int] = {}
+    for chunk in session.chunks(sorted(keys)):
+        for *key, offset in session.rows(
+            f"SELECT {', '.join(f's.{name}' for name in KEY)}, s.message_offset "
+            f"FROM {session.dialect.rows(('g', 't', 'k', 'c'), len(chunk))} "
+            f"{session.dialect.join_to(KEYS, 's')} ON {BY_KEY}",
+            flat(chunk),
+        ):
+            found[key[0], key[1], key[2], key[3]] = offset
+    return found
+
+
+# -- GC ---------------------------------------------------------------------------
+
+
+_ABOVE = " OR ".join(
+    f"({' AND '.join([*(f's.{name} = %s' for name in KEY[:number]), f's.{KEY[number]} > %s'])})"
+    for number in range(len(KEY))
+)
+"""The condition that a row is above a primary key. The servers read ranges of the index for it, not for row values."""
+START = ("", "", "", "")
+"""A primary key below all others."""
+
+
+def collect(
+    using: str, *, after: tuple[str, ...] | None = None, limit: int = 500
+) -> tuple[int, tuple[str, ...] | None]:
+    """Delete the rows, among the next ones, whose message is no longer in the log.
+
+    GC has deleted all messages of the key then, since it deletes the earlier ones first. A row that the sequencer or a
+    claim changes at the same time stays.
+
+    Args:
+        using: alias of the queue's database.
+        after: the primary key of the row after which to continue; None: from the start.
+        limit: maximum number of rows to look at.
+
+    Returns:
+        How many were deleted, and the primary key of the last row; None if there are no more.
+    """
+    session = Session(using)
+    names = ", ".join(f"s.{name}" for name in KEY)
+    place = after or START
+    rows = session.rows(
+        f"SELECT {names}, s.message_offset, NOT EXISTS (SELECT 1 FROM {LOG} m WHERE m.`offset` = s.message_offset) "
+        f"FROM {KEYS} s{session.dialect.force_index('PRIMARY')} "
+        f"WHERE s.consumer_group >= %s AND ({_ABOVE}) ORDER BY {names} LIMIT %s",
+        (place[0], *(value for number in range(len(place)) for value in place[: number + 1]), limit),
+    )
+    gone = [row[:5] for row in rows if row[5]]
+
+    def delete(session: Session) -> int:
+        return sum(
+            session.execute(
+                session.dialect.delete_joined(
+                    KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, where="s.message_offset = v.o"
+                ),
+                flat(chunk),
+            )
+            for chunk in session.chunks(gone)
+        )
+
+    deleted = run(using, delete) if gone else 0
+    return deleted, tuple(rows[-1][:4]) if len(rows) == limit else None

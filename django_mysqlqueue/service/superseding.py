@@ -1,0 +1,145 @@
+"""Which messages with a coalesce key a group may start: one that no later one supersedes, and never two at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.service import leasing
+from django_mysqlqueue.service.coalescing import THE_LOG, Coalesced, note, read
+from django_mysqlqueue.service.messages import decode_metadata
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.watermarks import BY_ROW
+from django_mysqlqueue.sql.session import Session, flat
+
+LOG = QueueMessage._meta.db_table
+STATE = DeliveryState._meta.db_table
+RECHECK_MS = 100
+LONGEST_RECHECK_MS = 10_000
+"""Shortest and longest time until a claim asks again whether the message before has ended, in milliseconds. In between,
+it is a quarter of the time that has passed since that one was claimed."""
+
+
+class Coalescing:
+    """The coalesce keys of messages, for one group, as the tables have them now.
+
+    In shared mode, a claim must have locked the offsets rows of the partitions: under this lock it is decided which
+    message of a key may start.
+    """
+
+    def __init__(self, session: Session, ref: GroupRef, policy: FilterPolicy | None, *, shared: bool, now: int) -> None:
+        self._session = session
+        self._ref = ref
+        self._policy = policy
+        self._shared = shared
+        self._now = now
+        self._keys: dict[tuple[str, int], Coalesced] = {}
+        """By partition and offset."""
+        self._later: dict[Coalesced, list[int]] = {}
+        """By key, offsets of messages that the group gets."""
+        self._claimed: dict[Coalesced, int] = {}
+        """By key, the message that the group has claimed last (shared mode)."""
+        self._until: dict[Coalesced, int] = {}
+        """By key, until when another message waits because that one is in flight."""
+        self._took: dict[Coalesced, int] = {}
+
+    def read(self, messages: Mapping[tuple[str, int], str]) -> None:
+        """Read what is known about the coalesce keys of messages, given by partition and offset."""
+        new = {place: Coalesced(place[0], key) for place, key in messages.items() if key}
+        if not new:
+            return
+        self._keys |= new
+        groups = (THE_LOG, self._ref.group) if self._shared else (THE_LOG,)
+        ones = set(new.values())
+        rows = read(self._session, [(group, self._ref.topic, *one) for one in ones for group in groups])
+        found: dict[Coalesced, list[int]] = {}
+        for (group, _, partition, key), offset in rows.items():
+            one = Coalesced(partition, key)
+            found.setdefault(one, []).append(offset)
+            if group and one not in self._took:
+                self._claimed[one] = offset
+        if self._policy is not None:
+            matching = _matching(
+                self._session, self._policy, {offset for of_key in found.values() for offset in of_key}
+            )
+            found = {one: [offset for offset in of_key if offset in matching] for one, of_key in found.items()}
+        for (_, offset), one in new.items():
+            found.setdefault(one, []).append(offset)
+        for one, offsets in found.items():
+            self._later.setdefault(one, []).extend(offsets)
+        self._read_in_flight({one: self._claimed[one] for one in ones if one in self._claimed})
+
+    def _read_in_flight(self, claimed: Mapping[Coalesced, int]) -> None:
+        """Read which of the messages that the group has claimed last are in flight."""
+        session = self._session
+        keys = {(one.partition, offset): one for one, offset in claimed.items()}
+        for chunk in session.chunks(sorted(keys)):
+            for partition, offset, due_at, delivered_at in session.rows(
+                "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivered_at "
+                f"FROM {session.dialect.rows(('k', 'o'), len(chunk))} {session.dialect.join_to(STATE, 's')} "
+                f"ON {BY_ROW} AND s.acked = %s AND s.delivery_token <> 0",
+                (*flat(chunk), *self._ref, False),
+            ):
+                if leasing.is_later(due_at, delivered_at, self._now):
+                    wait = min(max(RECHECK_MS, (self._now - delivered_at) // 4), LONGEST_RECHECK_MS)
+                    self._until[keys[partition, offset]] = self._now + wait
+
+    def is_superseded(self, partition: str, offset: int) -> bool:
+        """Return whether a later message has the coalesce key of a message."""
+        one = self._keys.get((partition, offset))
+        return one is not None and any(later > offset for later in self._later.get(one, ()))
+
+    def waits_until(self, partition: str, offset: int) -> int | None:
+        """Return until when a message waits because another one with its key is in flight, in epoch milliseconds.
+
+        It is None if none is.
+        """
+        one = self._keys.get((partition, offset))
+        if one is None or not self._shared or self._claimed.get(one) == offset:
+            return None
+        return self._until.get(one)
+
+    def took(self, partition: str, offset: int) -> None:
+        """Note that the claim has taken a message."""
+        one = self._keys.get((partition, offset))
+        if one is not None and self._shared:
+            self._took[one] = self._claimed[one] = offset
+            self._until[one] = self._now + RECHECK_MS
+
+    def store(self) -> None:
+        """Store which messages the claim has taken."""
+        if self._took:
+            note(self._session, [(self._ref.group, self._ref.topic, *one, at) for one, at in self._took.items()])
+
+
+def _matching(session: Session, policy: FilterPolicy, offsets: Collection[int]) -> set[int]:
+    """Return the messages that a group with a filter gets."""
+    found: set[int] = set()
+    for chunk in session.chunks(sorted(offsets)):
+        found.update(
+            offset
+            for offset, metadata in session.rows(
+                f"SELECT m.`offset`, m.metadata FROM {session.dialect.rows(('o',), len(chunk))} "
+                f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
+                chunk,
+            )
+            if policy.matches(decode_metadata(metadata))
+        )
+    return found
+
+
+def superseded(
+    using: str, ref: GroupRef, policy: FilterPolicy | None, messages: Mapping[tuple[str, int], str]
+) -> set[tuple[str, int]]:
+    """Return which messages are superseded now, before they start.
+
+    Args:
+        using: alias of the queue's database.
+        ref: the group.
+        policy: its filter.
+        messages: the coalesce key of each message, by partition and offset.
+    """
+    coalescing = Coalescing(Session(using), ref, policy, shared=False, now=0)
+    coalescing.read(messages)
+    return {place for place in messages if coalescing.is_superseded(*place)}

@@ -1,0 +1,125 @@
+"""The cases of messages with a coalesce key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django_mysqlqueue.limits import COALESCE
+from django_mysqlqueue.models import CoalesceKey, DeliveryState, OutboxMessage, QueueMessage, Sequencer
+from django_mysqlqueue.outcomes import Outcome
+from django_mysqlqueue.service import claiming, coalescing, heartbeats, leasing, sequencing, watermarks
+from django_mysqlqueue.service.claims import Want
+from django_mysqlqueue.service.deliveries import Action, Settlement
+from django_mysqlqueue.sql.session import run
+from tests.crash.audit import Picture
+from tests.crash.cases import FIVE, carry_on_and_forget_nothing, case, is_undone, take, turn, undo
+from tests.crash.crashes import ALIAS
+from tests.crash.worlds import LEASE_MS, WHO, G, World, flush, registered, sequenced, subscribed
+from tests.support.harness import USING
+
+PASSES = (Outcome.EXPIRED, Outcome.SUPERSEDED)
+KEYS = {"a1": "x", "a2": "y", "a3": "y", "a4": "x", "b1": "z", "b2": "z"}
+"""The coalesce keys of messages, by name."""
+
+
+def with_keys(model: type[QueueMessage | OutboxMessage], keys: Mapping[str, str] = KEYS) -> None:
+    for name, key in keys.items():
+        model.objects.filter(message_id=name).update(metadata={COALESCE: key})
+
+
+def coalesced(mode: str = "ordered") -> World:
+    """A subscriber holds a1, and b1 has failed and is due. Of the others a4 and b2 have the same keys; a3 has a2's."""
+    world = sequenced(mode)
+    with_keys(QueueMessage, {"a1": "x", "b1": "z"})
+    run(USING, lambda session: coalescing.follow(session, 0))
+    heartbeats.beat(USING, WHO, [G], {})
+    if mode == "ordered":
+        leasing.acquire(USING, G, WHO, "ab", lease_ms=LEASE_MS)
+    watermarks.create_missing(USING, G, "ab")
+    wants = [Want("a", look_at=1), Want("b", look_at=1)]
+    held = claiming.claim(USING, claiming.ClaimRequest(world.claimant(), wants, token=claiming.new_token())).deliveries
+    first, failed = held
+    flush(G, [Settlement(failed, Action.NACK, 0, "no")])
+    with_keys(QueueMessage)
+    run(USING, lambda session: coalescing.follow(session, 0))
+    world.held = {"a1": first}
+    world.places["b1"] = failed.offset
+    return world
+
+
+def passed_what_is_superseded(world: World, picture: Picture) -> None:
+    """Both messages with one key are in flight at no time, and what was passed is superseded."""
+    is_undone(world, picture)
+    state = {row.message_offset: row for row in DeliveryState.objects.filter(consumer_group="g", acked=False)}
+    for message in picture.rows.log.values():
+        row = state.get(message.offset)
+        if message.id == "a2":
+            assert row is None, "a2 was claimed"
+        if message.id == "a4" and world.mode == "shared":
+            assert row is None or not row.delivery_token, "a4 was claimed although a1 is in flight"
+        if message.offset <= picture.rows.offsets[G, message.key].claimed and message.id in ("a3", "a4", "b2"):
+            assert row is not None, f"{message.id} was passed"
+
+
+def superseding(mode: str) -> World:
+    """What a subscriber has claimed is superseded before it starts: a1 by a3, and b1 by b2."""
+    world = subscribed(mode, {}, FIVE, atomic=False)
+    with_keys(OutboxMessage, {"a1": "x", "a3": "x", "b1": "z", "b2": "z"})
+    assert world.sub is not None
+    for group in world.sub.poller.groups:
+        group.passes = False
+    world.sub.step()
+    world.sub.work()
+    return world
+
+
+for _mode in ("ordered", "shared"):
+
+    @case(
+        f"claim that passes what is superseded, {_mode}",
+        lambda mode=_mode: coalesced(mode),
+        again=undo,
+        check=passed_what_is_superseded,
+        fails=("b1",),
+    )
+    def _(world: World) -> None:
+        due = () if world.mode == "shared" else (world.places["b1"],)
+        take(world, Want("a", look_at=2), Want("b", due=due, look_at=10), max_due=10, passes=PASSES)
+
+    case(
+        f"a turn that ends what is superseded, {_mode}",
+        lambda mode=_mode: superseding(mode),
+        again=carry_on_and_forget_nothing("a2", "a3", "b2"),
+        lives=True,
+    )(turn)
+
+
+def to_be_sequenced() -> World:
+    """Messages with keys are in the outbox, and others in the log whose keys an earlier release has not noted."""
+    world = registered()
+    with_keys(OutboxMessage)
+    sequencing.sequence(USING, max_rows=3)
+    CoalesceKey.objects.all().delete()
+    Sequencer.objects.update(coalesced_offset=0)
+    return world
+
+
+@case("sequence messages with coalesce keys", to_be_sequenced)
+def _(world: World) -> None:
+    sequencing.sequence(ALIAS)
+
+
+def forgotten() -> World:
+    """Keys whose messages GC has deleted, and others."""
+    world = sequenced()
+    with_keys(QueueMessage)
+    run(USING, lambda session: coalescing.follow(session, 0))
+    CoalesceKey.objects.create(
+        consumer_group="g", topic="old", partition_key="a", coalesce_key="c", message_offset=10**9
+    )
+    return world
+
+
+@case("collect coalesce keys", forgotten)
+def _(world: World) -> None:
+    coalescing.collect(ALIAS)

@@ -1,0 +1,489 @@
+"""Coalescing: of the messages with one coalesce key, a group handles the latest that it has not started."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from django.db import OperationalError
+
+from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, subscriber
+from django_mysqlqueue.filter_policies import parse
+from django_mysqlqueue.limits import COALESCE, KEY_LENGTH
+from django_mysqlqueue.models import (
+    CoalesceKey,
+    DeliveryEvent,
+    DeliveryState,
+    OutboxMessage,
+    QueueMessage,
+    Rollup,
+    Sequencer,
+)
+from django_mysqlqueue.service import coalescing, retention, sequencing, superseding
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.testing import deliver_all
+from tests.support.harness import USING, Sub, handler, lag, sequence
+
+pytestmark = pytest.mark.promise("Coalescing")
+
+MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
+REF = GroupRef("g", "t")
+
+
+def getting(got, **options):
+    return handler(function=lambda delivery: got.append(delivery.payload), **options)
+
+
+def store(metadata, **columns):
+    """Puts a message into the outbox as plain SQL does."""
+    OutboxMessage.objects.create(topic="t", partition_key="k", payload=b"1", metadata=metadata, **columns)
+
+
+# -- the latest -----------------------------------------------------------------
+
+
+@MODES
+def test_only_the_latest_is_handled(db, mode):
+    got = []
+    sub = Sub(getting(got, mode=mode))
+    publish_many("t", [Message(n, coalesce=f"c{n % 3}") for n in range(30)])
+    publish("t", "other", key="k")
+    sub.settle()
+    assert sorted(got, key=str) == [27, 28, 29, "other"]
+    assert lag() == 0
+    assert not DeliveryState.objects.exists()
+    assert sub.inbox.passed_counts("superseded") == {REF: 27}
+
+
+@MODES
+def test_each_group_has_its_own_latest(db, mode):
+    early, late = [], []
+    first = Sub(getting(early, group="early", mode=mode))
+    publish("t", 1, coalesce="c")
+    first.settle()
+    publish("t", 2, coalesce="c")
+    Sub(getting(late, group="late", mode=mode)).settle()
+    first.settle()
+    assert (early, late) == ([1, 2], [2])
+
+
+@MODES
+def test_keys_count_within_a_topic_a_partition_and_a_priority(db, mode):
+    got = []
+    sub = Sub(getting(got, mode=mode), getting(got, topic="other", mode=mode))
+    publish("t", 1, key="a", coalesce="c")
+    publish("t", 2, key="b", coalesce="c")
+    publish("t", 3, key="a", coalesce="c", priority=5)
+    publish("t", 4, key="a", coalesce="d")
+    publish("other", 5, key="a", coalesce="c")
+    sub.settle()
+    assert sorted(got) == [1, 2, 3, 4, 5]
+
+
+def test_without_a_key_the_partition_is_that_of_the_coalesce_key(db):
+    for key in ("c", "c", "d"):
+        publish("t", 1, coalesce=key)
+    first, second, third = OutboxMessage.objects.order_by("pk").values_list("partition_key", "metadata")
+    assert first == second
+    assert first[0].startswith("__p:")
+    assert first[1] == {"content_type": "application/json", COALESCE: "c"}
+    assert third[1][COALESCE] == "d"
+
+
+@MODES
+def test_a_handler_does_not_see_the_key_in_the_metadata(db, mode):
+    seen = []
+    sub = Sub(handler(function=lambda delivery: seen.append((delivery.key, delivery.metadata)), mode=mode))
+    publish("t", 1, coalesce="c", metadata={"a": 1})
+    sub.settle()
+    assert seen == [(None, {"a": 1, "content_type": "application/json"})]
+
+
+# -- what has not started -------------------------------------------------------
+
+
+@MODES
+def test_one_that_waits_in_the_process_is_superseded_at_its_start(db, mode, clock):
+    got = []
+    sub = Sub(getting(got, mode=mode))
+    publish("t", 1, key="k", coalesce="c")
+    sub.step()
+    publish("t", 2, key="k", coalesce="c")
+    sequence()
+    sub.settle()
+    clock.advance(0.2)
+    sub.settle()
+    assert got == [2]
+    assert lag() == 0
+
+
+@MODES
+@pytest.mark.parametrize("outcome", ["nack", "snooze"])
+def test_a_waiting_retry_is_superseded(db, mode, outcome, clock):
+    got = []
+
+    def one(delivery):
+        got.append((delivery.payload, delivery.attempt))
+        if delivery.payload == 1:
+            getattr(delivery, outcome)(60)
+
+    sub = Sub(handler(function=one, mode=mode))
+    publish("t", 1, key="k", coalesce="c")
+    sub.settle()
+    publish("t", 2, key="k", coalesce="c")
+    sub.settle()
+    assert got == [(1, 1), (2, 1)]
+    clock.advance(61)
+    sub.settle()
+    assert got == [(1, 1), (2, 1)]
+    assert lag() == 0
+    assert sub.inbox.passed_counts("superseded") == {REF: 1}
+
+
+def test_in_strict_order_a_waiting_retry_is_superseded_when_it_is_due(db, clock):
+    got = []
+
+    def one(delivery):
+        got.append(delivery.payload)
+        if delivery.payload == 1:
+            delivery.nack(delay=60)
+
+    sub = Sub(handler(function=one, on_failure="block"))
+    publish("t", 1, key="k", coalesce="c")
+    sub.settle()
+    publish("t", 2, key="k", coalesce="c")
+    sub.settle()
+    assert got == [1]
+    clock.advance(61)
+    sub.settle()
+    assert got == [1, 2]
+
+
+@MODES
+def test_a_lost_start_is_superseded(db, mode, clock):
+    got = []
+    lost = Sub(getting([], mode=mode), name="lost")
+    publish("t", 1, key="k", coalesce="c")
+    lost.step()
+    assert lost.take() is not None
+    lost.heart.is_good = False
+    clock.advance(61)
+    publish("t", 2, key="k", coalesce="c")
+    sub = Sub(getting(got, mode=mode))
+    sub.settle()
+    clock.advance(61)
+    sub.settle()
+    assert got == [2]
+    assert lag() == 0
+
+
+# -- never beside ---------------------------------------------------------------
+
+
+def test_one_that_arrives_while_one_runs_is_handled_after_it(db, clock):
+    """In shared groups, too: the other subscriber does not start it."""
+    got = []
+    other = Sub(getting(got, mode="shared"), name="other")
+
+    def slow(delivery):
+        for n in (2, 3):
+            publish("t", n, key="k", coalesce="c")
+            other.settle()
+            clock.advance(0.2)
+            other.settle()
+        publish("t", "else", key="k", coalesce="d")
+        publish("t", "none", key="k")
+        other.settle()
+        got.append(delivery.payload)
+
+    one = Sub(handler(function=slow, mode="shared"), name="one")
+    publish("t", 1, key="k", coalesce="c")
+    one.step()
+    one.work()
+    one.flush()
+    assert got == ["else", "none", 1]
+    clock.advance(0.2)
+    other.settle()
+    assert got == ["else", "none", 1, 3]
+    assert lag() == 0
+
+
+def test_a_retry_that_is_the_latest_waits_for_nothing(db, clock):
+    got = []
+
+    def fails_once(delivery):
+        got.append((delivery.payload, delivery.attempt))
+        if delivery.attempt == 1:
+            delivery.nack(delay=1)
+
+    sub = Sub(handler(function=fails_once, mode="shared"))
+    publish("t", 1, key="k", coalesce="c")
+    sub.settle()
+    clock.advance(2)
+    sub.settle()
+    assert got == [(1, 1), (1, 2)]
+
+
+def test_two_claims_do_not_take_two_messages_of_one_key(db):
+    """Even if the sequencer of an earlier release has not noted which one is later."""
+    one, other = (Sub(handler(mode="shared"), name=name) for name in ("one", "other"))
+    publish("t", 1, key="k", coalesce="c")
+    sequence()
+    CoalesceKey.objects.all().delete()
+    one.step()
+    publish("t", 2, key="k", coalesce="c")
+    sequence()
+    CoalesceKey.objects.filter(consumer_group="").delete()
+    other.step()
+    assert one.inbox.waiting(REF)[0] == 1
+    assert other.inbox.waiting(REF)[0] == 0
+    assert DeliveryState.objects.filter(delivery_token=0).count() == 1
+
+
+def test_the_wait_grows_with_the_time_that_the_other_has_run(db, clock):
+    one, other = (Sub(handler(mode="shared"), name=name) for name in ("one", "other"))
+    publish("t", 1, key="k", coalesce="c")
+    one.step()
+    clock.advance(20)
+    publish("t", 2, key="k", coalesce="c")
+    other.step()
+    row = DeliveryState.objects.get(delivery_token=0)
+    assert 4_900 < row.invisible_until - row.delivered_at <= 5_100
+
+
+@MODES
+def test_a_batch_has_only_the_latest(db, mode):
+    got = []
+    sub = Sub(
+        handler(function=lambda batch: got.append([one.payload for one in batch]), mode=mode, batch=True, batch_size=10)
+    )
+    publish_many("t", [Message(n, key="k", coalesce="c") for n in range(3)])
+    sub.step()
+    publish_many("t", [Message(n, key="k", coalesce="d") for n in range(3, 6)])
+    publish("t", 6, key="k")
+    sub.settle()
+    assert sorted(itertools.chain.from_iterable(got)) == [2, 5, 6]
+
+
+# -- with the other rules -------------------------------------------------------
+
+
+@MODES
+def test_only_messages_that_the_group_gets_supersede_others(db, mode, clock):
+    got = []
+    sub = Sub(getting(got, mode=mode, filter=parse({"region": ["eu"]})))
+    for n, region in enumerate(["eu", "eu", "us"]):
+        publish("t", n, key="k", coalesce="c", metadata={"region": region})
+    sub.settle()
+    clock.advance(1)
+    sub.settle()
+    assert got == [1]
+    assert lag() == 0
+
+
+def test_messages_of_other_groups_supersede_nothing(db, clock):
+    got = []
+    store({COALESCE: "c"})
+    store({COALESCE: "c"}, target_group="other")
+    sub = Sub(getting(got))
+    sub.settle()
+    assert got == [1]
+
+
+@MODES
+def test_a_redriven_message_is_handled_although_a_later_one_was(db, mode):
+    got = []
+
+    def fails_first(delivery):
+        got.append(delivery.payload)
+        if got == [1]:
+            delivery.reject("no")
+
+    sub = Sub(handler(function=fails_first, mode=mode))
+    publish("t", 1, key="k", coalesce="c")
+    sub.settle()
+    publish("t", 2, key="k", coalesce="c")
+    sub.settle()
+    assert operations.redrive("t", actor="ops").changed == 1
+    sub.settle()
+    assert got == [1, 2, 1]
+
+
+@MODES
+def test_a_seek_coalesces_again(db, mode, clock):
+    got = []
+    sub = Sub(getting(got, mode=mode))
+    for n in range(3):
+        publish("t", n, key="k", coalesce="c")
+        sub.settle()
+    assert got == [0, 1, 2]
+    operations.seek("g", "t", "earliest", actor="ops")
+    sub.step()
+    sub.settle()
+    clock.advance(0.2)
+    sub.settle()
+    assert got == [0, 1, 2, 2]
+
+
+@MODES
+def test_superseded_messages_are_counted_and_recorded(db, settings, mode):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RECORD_DELIVERIES": "all"}
+    sub = Sub(handler(mode=mode))
+    publish_many("t", [Message(n, key="k", coalesce="c") for n in range(3)])
+    sub.settle()
+    sub.poller.write_rollups()
+    assert set(Rollup.objects.values_list("acked", "superseded")) == {(1, 2)}
+    assert [event.outcome for event in DeliveryEvent.objects.order_by("message_offset")] == [
+        "superseded",
+        "superseded",
+        "acked",
+    ]
+
+
+def test_deliver_all_tells_which_were_superseded(db, no_handlers):
+    got = []
+    subscriber("t", group="g")(lambda delivery: got.append(delivery.payload))
+    publish("t", 1, coalesce="c")
+    publish("t", 2, coalesce="c")
+    assert [(one.payload, one.outcome) for one in deliver_all()] == [(1, "superseded"), (2, "acked")]
+    assert got == [2]
+
+
+def test_a_start_that_cannot_be_checked_is_released(db, monkeypatch):
+    got = []
+    sub = Sub(getting(got))
+    publish("t", 1, key="k", coalesce="c")
+    sub.step()
+
+    def fails(*_):
+        raise OperationalError(2013, "gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(superseding, "superseded", fails)
+        sub.work()
+    assert got == []
+    sub.settle()
+    assert got == [1]
+
+
+# -- values ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        ("", "coalesce '': must not be empty"),
+        (7, "coalesce 7: must be a str, not int"),
+        ("x" * (KEY_LENGTH + 1), f"{KEY_LENGTH + 1} characters, but at most {KEY_LENGTH} are allowed"),
+        ("\udc80", "contains a lone surrogate"),
+    ],
+)
+def test_wrong_keys_are_refused(db, key, error):
+    with pytest.raises(InvalidMessage, match=error):
+        publish("t", 1, coalesce=key)
+    with pytest.raises(InvalidMessage, match=f"message 1: .*{error}"):
+        publish_many("t", [1, Message(1, coalesce=key)])
+    assert not OutboxMessage.objects.exists()
+
+
+@MODES
+@pytest.mark.parametrize("value", [7, None, "", ["c"], {"c": 1}, "x" * 500, True, 1e400])
+def test_values_of_plain_sql_that_are_no_keys_are_handled(db, mode, value):
+    got = []
+    sub = Sub(getting(got, mode=mode))
+    for _ in range(2):
+        if value == 1e400:
+            store([COALESCE])
+        else:
+            store({COALESCE: value})
+    sub.settle()
+    assert got == [1, 1]
+    assert not CoalesceKey.objects.exists()
+
+
+def test_keys_are_compared_byte_by_byte(db):
+    got = []
+    sub = Sub(getting(got))
+    for key in ("é", "e", "E", "e ", "😀"):
+        publish("t", key, key="k", coalesce=key)
+    sub.settle()
+    assert got == ["é", "e", "E", "e ", "😀"]
+
+
+# -- the sequencer --------------------------------------------------------------
+
+
+def append_as_before():
+    """Appends messages as the sequencer of an earlier release, which does not know the table of keys."""
+    before = Sequencer.objects.get().coalesced_offset
+    sequence()
+    CoalesceKey.objects.all().delete()
+    Sequencer.objects.update(coalesced_offset=before)
+
+
+@MODES
+def test_the_keys_of_messages_that_an_earlier_release_has_appended_are_noted(db, mode, monkeypatch):
+    monkeypatch.setattr(coalescing, "FOLLOWED", 2)
+    got = []
+    sequence()
+    Sub(handler()).settle()
+    publish_many("t", [Message(n, key="k", coalesce="c") for n in range(7)])
+    append_as_before()
+    publish("t", 7, key="k")
+    assert sequencing.sequence(USING).more
+    while sequencing.sequence(USING).more:
+        pass
+    mutex = Sequencer.objects.get()
+    assert mutex.coalesced_offset == mutex.last_offset
+    assert CoalesceKey.objects.get().message_offset == QueueMessage.objects.filter(payload=b"6").get().offset
+    Sub(getting(got, group="other", mode=mode)).settle()
+    assert got == [6, 7]
+
+
+def test_a_pass_without_keys_notes_how_far_it_got(db):
+    publish("t", 1, key="k")
+    sequence()
+    mutex = Sequencer.objects.get()
+    assert mutex.coalesced_offset == mutex.last_offset > 0
+
+
+def test_a_dropped_duplicate_supersedes_nothing(db):
+    got = []
+    publish("t", 1, key="k", id="x", coalesce="a")
+    publish("t", 2, key="k", coalesce="b")
+    sequence()
+    publish("t", 3, key="k", id="x", coalesce="b")
+    Sub(getting(got)).settle()
+    assert got == [1, 2]
+
+
+# -- GC -------------------------------------------------------------------------
+
+
+def test_gc_deletes_the_keys_of_messages_that_are_gone(db, settings, monkeypatch):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RETENTION": 0}
+    sub = Sub(handler(mode="shared"))
+    publish_many("t", [Message(n, coalesce=f"c{n}") for n in range(5)])
+    sub.settle()
+    publish("t", 5, coalesce="kept")
+    sequence()
+    assert CoalesceKey.objects.count() == 11
+    retention.collect(USING)
+    deleted, after = 0, None
+    while True:
+        number, after = coalescing.collect(USING, after=after, limit=3)
+        deleted += number
+        if after is None:
+            break
+    assert deleted == 10
+    assert [(row.consumer_group, row.coalesce_key) for row in CoalesceKey.objects.all()] == [("", "kept")]
+
+
+def test_maintenance_deletes_keys(db, settings):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "RETENTION": 0}
+    sub = Sub(handler())
+    publish("t", 1, coalesce="c")
+    sub.settle()
+    for _ in sub.poller.maintenance.round():
+        pass
+    assert not CoalesceKey.objects.exists()
