@@ -22,6 +22,7 @@ from django.db.migrations.loader import MigrationLoader
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import (
+    CoalesceKey,
     ConsumerGroup,
     DeliveryState,
     OutboxMessage,
@@ -357,6 +358,21 @@ def test_the_last_release_sequences_messages_with_an_expiry(db):
     got = []
     Sub(handler(topic="p.plain", function=lambda one: got.append((one.payload, one.expires_at is None)))).settle()
     assert got == [("live", False)]
+
+
+@pytest.mark.promise("Rolling upgrades")
+@pytest.mark.processes
+def test_the_last_release_sequences_messages_with_a_coalesce_key(db):
+    """The next pass of this release notes their keys, although it finds nothing to move."""
+    publish_many("p.plain", [Message(n, coalesce="c") for n in range(5)])
+    sequence_with(OLD)
+    assert not OutboxMessage.objects.exists()
+    assert not CoalesceKey.objects.exists()
+    sequencing.sequence(connection.alias)
+    assert CoalesceKey.objects.get().message_offset == QueueMessage.objects.latest("offset").offset
+    got = []
+    Sub(handler(topic="p.plain", function=lambda one: got.append(one.payload))).settle()
+    assert got == [4]
 
 
 def last_migration_of(package):
