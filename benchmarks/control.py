@@ -12,6 +12,8 @@ messages are passed because of a filter or their expiry.
   filter, by turns. Handlers do nothing.
 - expiry: messages per second of a subscriber that passes a backlog of expired messages, and of one that handles
   messages, by turns.
+- coalescing: seconds until messages with few keys, published while a slow handler runs, are settled, and how many of
+  them were handled, with the keys as coalesce keys and, with fewer messages, without.
 
 The backlog is in the log before a measurement starts. One message is published every 50 to 150 ms. The time is from
 the call of publish() to the start of the handler. Subscriber and publisher run on the same machine and use the same
@@ -57,6 +59,7 @@ MATCHING = {"no filter": 1, "none matches": 0, "one of ten matches": 10}
 """Every how many messages of a key one matches; 0: none does. Without a filter, all messages are handled."""
 FILTERED_KEYS = (100, 1)
 EXPIRED_KEYS = 100
+COALESCED_KEYS = 100
 PAST = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WARM_UP = 2.0
 LAST = 5.0
@@ -268,7 +271,39 @@ def run_limits(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[s
     return _ratios(common.interleaved(cases, options.limited_rounds), "no limits")
 
 
-RATES = {"limits": run_limits, "filters": run_filters, "expiry": run_expiry}
+def coalesced(mode: str, *, coalesce: bool, messages: int, seconds: float) -> tuple[float, int]:
+    """Publish messages to a subscriber with a slow handler. Return how long it takes, and how many are handled."""
+    from django_mysqlqueue import Message, publish_many
+
+    common.reset()
+    os.environ["BENCH_SLEEP"] = str(seconds)
+    arguments = ("--topic", TOPIC, "--group", mode, "--threads", str(COALESCED_KEYS))
+    with common.subscribers(1, *arguments, **SETTINGS, GROUPS={mode: {}}) as running:
+        time.sleep(WARM_UP)
+        began = time.time()
+        names = [f"c{number % COALESCED_KEYS}" for number in range(messages)]
+        publish_many(TOPIC, (Message(common.PAYLOAD, key=name, coalesce=name if coalesce else None) for name in names))
+        ended = common.wait_for(lambda: common.is_drained(TOPIC, [mode]), every=0.1)
+    return ended - began, sum(record["count"] for record in running.records)
+
+
+def run_coalescing(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
+    """Measure with and without coalesce keys by turns. Return the figures, and the rows of a table."""
+    table = [["coalescing", "messages", "handled per key", "seconds"]]
+    result: dict[str, Any] = {}
+    for mode in MODES:
+        for coalesce, messages in ((True, options.coalesced_messages), (False, options.coalesced_messages // 20)):
+            seconds, handled = coalesced(
+                mode, coalesce=coalesce, messages=messages, seconds=options.coalesced_handler_seconds
+            )
+            name = f"{mode}, {'coalesce keys' if coalesce else 'no coalesce keys'}"
+            per_key = round(handled / COALESCED_KEYS, 2)
+            result[name] = {"messages": messages, "handled": handled, "per_key": per_key, "seconds": round(seconds, 1)}
+            table.append([name, f"{messages:,}", str(per_key), f"{seconds:.1f}"])
+    return result, table
+
+
+RATES = {"coalescing": run_coalescing, "limits": run_limits, "filters": run_filters, "expiry": run_expiry}
 
 
 def percentiles(waits: list[float]) -> dict[str, float]:
@@ -330,7 +365,13 @@ def main() -> None:
         "--expired-messages", type=int, default=1_000_000, help="expired messages per round (default: 1000000)"
     )
     parser.add_argument("--expired-rounds", type=int, default=1, help="number of rounds of expiry (default: 1)")
-    parser.add_argument("--only", choices=(*KEYS, *RATES), help="measure only one of the five")
+    parser.add_argument(
+        "--coalesced-messages", type=int, default=10_000, help="messages with 100 coalesce keys (default: 10000)"
+    )
+    parser.add_argument(
+        "--coalesced-handler-seconds", type=float, default=2.0, help="duration of their handler (default: 2)"
+    )
+    parser.add_argument("--only", choices=(*KEYS, *RATES), help="measure only one of the six")
     parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()
@@ -348,7 +389,7 @@ def main() -> None:
     for name, measured in RATES.items():
         if options.only in (None, name):
             results[name], rows = measured(options)
-            table += [["", "", "", ""], *([*row, ""] for row in rows)]
+            table += [["", "", "", ""], *([*row, ""][:4] for row in rows)]
     names = ("backlog", "messages", "rounds", "threads", "handler_ms")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings |= {"queue": SETTINGS, "pause_ms": [50, 150], "keys": KEYS, "priority": PRIORITY}
