@@ -1,4 +1,4 @@
-"""What must hold of a group whose filter is changed while it is claimed from."""
+"""What must hold of a group while messages are passed: because of its filter, or of their coalesce keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.interleavings.pictures import Names
 from tests.interleavings.steps import WRITE
 from tests.interleavings.worlds import Start
 from tests.support import invariants
-from tests.support.filtering import filter_of, has_expired, is_superseded, matches
+from tests.support.filtering import coalesced, filter_of, has_expired, is_superseded, matches
 from tests.support.invariants import Message
 from tests.support.tables import Logged, Tables
 
@@ -82,6 +82,23 @@ def passed_by_mistake(
             yield f"{name} was claimed, and the filter does not match it"
         if not is_taken and all(found):
             yield f"{name} was passed, and the filter matches it"
+
+
+def two_at_a_time(start: Start, after: Tables, names: Names) -> Iterator[str]:
+    """While a message that has started is in flight, no other with its coalesce key is, in shared mode."""
+    if start.mode != "shared":
+        return
+    flying = {
+        offset for (ref, _, offset), row in after.state.items() if ref == G and not row.acked and row.delivery_token
+    }
+    keys = {offset: coalesced(message) for offset, message in after.log.items()}
+    for one in start.held.values():
+        row = after.state.get((G, one.key, one.offset))
+        if row is None or row.acked or row.delivery_token != one.token or keys.get(one.offset) is None:
+            continue
+        for other in flying - {one.offset}:
+            if keys.get(other) == keys[one.offset]:
+                yield f"{names.at(other)} was claimed while {names.at(one.offset)} is in flight"
 
 
 def gets(tables: Tables, ref: GroupRef, message: Message) -> bool:

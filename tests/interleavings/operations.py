@@ -30,9 +30,11 @@ from django_mysqlqueue.operations import (
     seeking,
 )
 from django_mysqlqueue.operations.seeking import Position
+from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import (
     audit,
     claiming,
+    coalescing,
     delivery_events,
     groups,
     heartbeats,
@@ -490,6 +492,23 @@ def _(a: Actor) -> object:
         a.claimant(who), wants, token=a.new_token(), max_due=10 if is_shared else 0, passes=("expired", "superseded")
     )
     return claiming.claim(ALIAS, request)
+
+
+@operation("claim that passes what is superseded")
+def _(a: Actor) -> object:
+    is_shared = a.start.mode == "shared"
+    due = () if is_shared else a.start.failed
+    wants = [Want("a", look_at=2), Want("b", due=due, look_at=2)]
+    who = f"sub{a.name}" if is_shared else WHO
+    request = claiming.ClaimRequest(
+        a.claimant(who), wants, token=a.new_token(), max_due=10 if is_shared else 0, passes=(Outcome.SUPERSEDED,)
+    )
+    return claiming.claim(ALIAS, request)
+
+
+@operation("collect coalesce keys")
+def _(a: Actor) -> object:
+    return coalescing.collect(ALIAS)[0]
 
 
 @operation("claim with a filter", filters=EU)

@@ -133,6 +133,15 @@ def expiry() -> Iterable[Pair]:
         yield Pair(world, (OPERATIONS[passes], UNDO_OTHERS), gates=(("B", "A", "commit"),), undone="A")
 
 
+def coalescing() -> Iterable[Pair]:
+    """Claims of messages with coalesce keys, while others take, end and publish such messages."""
+    passes = "claim that passes what is superseded"
+    others = ("flush acks", "sequence", "collect", "collect coalesce keys", "pause", "drop", "seek to the beginning")
+    for world, claim in (("coalesced", "claim"), ("coalesced_shared", "claim, shared")):
+        yield from each(world, (passes,), (passes, claim, *others))
+        yield from each(world, ("sequence",), ("sequence", "collect coalesce keys"))
+
+
 def filters() -> Iterable[Pair]:
     """Claims under a filter, while it is changed."""
     claims = ("claim with a filter", "claim with another filter", "claim with a filter and flush")
@@ -421,6 +430,7 @@ def pairs() -> dict[str, Pair]:
         *each("forsaken_shared", ("claim, shared", "set_mode ordered", "a turn, shared"), SHARED),
         *filters(),
         *expiry(),
+        *coalescing(),
         *special(),
         *situations(),
         *triples(),

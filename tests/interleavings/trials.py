@@ -234,6 +234,7 @@ class Trial:
         )
         broken += self._settled_by_nobody(verdict)
         broken += filters.claimed_under_another(operations, self._start, run)
+        broken += filters.two_at_a_time(self._start, after, verdict.names)
         if not forgets:
             broken += filters.passed_by_mistake(
                 operations, self._start, self.before, after, verdict.names, verdict.handled

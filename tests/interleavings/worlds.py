@@ -9,7 +9,9 @@ from django.db.models import F
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.filter_policies import FilterPolicy
+from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import (
+    CoalesceKey,
     ConsumerGroup,
     DeliveryEvent,
     DeliveryState,
@@ -23,12 +25,13 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Position
-from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, payloads, settling, watermarks
+from django_mysqlqueue.service import claiming, coalescing, groups, heartbeats, leasing, payloads, settling, watermarks
 from django_mysqlqueue.service.claims import Claimant, Want
 from django_mysqlqueue.service.deliveries import Action, Claimed, Settlement
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
+from tests.crash.coalescing import with_keys
 from tests.crash.crashes import DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
 from tests.support.filtering import EU, EXPIRED, REGIONS, US
@@ -53,6 +56,8 @@ class Start:
     """The columns of the group row with which its subscribers begin."""
     filters: tuple[FilterPolicy, ...] = ()
     """The group's filter, and the one that it may be changed to."""
+    failed: tuple[int, ...] = ()
+    """Offsets of messages of partition b that have failed and are due."""
     used_up: frozenset[str] = frozenset()
     """Messages that whoever claims them next dead-letters: their attempts are used up, and their holder is gone."""
 
@@ -172,6 +177,38 @@ def expired(mode: str = "ordered") -> Start:
 
 def expired_shared() -> Start:
     return expired("shared")
+
+
+def coalesced(mode: str = "ordered") -> Start:
+    """As ``busy``, with coalesce keys.
+
+    a7 has the key of a1, which is in flight; a8 that of a4, and b7 that of b1, which has failed and is due. In the
+    outbox, a5 has the key of a3, which is in flight, too.
+    """
+    start = busy(mode)
+    with_keys(QueueMessage, {"a1": "x", "a3": "w", "b1": "z"})
+    claimed = {name: QueueMessage.objects.get(message_id=name) for name in ("a1", "a3")}
+    keys = [(G.group, TOPIC, row.partition_key, row.metadata[COALESCE], row.offset) for row in claimed.values()]
+    run(USING, lambda session: coalescing.note(session, keys))
+    publish_many(TOPIC, messages("a7", "a8", "b7"))
+    OutboxMessage.objects.filter(message_id__in=("a5", "a6")).update(deliver_at=10**15)
+    sequence()
+    OutboxMessage.objects.filter(message_id="a5").update(deliver_at=0)
+    OutboxMessage.objects.filter(message_id="a6").update(deliver_at=1)
+    with_keys(QueueMessage, {"a7": "x", "a4": "y", "a8": "y", "b7": "z"})
+    with_keys(OutboxMessage, {"a5": "w"})
+    run(USING, lambda session: coalescing.follow(session, 0))
+    failed = QueueMessage.objects.get(message_id="b1").offset
+    DeliveryState.objects.filter(consumer_group="g", message_offset=failed).update(invisible_until=1)
+    start.failed = (failed,)
+    CoalesceKey.objects.create(
+        consumer_group="", topic="gone", partition_key="k", coalesce_key="c", message_offset=10**15
+    )
+    return start
+
+
+def coalesced_shared() -> Start:
+    return coalesced("shared")
 
 
 def fresh_filtered(start: Callable[[], Start] | None = None) -> Start:
@@ -327,6 +364,8 @@ _ALL = (
     filtered_shared,
     expired,
     expired_shared,
+    coalesced,
+    coalesced_shared,
     forsaken,
     forsaken_shared,
     paused,

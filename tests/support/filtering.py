@@ -36,16 +36,16 @@ def has_expired(message: Logged | Waiting) -> bool:
 
 def is_superseded(message: Logged | Waiting, tables: Tables) -> bool:
     """Whether a later message of the log, or one that will enter it, has the coalesce key of a message."""
-    key = _coalesced(message)
+    key = coalesced(message)
     if key is None:
         return False
-    if any(one.offset > getattr(message, "offset", 2**62) and _coalesced(one) == key for one in tables.log.values()):
+    if any(one.offset > getattr(message, "offset", 2**62) and coalesced(one) == key for one in tables.log.values()):
         return True
     behind = tables.outbox[tables.outbox.index(message) + 1 :] if message in tables.outbox else tables.outbox
-    return any(_coalesced(one) == key for one in behind)
+    return any(coalesced(one) == key for one in behind)
 
 
-def _coalesced(message: Logged | Waiting) -> tuple[str, str, str] | None:
+def coalesced(message: Logged | Waiting) -> tuple[str, str, str] | None:
     """The coalesce key with its topic and partition. Copies, such as dead letters, have none."""
     if message.original_id or message.target_group:
         return None
