@@ -662,7 +662,8 @@ class Machine(RuleBasedStateMachine):
         for ref in self.model.lives if self.model.step else ():
             overview = get_overview(group=ref.group, topic=ref.topic, using=USING)
             (shown,) = overview.groups
-            if self.model.lives[ref].had_filters:
+            life = self.model.lives[ref]
+            if life.had_filters or life.passed:
                 count, oldest = oracle.unsettled_beside_passed(Tables.read(USING), ref)
             else:
                 count, oldest = oracle.unsettled(Session(USING), ref)
