@@ -72,9 +72,8 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     due = _find_due(session, max_rows, max_bytes)
     ids = sorted(due.immediate + due.scheduled)
     if not ids and not mutex.is_behind:
-        if (
-            due.is_locked
-        ):  # By transactions that cancel or reschedule: monitoring must not report the sequencer as dead.
+        if due.is_locked:
+            # By transactions that cancel or reschedule: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
         return Sequenced(0, more=False)
     for kind, order in ((due.immediate, "outbox_id"), (due.scheduled, "deliver_at, outbox_id")):

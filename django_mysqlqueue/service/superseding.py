@@ -36,13 +36,14 @@ class Coalescing:
         self._now = now
         self._keys: dict[tuple[str, int], Coalesced] = {}
         """By partition and offset."""
-        self._later: dict[Coalesced, list[int]] = {}
-        """By key, offsets of messages that the group gets."""
+        self._latest: dict[Coalesced, int] = {}
+        """By key, the latest message that the group gets."""
         self._claimed: dict[Coalesced, int] = {}
         """By key, the message that the group has claimed last (shared mode)."""
         self._until: dict[Coalesced, int] = {}
         """By key, until when another message waits because that one is in flight."""
         self._took: dict[Coalesced, int] = {}
+        """By key, the message that this claim has taken last (shared mode)."""
 
     def read(self, messages: Mapping[tuple[str, int], str]) -> None:
         """Read what is known about the coalesce keys of messages, given by partition and offset."""
@@ -53,21 +54,16 @@ class Coalescing:
         groups = (THE_LOG, self._ref.group) if self._shared else (THE_LOG,)
         ones = set(new.values())
         rows = read(self._session, [(group, self._ref.topic, *one) for one in ones for group in groups])
-        found: dict[Coalesced, list[int]] = {}
+        gets = None if self._policy is None else _matching(self._session, self._policy, set(rows.values()))
         for (group, _, partition, key), offset in rows.items():
             one = Coalesced(partition, key)
-            found.setdefault(one, []).append(offset)
+            if gets is None or offset in gets:
+                self._latest[one] = max(self._latest.get(one, 0), offset)
             if group and one not in self._took:
                 self._claimed[one] = offset
-        if self._policy is not None:
-            matching = _matching(
-                self._session, self._policy, {offset for of_key in found.values() for offset in of_key}
-            )
-            found = {one: [offset for offset in of_key if offset in matching] for one, of_key in found.items()}
+        # Those that were looked at, too: an earlier release may have appended them, and they are not noted yet.
         for (_, offset), one in new.items():
-            found.setdefault(one, []).append(offset)
-        for one, offsets in found.items():
-            self._later.setdefault(one, []).extend(offsets)
+            self._latest[one] = max(self._latest.get(one, 0), offset)
         self._read_in_flight({one: self._claimed[one] for one in ones if one in self._claimed})
 
     def _read_in_flight(self, claimed: Mapping[Coalesced, int]) -> None:
@@ -88,7 +84,7 @@ class Coalescing:
     def is_superseded(self, partition: str, offset: int) -> bool:
         """Return whether a later message has the coalesce key of a message."""
         one = self._keys.get((partition, offset))
-        return one is not None and any(later > offset for later in self._later.get(one, ()))
+        return one is not None and self._latest[one] > offset
 
     def waits_until(self, partition: str, offset: int) -> int | None:
         """Return until when a message waits because another one with its key is in flight, in epoch milliseconds.
