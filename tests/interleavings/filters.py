@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from django_mysqlqueue.models import CoalesceKey
 from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.refs import GroupRef
 from tests.crash.worlds import G
@@ -85,20 +86,24 @@ def passed_by_mistake(
 
 
 def two_at_a_time(start: Start, after: Tables, names: Names) -> Iterator[str]:
-    """While a message that has started is in flight, no other with its coalesce key is, in shared mode."""
-    if start.mode != "shared":
+    """Of the messages with one coalesce key that are in flight in shared mode, only one has started or may start."""
+    if start.mode != "shared" or not start.failed:
         return
-    flying = {
-        offset for (ref, _, offset), row in after.state.items() if ref == G and not row.acked and row.delivery_token
+    noted = {
+        (row.topic, row.partition_key, row.coalesce_key): row.message_offset
+        for row in CoalesceKey.objects.filter(consumer_group="")
     }
-    keys = {offset: coalesced(message) for offset, message in after.log.items()}
-    for one in start.held.values():
-        row = after.state.get((G, one.key, one.offset))
-        if row is None or row.acked or row.delivery_token != one.token or keys.get(one.offset) is None:
+    started = {one.offset: one.token for one in start.held.values()}
+    runs: dict[tuple[str, str, str], list[str]] = {}
+    for (ref, _, offset), row in sorted(after.state.items()):
+        key = coalesced(after.log[offset]) if offset in after.log else None
+        if key is None or ref != G or row.acked or not row.delivery_token:
             continue
-        for other in flying - {one.offset}:
-            if keys.get(other) == keys[one.offset]:
-                yield f"{names.at(other)} was claimed while {names.at(one.offset)} is in flight"
+        if started.get(offset) == row.delivery_token or noted.get(key, 0) <= offset:
+            runs.setdefault(key, []).append(names.at(offset))
+    for ones in runs.values():
+        if len(ones) > 1:
+            yield f"{' and '.join(ones)} have one coalesce key and are in flight at the same time"
 
 
 def gets(tables: Tables, ref: GroupRef, message: Message) -> bool:

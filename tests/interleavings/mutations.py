@@ -25,6 +25,7 @@ from django_mysqlqueue.models import ConsumerOffset
 from django_mysqlqueue.operations import dropping, seeking
 from django_mysqlqueue.service import claiming, groups, heartbeats, leasing, retention, settling, watermarks
 from django_mysqlqueue.service.claims import ClaimRequest
+from django_mysqlqueue.service.sequencing import Mutex
 from django_mysqlqueue.sql.session import Session
 
 Breaking = Callable[[], AbstractContextManager[object]]
@@ -395,10 +396,17 @@ MUTATIONS = (
         locking("service.redelivering._lock_due", SKIP, ""),
     ),
     Mutation(
+        "a redelivery that does not lock the offsets row of a message with a coalesce key",
+        "Which message of a coalesce key may start is decided under the lock of the partition's offsets row.",
+        "coalesced_before: redeliver, shared x claim that passes what is superseded",
+        locking("service.redelivering._read_coalesce_keys", SKIP, ""),
+        by=BROKEN,
+    ),
+    Mutation(
         "a sequencer without its mutex",
         "One transaction at a time appends to the log.",
         "busy: sequence x sequence",
-        instead_of("service.sequencing.take_mutex", lambda session: True),
+        instead_of("service.sequencing.take_mutex", lambda session: Mutex()),
     ),
     Mutation(
         "a sequencer that does not lock scheduled rows",

@@ -506,6 +506,15 @@ def _(a: Actor) -> object:
     return claiming.claim(ALIAS, request)
 
 
+@operation("redeliver, shared")
+def _(a: Actor) -> object:
+    """A claim that looks at no partition."""
+    request = claiming.ClaimRequest(
+        a.claimant(f"sub{a.name}"), (), token=a.new_token(), max_due=10, passes=(Outcome.SUPERSEDED,)
+    )
+    return claiming.claim(ALIAS, request)
+
+
 @operation("collect coalesce keys")
 def _(a: Actor) -> object:
     return coalescing.collect(ALIAS)[0]

@@ -140,6 +140,8 @@ def coalescing() -> Iterable[Pair]:
     for world, claim in (("coalesced", "claim"), ("coalesced_shared", "claim, shared")):
         yield from each(world, (passes,), (passes, claim, *others))
         yield from each(world, ("sequence",), ("sequence", "collect coalesce keys"))
+    for world in ("coalesced_shared", "coalesced_before"):
+        yield from each(world, ("redeliver, shared",), ("redeliver, shared", passes, "claim, shared"))
 
 
 def filters() -> Iterable[Pair]:

@@ -19,6 +19,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QueueMessage,
     Rollup,
+    Sequencer,
     Slots,
     SubscriberHeartbeat,
 )
@@ -211,6 +212,14 @@ def coalesced_shared() -> Start:
     return coalesced("shared")
 
 
+def coalesced_before() -> Start:
+    """As ``coalesced_shared``, but an earlier release has appended b7: nothing says yet that it supersedes b1."""
+    start = coalesced("shared")
+    CoalesceKey.objects.filter(consumer_group="", coalesce_key="z").delete()
+    Sequencer.objects.update(coalesced_offset=0)
+    return start
+
+
 def fresh_filtered(start: Callable[[], Start] | None = None) -> Start:
     """As ``fresh``, with a filter, and messages that match as in ``filtered``."""
     found = (start or fresh)()
@@ -366,6 +375,7 @@ _ALL = (
     expired_shared,
     coalesced,
     coalesced_shared,
+    coalesced_before,
     forsaken,
     forsaken_shared,
     paused,
