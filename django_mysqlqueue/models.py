@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS
+from django_mysqlqueue.limits import LATENCY_BOUNDS_MS, LATEST_DELIVERY
 from django_mysqlqueue.managers import QueueManager
 from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.outcomes import Outcome
@@ -74,6 +74,9 @@ class Sequencer(models.Model):
     sequenced_at = models.BigIntegerField(_("sequenced at"), db_default=0)
     coalesced_offset = models.BigIntegerField(
         _("coalesced offset"), db_default=0, help_text=_("the coalesce keys of the log are known up to this offset")
+    )
+    debounced = models.BigIntegerField(
+        _("debounced"), db_default=0, help_text=_("messages that a later one has replaced before they entered the log")
     )
 
     objects = QueueManager["Sequencer"]()
@@ -285,6 +288,34 @@ class CoalesceKey(models.Model):
         db_table = "queue_coalesce_keys"
         verbose_name = _("coalesce key")
         verbose_name_plural = _("coalesce keys")
+
+
+class DebouncedMessage(models.Model):
+    """A message of the outbox that a later one with its coalesce key replaces, until it enters the log."""
+
+    outbox_id = models.BigIntegerField(_("outbox id"), primary_key=True)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    message_id = BytewiseCharField(_("id"), db_column="id", max_length=KEY_LENGTH)
+    coalesce_key = BytewiseCharField(_("coalesce key"), max_length=KEY_LENGTH)
+    deliver_by = models.BigIntegerField(
+        _("deliver by"),
+        db_default=LATEST_DELIVERY,
+        help_text=_("when the message, or the one that replaces it, enters the log at the latest"),
+    )
+
+    objects = QueueManager["DebouncedMessage"]()
+
+    class Meta:
+        db_table = "queue_debounced"
+        verbose_name = _("debounced message")
+        verbose_name_plural = _("debounced messages")
+        indexes = [
+            models.Index(fields=["topic", "partition_key", "coalesce_key", "outbox_id"], name="queue_debounced_key"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.coalesce_key}"
 
 
 class SubscriberHeartbeat(models.Model):

@@ -28,6 +28,7 @@ QUEUE_MODELS = (
     models.ConsumerOffset,
     models.Slots,
     models.CoalesceKey,
+    models.DebouncedMessage,
     models.SubscriberHeartbeat,
     models.ConsumerGroup,
     models.Sequencer,

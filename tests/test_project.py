@@ -72,7 +72,7 @@ def test_migrations_go_back_and_forth(db):
         sub.flush()
         sub.poller.write_rollups()
         pausing.pause(USING, GroupRef("g", "t"), actor="test")
-        publish("t", 1, delay=60)
+        publish("t", 1, coalesce="c", delay=60)
         pausing.resume(USING, GroupRef("g", "t"), actor="test")
         CollectedTopic.objects.create(topic="t", collected_offset=1, published_at=1)
         ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])

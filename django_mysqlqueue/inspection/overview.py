@@ -142,6 +142,8 @@ class QueueOverview:
     """The newest offset of the log."""
     sequenced_at: int
     """When the sequencer last moved messages into the log, or found all due ones locked by transactions; 0: never."""
+    debounced: int
+    """How many debounced messages later ones have replaced before they entered the log."""
     outbox: OutboxOverview
     groups: tuple[GroupOverview, ...]
     """In order of topic and group."""
@@ -210,7 +212,8 @@ def get_overview(
         window = settings.health.window
     lease_ms = int((settings.lease_duration if lease_duration is None else lease_duration) * 1000)
     now = session.now()
-    last_offset, sequenced_at = session.row(f"SELECT last_offset, sequenced_at FROM {SEQUENCER} WHERE id = 1") or (0, 0)
+    sequencer = session.row(f"SELECT last_offset, sequenced_at, debounced FROM {SEQUENCER} WHERE id = 1")
+    last_offset, sequenced_at, debounced = map(int, sequencer or (0, 0, 0))
     rows = _registered(session, group, topic, bounds.groups + 1)
     topics = None
     dlqs = sorted({naming.dlq_topic(name) for _, name, *_ in rows})
@@ -229,8 +232,9 @@ def get_overview(
     return QueueOverview(
         session.using,
         now,
-        int(last_offset),
-        int(sequenced_at),
+        last_offset,
+        sequenced_at,
+        debounced,
         outbox,
         tuple(found),
         total(one.all for one in dead_letters.values()),

@@ -8,13 +8,14 @@ from typing import Any
 
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.limits import AT_ONCE
-from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.models import DebouncedMessage, OutboxMessage
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session
 
 OUTBOX = OutboxMessage._meta.db_table
+DEBOUNCED = DebouncedMessage._meta.db_table
 
 EARLIEST = -(2**62)
 """Below every ``deliver_at``, including times before 1970, which plain SQL can set."""
@@ -112,13 +113,19 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
         found += [
             ScheduledMessage(*row)
             for row in session.rows(
-                "SELECT s.outbox_id, s.topic, s.partition_key, s.id, s.size, s.deliver_at, s.created_at "
-                f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} "
-                f"ON s.outbox_id = v.i AND s.deliver_at > {AT_ONCE}",
+                f"SELECT {_columns('s')} FROM {session.dialect.rows(('i',), len(chunk))} "
+                f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND s.deliver_at > {AT_ONCE}",
                 chunk,
             )
         ]
     return sorted(found, key=_place)
+
+
+def _columns(table: str) -> str:
+    """Return the columns of a ``ScheduledMessage``."""
+    names = ("outbox_id", "topic", "partition_key", "id", "size", "deliver_at", "created_at")
+    key = f"COALESCE((SELECT d.coalesce_key FROM {DEBOUNCED} d WHERE d.outbox_id = {table}.outbox_id), '')"
+    return ", ".join([*(f"{table}.{name}" for name in names), key])
 
 
 def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMessage]:
@@ -182,6 +189,8 @@ class ScheduledMessage:
     """When it is due, in epoch milliseconds."""
     created_at: int
     """When it was published, in epoch milliseconds."""
+    coalesce_key: str
+    """The coalesce key by which it is debounced: a later message with this key replaces it; empty if it is not."""
 
 
 def next_scheduled(
@@ -199,8 +208,7 @@ def next_scheduled(
     source, parameters = _behind(session, after or (0, 0))
     of_topic, name = ("", ()) if topic is None else (" AND topic = %s", (topic,))
     rows = session.rows(
-        f"SELECT outbox_id, topic, partition_key, id, size, deliver_at, created_at {source}{of_topic} "
-        "ORDER BY deliver_at, outbox_id LIMIT %s",
+        f"SELECT {_columns(OUTBOX)} {source}{of_topic} ORDER BY deliver_at, outbox_id LIMIT %s",
         (*parameters, *name, limit),
     )
     return [ScheduledMessage(*row) for row in rows]

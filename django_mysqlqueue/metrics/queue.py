@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from django_mysqlqueue.inspection import SCRAPES, Bounds, GroupOverview, QueueOverview, get_overview
@@ -33,11 +33,11 @@ class QueueCollector(Collector):
     def __init__(self, using: str | None = None) -> None:
         self.using = using
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, so that registering the collector needs no query."""
         return _Families().all()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Read the queue's state and return all metrics.
 
         Raises:
@@ -76,10 +76,13 @@ class _Families:
             "outbox_oldest_age_seconds", "Age of the oldest due message in the outbox; 0 if there is none."
         )
         self.scheduled = gauge("outbox_scheduled", f"Scheduled messages (counted up to {SCRAPES.count:,}).")
+        self.debounced = CounterMetricFamily(
+            "mysqlqueue_debounced", "Debounced messages that later ones have replaced before they entered the log."
+        )
         self.last_offset = gauge("last_offset", "The highest offset of the log. It grows with every message.")
         self.more = gauge("more_groups", f"1 if there are more groups than the {SCRAPES.groups:,} that are included.")
 
-    def all(self) -> list[GaugeMetricFamily]:
+    def all(self) -> list[Metric]:
         return [
             *self.counts.values(),
             self.exact,
@@ -89,6 +92,7 @@ class _Families:
             self.outbox,
             self.outbox_age,
             self.scheduled,
+            self.debounced,
             self.last_offset,
             self.more,
         ]
@@ -98,6 +102,7 @@ class _Families:
         self.outbox.add_metric((), state.outbox.waiting.value)
         self.outbox_age.add_metric((), _age(waiting, state.now))
         self.scheduled.add_metric((), state.outbox.scheduled.value)
+        self.debounced.add_metric((), state.debounced)
         self.last_offset.add_metric((), state.last_offset)
         self.more.add_metric((), int(state.more_groups))
 

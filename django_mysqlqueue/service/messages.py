@@ -55,6 +55,15 @@ class Message:
     expires_at: datetime.datetime | None = None
     expires_in: float | datetime.timedelta | None = None
     coalesce: str | None = None
+    max_delay: float | datetime.timedelta | None = None
+
+
+class Debounce(NamedTuple):
+    """How long a message waits for a later one with its coalesce key, which replaces it."""
+
+    coalesce_key: str
+    max_delay_ms: int | None
+    """Milliseconds after which it, or the one that replaces it, enters the log at the latest; None: no limit."""
 
 
 class OutboxRow(NamedTuple):
@@ -69,6 +78,7 @@ class OutboxRow(NamedTuple):
     """Milliseconds from the database's current time; None: ``deliver_at`` applies."""
     deliver_at: int
     """Epoch milliseconds; 0: at once."""
+    debounce: Debounce | None = None
 
 
 def encode(topic: str, message: Message) -> OutboxRow:
@@ -90,9 +100,10 @@ def encode(topic: str, message: Message) -> OutboxRow:
     value = message_id if message.coalesce is None else message.coalesce
     partition_key = _partition(topic, message.key, value, metadata, priority)
     delay_ms, deliver_at = schedule(message.delay, message.deliver_at)
+    debounce = _debounce(message, delay_ms)
     if delay_ms is None and not deliver_at:
         deliver_at = naming.earliest(priority)
-    return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at)
+    return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at, debounce)
 
 
 def encode_body(payload: Any, metadata: Mapping[str, Any]) -> tuple[bytes, str]:
@@ -209,6 +220,25 @@ def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.date
         return None, 0
     # 0 means "at once"; a time at or before the epoch is long due.
     return None, _moment_ms("deliver_at", deliver_at)
+
+
+def _debounce(message: Message, delay_ms: int | None) -> Debounce | None:
+    """Return how a message is debounced; None if it is not, because it has no coalesce key or no delay.
+
+    Raises:
+        InvalidMessage: the maximum delay breaks a rule. The error names the value and the rule.
+    """
+    longest = message.max_delay
+    if message.coalesce is None or not delay_ms:
+        if longest is not None:
+            raise InvalidMessage(f"max_delay {longest!r}: needs coalesce, and a delay of at least a millisecond")
+        return None
+    if longest is None:
+        return Debounce(message.coalesce, None)
+    milliseconds = duration_ms("max_delay", longest, longest=LONGEST_SCHEDULE)
+    if milliseconds < delay_ms:
+        raise InvalidMessage(f"max_delay {longest!r}: must be at least the delay {message.delay!r}")
+    return Debounce(message.coalesce, milliseconds)
 
 
 def _expiry(message: Message) -> dict[str, int]:

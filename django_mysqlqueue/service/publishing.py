@@ -19,7 +19,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
-from django_mysqlqueue.service import known_topics, publish_hooks, wakeups
+from django_mysqlqueue.service import debouncing, known_topics, publish_hooks, wakeups
 from django_mysqlqueue.service.messages import Message, OutboxRow
 from django_mysqlqueue.sql.connection import in_testcase, in_transaction, is_manual, tells_commit
 from django_mysqlqueue.sql.session import Session, flat
@@ -56,6 +56,7 @@ def publish(
     expires_at: datetime.datetime | None = None,
     expires_in: float | datetime.timedelta | None = None,
     coalesce: str | None = None,
+    max_delay: float | datetime.timedelta | None = None,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -83,6 +84,10 @@ def publish(
         coalesce: the coalesce key, at most 190 characters. Of the messages with the same one (and the same topic, key
             and priority) that a group has not started, it handles only the latest; the earlier ones are settled as
             superseded. Without ``key``, the partition is that of the coalesce key.
+            With ``delay``, the message is debounced: a later one with the same key that is published before its time
+            replaces it, and the delay begins again.
+        max_delay: the longest time that debounced messages wait, in seconds or as a timedelta: then the latest of them
+            is delivered, even if its own delay has not passed. It needs ``coalesce`` and ``delay``.
         using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
         on_mismatch: what to do if the queue's database has no open transaction but another database has one:
             ``"error"`` refuses; ``"commit_now"`` commits the message in a transaction of its own (it remains even if
@@ -104,7 +109,9 @@ def publish(
         raise InvalidMessage(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
         )
-    message = Message(payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in, coalesce)
+    message = Message(
+        payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in, coalesce, max_delay
+    )
     with publish_hooks.sending(_checked(topic), alias, message) as span:
         row = publish_hooks.encode_stamped(topic, message, span)
         _store(alias, iter((row,)), on_mismatch, single=True)
@@ -156,6 +163,7 @@ async def apublish(
     expires_at: datetime.datetime | None = None,
     expires_in: float | datetime.timedelta | None = None,
     coalesce: str | None = None,
+    max_delay: float | datetime.timedelta | None = None,
     using: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
@@ -177,6 +185,7 @@ async def apublish(
         expires_at=expires_at,
         expires_in=expires_in,
         coalesce=coalesce,
+        max_delay=max_delay,
         using=using,
         on_mismatch=on_mismatch,
     )
@@ -269,15 +278,19 @@ def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:
             wake_on_commit(session)
         return len(first)
     published = 0
-    if is_manual(session.connection):
-        session.dialect.begin_manual(session.connection)
-    # Inside a caller's transaction this is a savepoint: all or nothing, even if the caller catches an error.
-    with transaction.atomic(alias):
+    with _all_or_nothing(session):
         for chunk in chain((first,), (chunk for chunk, _ in chunks)):
             _insert_chunk(session, chunk)
             published += len(chunk)
     wake_on_commit(session)
     return published
+
+
+def _all_or_nothing(session: Session) -> transaction.Atomic:
+    """Return a transaction or, inside a caller's, a savepoint: all or nothing, even if the caller catches an error."""
+    if is_manual(session.connection):
+        session.dialect.begin_manual(session.connection)
+    return transaction.atomic(session.using)
 
 
 def wake_on_commit(session: Session) -> None:
@@ -329,6 +342,15 @@ def _weight(row: OutboxRow) -> int:
 
 def _insert_chunk(session: Session, chunk: list[OutboxRow]) -> None:
     _check_packet(session, chunk)
+    if not any(row.debounce for row in chunk):
+        _insert_rows(session, chunk)
+        return
+    with _all_or_nothing(session):
+        _insert_rows(session, chunk)
+        debouncing.remember(session, chunk)
+
+
+def _insert_rows(session: Session, chunk: list[OutboxRow]) -> None:
     columns = "topic, partition_key, id, payload, metadata"
     rows: Iterable[tuple[Any, ...]] = (
         (row.topic, row.partition_key, row.message_id, row.payload, row.metadata) for row in chunk

@@ -17,7 +17,7 @@ from django.db import transaction
 from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
-from django_mysqlqueue.service import expiry, messages, slots
+from django_mysqlqueue.service import debouncing, expiry, messages, slots
 from django_mysqlqueue.service.publishing import queue_alias, transaction_elsewhere, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled, take_mutex
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
@@ -206,14 +206,16 @@ def remove(session: Session, ids: Sequence[int], *, wait: bool) -> int:
         ids: primary keys of rows with a time of delivery.
         wait: whether to wait for rows that another transaction has locked, instead of skipping them.
     """
+    locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
+    debouncing.forget(session, [outbox_id for outbox_id, has_key in locked.items() if has_key])
     return sum(
         session.execute(session.dialect.delete_joined(OUTBOX, ("i",), len(chunk), "s.outbox_id = v.i"), chunk)
-        for chunk in session.chunks(sorted(lock_scheduled(session, ids, due=False, wait=wait)))
+        for chunk in session.chunks(list(locked))
     )
 
 
 def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at: int, *, wait: bool) -> int:
-    """Change the time of scheduled rows that have not come due; return how many.
+    """Change the time of scheduled rows that have not come due; return how many. They are no longer debounced.
 
     Args:
         session: the current transaction.
@@ -224,12 +226,14 @@ def move(session: Session, ids: Sequence[int], delay_ms: int | None, deliver_at:
     """
     at = "v.at" if delay_ms is None else f"{session.dialect.now_ms} + v.at"
     value = deliver_at if delay_ms is None else delay_ms
+    locked = lock_scheduled(session, sorted(ids), due=False, wait=wait)
+    debouncing.forget(session, [outbox_id for outbox_id, has_key in locked.items() if has_key])
     return sum(
         session.execute(
             session.dialect.update_joined(OUTBOX, ("i", "at"), len(chunk), "s.outbox_id = v.i", {"deliver_at": at}),
             flat((outbox_id, value) for outbox_id in chunk),
         )
-        for chunk in session.chunks(sorted(lock_scheduled(session, ids, due=False, wait=wait)))
+        for chunk in session.chunks(list(locked))
     )
 
 
@@ -257,6 +261,7 @@ def advance(using: str, milliseconds: int) -> None:
             "WHERE invisible_until > 0 AND delivery_token = 0 AND acked = %s",
             (milliseconds, False),
         )
+        debouncing.advance(session, milliseconds)
         slots.advance(session, milliseconds)
         expiry.advance(session, milliseconds)
 

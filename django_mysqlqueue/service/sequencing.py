@@ -15,7 +15,7 @@ from django_mysqlqueue.columns import COPIED_COLUMNS
 from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.log_queries import SEQUENCER_ID
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
-from django_mysqlqueue.service import coalescing
+from django_mysqlqueue.service import coalescing, debouncing
 from django_mysqlqueue.sql.session import Session, run
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -35,11 +35,13 @@ class Sequenced:
     """The result of a pass of the sequencer."""
 
     moved: int
-    """Rows removed from the outbox, including duplicates, which do not enter the log."""
+    """Rows moved out of the outbox, including duplicates, which do not enter the log."""
     more: bool
     """Whether a limit ended the pass, so that there may be more due messages."""
     busy: bool = False
     """Whether another process has the mutex."""
+    replaced: int = 0
+    """Debounced messages that later ones have replaced, and that do not enter the log."""
 
 
 def count_due(session: Session) -> int:
@@ -70,13 +72,18 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     if mutex is None:
         return Sequenced(0, more=False, busy=True)
     due = _find_due(session, max_rows, max_bytes)
-    ids = sorted(due.immediate + due.scheduled)
+    debounced = debouncing.decide(session, due.keyed) if due.keyed else debouncing.Decision()
+    scheduled = [outbox_id for outbox_id in due.scheduled if outbox_id not in debounced.kept] + debounced.added
+    ids = sorted(due.immediate + scheduled)
+    replaced = debounced.replaced.total()
+    if replaced:
+        session.execute(f"UPDATE {MUTEX} SET debounced = debounced + %s WHERE id = %s", (replaced, MUTEX_ID))
     if not ids and not mutex.is_behind:
-        if due.is_locked:
-            # By transactions that cancel or reschedule: monitoring must not report the sequencer as dead.
+        if due.scheduled or due.is_locked:
+            # They wait, for example for transactions that cancel: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
-        return Sequenced(0, more=False)
-    for kind, order in ((due.immediate, "outbox_id"), (due.scheduled, "deliver_at, outbox_id")):
+        return Sequenced(0, more=debounced.more, replaced=replaced)
+    for kind, order in ((due.immediate, "outbox_id"), (scheduled, "deliver_at, outbox_id")):
         for chunk in session.chunks(kind):
             _append(session, chunk, order)
     for chunk in session.chunks(ids):
@@ -91,7 +98,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
         f"sequenced_at = {session.dialect.now_ms} WHERE id = %s",
         (MUTEX_ID,) if left is None else (left, MUTEX_ID),
     )
-    return Sequenced(len(ids), due.more or left is not None)
+    return Sequenced(len(ids), due.more or debounced.more or left is not None, replaced=replaced)
 
 
 class Mutex(NamedTuple):
@@ -132,8 +139,10 @@ class _Due:
     """Whether a limit cut them off."""
     is_locked: bool
     """Whether other transactions have locked all scheduled ones that have come due."""
+    keyed: list[int]
+    """The ids of those scheduled ones that may have a coalesce key."""
     has_keys: bool
-    """Whether some may have a coalesce key."""
+    """Whether any of all may have a coalesce key."""
 
 
 def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
@@ -154,26 +163,22 @@ def _find_due(session: Session, max_rows: int, max_bytes: int) -> _Due:
     share = 2 if immediate and scheduled else 1
     rows, size = max_rows // share or 1, max_bytes // share
     ids_now, cut_now = _within(immediate, rows, size)
-    ids_due, cut_due, has_keys = _take_scheduled(session, scheduled, max_rows, rows, size)
+    ids_due, cut_due, keyed = _take_scheduled(session, scheduled, max_rows, rows, size)
     return _Due(
         ids_now,
         ids_due,
         more=cut_now or cut_due or len(immediate) == max_rows,
         is_locked=bool(scheduled) and not ids_due,
-        has_keys=has_keys or any(row[-1] for row in immediate),
+        keyed=keyed,
+        has_keys=bool(keyed) or any(row[-1] for row in immediate),
     )
 
 
-def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tuple[int, int, int, bool]]:
-    """Return the next rows that have come due, after a (deliver_at, outbox_id).
-
-    Returns:
-        The outbox_id, size and deliver_at of each, and whether it may have a coalesce key.
-    """
+def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tuple[int, int, int]]:
+    """Return outbox_id, size and deliver_at of the next rows that have come due, after a (deliver_at, outbox_id)."""
     at, last = after
-    has_key = session.dialect.has_any("metadata", [COALESCE])
     return session.rows(
-        f"SELECT outbox_id, size, deliver_at, {has_key} FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+        f"SELECT outbox_id, size, deliver_at FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
         f"WHERE deliver_at >= %s AND deliver_at > 0 AND deliver_at <= {session.dialect.now_ms} "
         "AND (deliver_at > %s OR outbox_id > %s) ORDER BY deliver_at, outbox_id LIMIT %s",
         (at, at, last, limit),
@@ -181,36 +186,36 @@ def _scheduled(session: Session, after: tuple[int, int], limit: int) -> list[tup
 
 
 def _take_scheduled(
-    session: Session, page: list[tuple[int, int, int, bool]], limit: int, max_rows: int, max_bytes: int
-) -> tuple[list[int], bool, bool]:
-    """Lock rows that have come due; return their ids, whether there may be more, and whether some may have a key.
+    session: Session, page: list[tuple[int, int, int]], limit: int, max_rows: int, max_bytes: int
+) -> tuple[list[int], bool, list[int]]:
+    """Lock rows that have come due; return their ids, whether there may be more, and the ids that may have a key.
 
     A locked row belongs to a transaction that cancels or reschedules it. It is skipped, and the rows after it are
     taken: the next pass sees the result of that transaction. Without these locks, a row could be copied into the log
     although its DELETE commits a moment later.
     """
     ids: list[int] = []
-    has_keys = False
+    keyed: list[int] = []
     for _ in range(LOCKED_PAGES):
-        has_keys = has_keys or any(row[-1] for row in page)
         wanted, cut = _within(page, max_rows - len(ids), max_bytes)
-        sizes = {outbox_id: size for outbox_id, size, *_ in page}
+        sizes = {outbox_id: size for outbox_id, size, _ in page}
         locked = lock_scheduled(session, wanted, due=True)
         ids += locked
+        keyed += [outbox_id for outbox_id, has_key in locked.items() if has_key]
         if len(locked) == len(wanted):
-            return ids, cut or len(page) == limit, has_keys
+            return ids, cut or len(page) == limit, keyed
         max_bytes -= sum(sizes[outbox_id] for outbox_id in locked)
         if len(ids) >= max_rows or max_bytes <= 0:
-            return ids, True, has_keys
+            return ids, True, keyed
         if not cut and len(page) < limit:
-            return ids, False, has_keys
-        outbox_id, _size, deliver_at, _ = page[len(wanted) - 1]
+            return ids, False, keyed
+        outbox_id, _size, deliver_at = page[len(wanted) - 1]
         page = _scheduled(session, (deliver_at, outbox_id), limit)
-    return ids, bool(ids), has_keys
+    return ids, bool(ids), keyed
 
 
-def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: bool = False) -> list[int]:
-    """Lock scheduled rows of the outbox; return the ids of those that are locked, in the given order.
+def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: bool = False) -> dict[int, bool]:
+    """Lock scheduled rows of the outbox.
 
     Every transaction that reschedules, cancels or sequences a scheduled row holds this lock, and decides by the row as
     it is under the lock.
@@ -220,23 +225,26 @@ def lock_scheduled(session: Session, ids: Sequence[int], *, due: bool, wait: boo
         ids: primary keys of rows with a time of delivery.
         due: True for rows that have come due, False for rows that have not.
         wait: whether to wait for rows that another transaction has locked, instead of skipping them.
+
+    Returns:
+        For the ids of those that are locked, in the given order, whether they may have a coalesce key.
     """
+    has_key = session.dialect.has_any("s.metadata", [COALESCE])
     time = f"s.deliver_at > 0 AND s.deliver_at <= {session.dialect.now_ms}"
     if not due:
         time = f"s.deliver_at > {session.dialect.now_ms}"
     suffix = session.dialect.for_update if wait else session.dialect.skip_locked
-    got: set[int] = set()
+    got: dict[int, bool] = {}
     for chunk in session.chunks(sorted(ids)):
         # By primary key: with any other index, further rows and gaps would be locked too.
         got.update(
-            outbox_id
-            for (outbox_id,) in session.rows(
-                f"SELECT s.outbox_id FROM {session.dialect.rows(('i',), len(chunk))} "
+            session.rows(
+                f"SELECT s.outbox_id, {has_key} FROM {session.dialect.rows(('i',), len(chunk))} "
                 f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND {time}{suffix}",
                 chunk,
             )
         )
-    return [outbox_id for outbox_id in ids if outbox_id in got]
+    return {outbox_id: got[outbox_id] for outbox_id in ids if outbox_id in got}
 
 
 def _within(rows: Sequence[tuple[int, ...]], max_rows: int, max_bytes: int) -> tuple[list[int], bool]:

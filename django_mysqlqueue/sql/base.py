@@ -114,6 +114,10 @@ class Dialect(ABC):
             f"AND SUBSTR({column}, {LANE_LENGTH}, 1) = ':' THEN SUBSTR({column}, {LANE_LENGTH + 1}) ELSE {column} END"
         )
 
+    @abstractmethod
+    def inserted_ids(self, connection: BaseDatabaseWrapper, number: int) -> Sequence[int]:
+        """Return the ids that the last INSERT of ``number`` rows on this connection has assigned, in their order."""
+
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:  # noqa: B027  # Only SQLite needs it.
         """With autocommit off, make sure that a transaction is open before a savepoint is set."""
 

@@ -111,6 +111,13 @@ class SQLite(Dialect):
         """Return a condition on a function that ``_add_functions`` registers."""
         return f"mysqlqueue_crc32({column}) %% %s = %s"
 
+    def inserted_ids(self, connection: BaseDatabaseWrapper, number: int) -> Sequence[int]:
+        """Return the ids up to last_insert_rowid(), which is that of the last row."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT last_insert_rowid()")
+            (last,) = cursor.fetchone()
+        return range(last - number + 1, last + 1)
+
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:
         """Send BEGIN IMMEDIATE if no transaction is open."""
         # On SQLite, an outermost SAVEPOINT is a transaction, and its RELEASE would commit.

@@ -57,3 +57,8 @@ def test_the_overview_counts_them(client):
     (group,) = sub.poller.groups
     rollups.add(USING, {group.ref: group.counted()})
     assert page(client, "").count("1,234 superseded") == 2
+
+
+def test_scheduled_messages_that_are_debounced(client):
+    publish_many("t", [Message(1, coalesce="<c>", delay=60), Message(2, delay=60)])
+    assert page(client, "scheduled").count(">debounced</span> <code><c></code>") == 1

@@ -27,6 +27,7 @@ from django_mysqlqueue.sql.connection import drop_connection
 from tests.app.models import Effect
 from tests.conftest import Clock, empty
 from tests.crash import coalescing as _coalescing  # noqa: F401  # It adds cases.
+from tests.crash import debouncing as _debouncing  # noqa: F401  # It adds cases.
 from tests.crash.acts import ACTS, begin
 from tests.crash.audit import Observer, Picture
 from tests.crash.cases import CASES, Case, resume, undo

@@ -35,6 +35,7 @@ def test_an_empty_queue(db):
         ("mysqlqueue_outbox_waiting", ()): 0,
         ("mysqlqueue_outbox_oldest_age_seconds", ()): 0,
         ("mysqlqueue_outbox_scheduled", ()): 0,
+        ("mysqlqueue_debounced_total", ()): found.value("debounced_total"),
         ("mysqlqueue_last_offset", ()): found.value("last_offset"),
         ("mysqlqueue_more_groups", ()): 0,
     }

@@ -291,3 +291,62 @@ def test_a_message_that_changed_since_the_callers_snapshot(db):
     else:
         assert in_thread(work) == 1
         assert waiting() == []
+
+
+# -- debounced messages -----------------------------------------------------------
+
+
+def debounce_two():
+    for name in ("x", "y"):
+        publish("t", name, id=name, key="k", coalesce="c", delay=1000)
+
+
+@pytest.mark.promise("Debouncing", "Cancelling")
+@pytest.mark.servers_only
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_open_change_of_an_earlier_message_delays_those_of_its_key(db, change, commit, isolation):
+    """If it is rolled back, the earlier one is replaced, instead of following the later one into the log."""
+    debounce_two()
+    publish("t", 1, id="z", key="k", coalesce="d", delay=1000)
+    with elsewhere(CHANGES[change], isolation=isolation, commit=commit):
+        OutboxMessage.objects.filter(message_id__in="yz").update(deliver_at=5)
+        publish("t", 1, id="more", key="k", coalesce="c", delay=1000)  # no gap is locked
+        assert cancel("more", topic="t") == 1
+        assert sequencing.sequence(USING) == sequencing.Sequenced(1, more=False)
+        assert in_log() == ["z"]
+    sequence()
+    assert in_log() == ["z", "y"]
+    assert waiting() == (["x"] if commit and change == "reschedule" else [])
+
+
+@pytest.mark.promise("Debouncing", "Cancelling")
+@pytest.mark.servers_only
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_open_change_of_the_latest_message_does_not_lose_the_earlier(db, change, commit, isolation):
+    publish("t", "w", id="w", key="k", coalesce="c", delay=1000)
+    publish("t", "x", id="x", key="k", coalesce="c", delay=1000)
+    with elsewhere(CHANGES[change], isolation=isolation, commit=commit):
+        OutboxMessage.objects.filter(message_id="w").update(deliver_at=5)
+        sequence()
+        assert in_log() == []
+    sequence()
+    if commit:
+        assert in_log() == ["w"]
+    else:
+        assert (in_log(), waiting()) == ([], ["x"])
+
+
+@pytest.mark.promise("Debouncing")
+@pytest.mark.servers_only
+def test_publishers_do_not_wait_for_each_other_or_for_the_sequencer(db):
+    debounce_two()
+    OutboxMessage.objects.filter(message_id="x").update(deliver_at=5)
+    with transaction.atomic():
+        sequencing.sequence(USING)  # It holds its locks.
+        with elsewhere(lambda: len(publish("t", 1, id="1", key="k", coalesce="c", delay=1000)), commit=True):
+            in_thread(lambda: publish("t", 1, id="2", key="k", coalesce="c", delay=1000))
+    assert waiting() == ["1", "2", "y"]

@@ -223,7 +223,7 @@ class Sub:
 def sequence() -> None:
     """Moves everything that is due into the log, though a subscriber of another process may be at it."""
     deadline = time.monotonic() + 30
-    while (sequenced := sequencing.sequence(USING)).moved or sequenced.busy:
+    while (sequenced := sequencing.sequence(USING)).moved or sequenced.more or sequenced.busy:
         assert time.monotonic() < deadline, "the outbox does not become empty"
 
 

@@ -92,7 +92,8 @@ class Command(ScheduledCommand):
         if not found:
             self.stdout.write("No messages are scheduled.")
         for one in found:
-            self.stdout.write(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}")
+            debounced = f"  debounced: {one.coalesce_key}" if one.coalesce_key else ""
+            self.stdout.write(f"{moment_text(one.deliver_at)}  {one.topic}  {one.message_id}{debounced}")
 
     def _print_json(self, using: str, found: Sequence[scheduled.ScheduledMessage]) -> None:
         rows = [
@@ -101,6 +102,7 @@ class Command(ScheduledCommand):
                 "id": one.message_id,
                 "partition_key": one.key,
                 "deliver_at": one.deliver_at,
+                "coalesce_key": one.coalesce_key,
             }
             for one in found
         ]

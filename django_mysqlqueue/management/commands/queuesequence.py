@@ -15,12 +15,15 @@ class Command(QueueCommand):
     help = "Move due messages from the outbox into the log. Subscribers do this automatically."
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
-        moved = 0
+        moved = replaced = 0
         while True:
             done = sequencing.sequence(using)
             moved += done.moved
+            replaced += done.replaced
             if done.busy:
                 self.stdout.write("Another process is moving messages.")
             if done.busy or not done.more:
                 break
         self.stdout.write(f"Moved {counted(moved, 'message')}.")
+        if replaced:
+            self.stdout.write(f"{counted(replaced, 'debounced message')} replaced by later ones.")

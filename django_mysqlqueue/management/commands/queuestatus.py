@@ -72,6 +72,9 @@ class Command(QueueCommand):
         self.stdout.write(
             f"Queue in database {using!r}: last offset {queue.last_offset}, sequencer {sequencer}{outbox}.\n"
         )
+        if queue.debounced:
+            replaced = counted(queue.debounced, "debounced message")
+            self.stdout.write(f"{replaced} replaced by later ones before entering the log.\n")
         if not status.topics and not queue.groups:
             self.stdout.write("The queue has no messages and no consumer groups.")
             return
@@ -168,6 +171,7 @@ def _as_json(using: str, status: Status) -> dict[str, Any]:
         "now": queue.now,
         "last_offset": queue.last_offset,
         "sequenced_at": queue.sequenced_at,
+        "debounced": queue.debounced,
         "topics": [dataclasses.asdict(topic) for topic in status.topics],
         "groups": [_group(group, queue.now, status.leases.get(group.ref, {})) for group in queue.groups],
         "problems": [

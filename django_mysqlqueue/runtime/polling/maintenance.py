@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from django_mysqlqueue.runtime.log import orphans_deleted
 from django_mysqlqueue.runtime.polling.group import PolledGroup
@@ -12,6 +13,7 @@ from django_mysqlqueue.runtime.polling.shared import SharedGroup
 from django_mysqlqueue.service import (
     audit,
     coalescing,
+    debouncing,
     delivery_events,
     heartbeats,
     leasing,
@@ -29,6 +31,13 @@ SLICE = 500
 """Partitions per step."""
 PAUSE = 0.05
 """Seconds between two steps of a round, for claims and flushes."""
+
+
+class Collect(Protocol):
+    """A step of GC through a table: it continues after a primary key, and returns that of the next step."""
+
+    def __call__(self, using: str, *, after: Any) -> tuple[int, Any]:
+        """Delete rows; return how many, and the last primary key."""
 
 
 class Maintenance:
@@ -104,7 +113,8 @@ class Maintenance:
         yield from self._collect()
         heartbeats.forget_old(self._using)
         yield
-        yield from self._collect_coalesce_keys()
+        yield from self._collect_rows(coalescing.collect)
+        yield from self._collect_rows(debouncing.collect)
         for forget in (slots.collect, delivery_events.collect, rollups.collect, audit.collect):
             while forget(self._using):
                 yield
@@ -136,10 +146,10 @@ class Maintenance:
                 if after is None:
                     break
 
-    def _collect_coalesce_keys(self) -> Iterator[None]:
-        after: tuple[str, ...] | None = None
+    def _collect_rows(self, collect: Collect) -> Iterator[None]:
+        after: Any = None
         while True:
-            _, after = coalescing.collect(self._using, after=after)
+            _, after = collect(self._using, after=after)
             yield
             if after is None:
                 break

@@ -1,0 +1,269 @@
+"""Debouncing: of the scheduled messages with one coalesce key, only the latest enters the log.
+
+A message that is published with a coalesce key and a delay is a row of the outbox, as every scheduled message, and one
+of a table in which the messages of a key are found. Publishers only insert there, so they never wait for each other.
+The sequencer decides when one of the messages comes due, under its mutex and the locks of all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+from django_mysqlqueue.limits import LATEST_DELIVERY
+from django_mysqlqueue.models import DebouncedMessage, OutboxMessage, QueueMessage
+from django_mysqlqueue.service.messages import OutboxRow
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat, run
+
+DEBOUNCED = DebouncedMessage._meta.db_table
+OUTBOX = OutboxMessage._meta.db_table
+LOG = QueueMessage._meta.db_table
+BY_ID = "s.outbox_id = v.i"
+PENDING = 5_000
+"""Number of messages that a pass looks at, the latest of each key; of each at least two."""
+
+
+class Key(NamedTuple):
+    """A coalesce key in the outbox."""
+
+    topic: str
+    partition: str
+    coalesce_key: str
+
+
+class _Pending(NamedTuple):
+    """A row of a key."""
+
+    key: Key
+    outbox_id: int
+    is_there: bool
+    """Whether the outbox has its message. An earlier release may have moved or cancelled it."""
+    is_duplicate: bool
+    """Whether the log has a message with its id, so that it will not enter the log, and replaces nothing."""
+
+
+class _Locked(NamedTuple):
+    """A debounced message whose rows are locked."""
+
+    outbox_id: int
+    deliver_at: int
+    deliver_by: int
+    now: int
+
+
+@dataclass(slots=True)
+class Decision:
+    """What happens to debounced messages that have come due."""
+
+    kept: set[int] = field(default_factory=set)
+    """The ids of those that do not enter the log in this pass: they were replaced, or wait."""
+    added: list[int] = field(default_factory=list)
+    """The ids of others that do, because the longest wait of their key is over."""
+    replaced: Counter[str] = field(default_factory=Counter)
+    """Number of messages that a later one has replaced, by topic. They were deleted."""
+    more: bool = False
+    """Whether there are messages that this pass has not looked at."""
+
+
+# -- publishing, cancelling, rescheduling -----------------------------------------
+
+
+def remember(session: Session, rows: Sequence[OutboxRow]) -> None:
+    """Store which of the rows that the last INSERT has added to the outbox are debounced, in its transaction."""
+    ids = session.dialect.inserted_ids(session.connection, len(rows))
+    debounced = [(outbox_id, row, row.debounce) for outbox_id, row in zip(ids, rows, strict=True) if row.debounce]
+    from_now = f"{session.dialect.now_ms} + %s"
+    values = ", ".join(
+        f"(%s, %s, %s, %s, %s, {'%s' if one.max_delay_ms is None else from_now})" for *_, one in debounced
+    )
+    session.execute(
+        f"INSERT INTO {DEBOUNCED} (outbox_id, topic, partition_key, id, coalesce_key, deliver_by) VALUES {values}",
+        flat(
+            (
+                outbox_id,
+                row.topic,
+                row.partition_key,
+                row.message_id,
+                one.coalesce_key,
+                LATEST_DELIVERY if one.max_delay_ms is None else one.max_delay_ms,
+            )
+            for outbox_id, row, one in debounced
+        ),
+    )
+
+
+def forget(session: Session, ids: Sequence[int]) -> None:
+    """Let those of some messages that are debounced be so no longer. Their rows of the outbox are locked."""
+    for chunk in session.chunks(sorted(ids)):
+        # At REPEATABLE READ, deleting a row that does not exist would lock a gap, and stop publishers.
+        found = session.rows(
+            f"SELECT s.outbox_id FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(DEBOUNCED, 's')} ON {BY_ID}",
+            chunk,
+        )
+        if found:
+            _delete(session, DEBOUNCED, sorted(flat(found)))
+
+
+def advance(session: Session, milliseconds: int) -> None:
+    """Bring the latest times nearer, as if the time had passed. For tests."""
+    by_key = session.dialect.force_index("PRIMARY")
+    session.execute(
+        f"UPDATE {DEBOUNCED}{by_key} SET deliver_by = {session.dialect.greatest}(1, deliver_by - %s) "
+        "WHERE deliver_by < %s",
+        (milliseconds, LATEST_DELIVERY),
+    )
+
+
+# -- the sequencer ----------------------------------------------------------------
+
+
+def decide(session: Session, due: Sequence[int]) -> Decision:
+    """Decide which of the scheduled messages that have come due enter the log, and replace earlier ones.
+
+    Only the sequencer calls this, under its mutex. If another transaction has locked a message, because it cancels or
+    reschedules it, no message with its key enters the log in this pass.
+
+    Args:
+        session: the current transaction.
+        due: ids of locked rows of the outbox that have come due.
+    """
+    decision = Decision()
+    keys = _keys(session, due)
+    if not keys:
+        return decision
+    pending, cut = _pending(session, sorted(set(keys.values())))
+    locked, busy = _lock(session, [one.outbox_id for one in pending if one.is_there])
+    gone: list[int] = []
+    changed: list[tuple[int, int, int]] = []
+    for key, group in groupby(pending, attrgetter("key")):
+        ids = [one.outbox_id for one in group if one.is_there and not one.is_duplicate]
+        found = [locked[outbox_id] for outbox_id in ids if outbox_id in locked]
+        if not found:
+            continue
+        latest, *earlier = found
+        by = min(one.deliver_by for one in found)
+        at = min(latest.deliver_at, by)
+        if (at, by) != (latest.deliver_at, latest.deliver_by):
+            changed.append((latest.outbox_id, at, by))
+        if key in cut or not busy.isdisjoint(ids):
+            decision.kept.add(latest.outbox_id)
+        elif at <= latest.now and latest.outbox_id not in keys:
+            # In this pass: before the next one, a later message may be published, and so on.
+            decision.added.append(latest.outbox_id)
+        gone += [one.outbox_id for one in earlier]
+        decision.replaced[key.topic] += len(earlier)
+    left_behind = [one.outbox_id for one in pending if not one.is_there]
+    single = {one.outbox_id for one in pending if one.is_duplicate or not one.is_there}
+    decision.kept.update(gone, {outbox_id for outbox_id, key in keys.items() if key in cut} - single)
+    _move(session, OUTBOX, "deliver_at", [(outbox_id, at) for outbox_id, at, _ in changed])
+    _move(session, DEBOUNCED, "deliver_by", [(outbox_id, by) for outbox_id, _, by in changed])
+    _delete(session, OUTBOX, gone)
+    done = {*gone, *left_behind, *decision.added, *(keys.keys() - decision.kept)}
+    _delete(session, DEBOUNCED, done)
+    decision.more = bool(cut and done)
+    return decision
+
+
+def _keys(session: Session, ids: Sequence[int]) -> dict[int, Key]:
+    """Return the coalesce keys of those messages that are debounced, by id."""
+    found: dict[int, Key] = {}
+    for chunk in session.chunks(sorted(ids)):
+        for outbox_id, *key in session.rows(
+            "SELECT s.outbox_id, s.topic, s.partition_key, s.coalesce_key "
+            f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(DEBOUNCED, 's')} ON {BY_ID}",
+            chunk,
+        ):
+            found[outbox_id] = Key(*key)
+    return found
+
+
+def _pending(session: Session, keys: Sequence[Key]) -> tuple[list[_Pending], set[Key]]:
+    """Return the latest rows of each key, the latest first, and the keys that have more."""
+    limit = max(2, PENDING // len(keys))
+    same = "{t}.topic = s.topic AND {t}.partition_key = s.partition_key AND {t}.id = s.id"
+    # A limit for each key, so that no statement reads, or sorts, all that wait. A row that was left behind may have the
+    # id of another message, if the outbox was emptied.
+    term = (
+        "SELECT s.topic, s.partition_key, s.coalesce_key, s.outbox_id, "
+        f"EXISTS (SELECT 1 FROM {OUTBOX} o WHERE o.outbox_id = s.outbox_id AND {same.format(t='o')}), "
+        f"EXISTS (SELECT 1 FROM {LOG} m WHERE {same.format(t='m')}) "
+        f"FROM {DEBOUNCED} s{session.dialect.force_index('queue_debounced_key')} WHERE s.topic = %s "
+        f"AND s.partition_key = %s AND s.coalesce_key = %s ORDER BY s.outbox_id DESC LIMIT {limit}"
+    )
+    found: list[_Pending] = []
+    for start in range(0, len(keys), UNION_TERMS):
+        terms = keys[start : start + UNION_TERMS]
+        found += [
+            _Pending(Key(*key), outbox_id, bool(is_there), bool(is_duplicate))
+            for *key, outbox_id, is_there, is_duplicate in session.rows(
+                session.dialect.union(term, len(terms)), flat(terms)
+            )
+        ]
+    found.sort(key=lambda one: (one.key, -one.outbox_id))
+    numbers = Counter(one.key for one in found)
+    return found, {key for key, number in numbers.items() if number == limit}
+
+
+def _lock(session: Session, ids: Sequence[int]) -> tuple[dict[int, _Locked], set[int]]:
+    """Lock messages in both tables; return those that are locked, by id, and the ids that another transaction has.
+
+    What is in neither was cancelled or rescheduled since it was read.
+    """
+    locked = {one.outbox_id: one for one in _read(session, ids, session.dialect.skip_locked)}
+    missing = [outbox_id for outbox_id in ids if outbox_id not in locked]
+    return locked, {one.outbox_id for one in _read(session, missing, "")}
+
+
+def _read(session: Session, ids: Sequence[int], suffix: str) -> list[_Locked]:
+    return [
+        _Locked(*row)
+        for chunk in session.chunks(sorted(ids))
+        for row in session.rows(
+            f"SELECT s.outbox_id, s.deliver_at, d.deliver_by, {session.dialect.now_ms} "
+            f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} ON {BY_ID} "
+            f"{session.dialect.join_to(DEBOUNCED, 'd')} ON d.outbox_id = s.outbox_id{suffix}",
+            chunk,
+        )
+    ]
+
+
+def _move(session: Session, table: str, column: str, rows: Iterable[tuple[int, int]]) -> None:
+    for chunk in session.chunks(sorted(rows)):
+        session.execute(
+            session.dialect.update_joined(table, ("i", "at"), len(chunk), BY_ID, {column: "v.at"}), flat(chunk)
+        )
+
+
+def _delete(session: Session, table: str, ids: Iterable[int]) -> None:
+    for chunk in session.chunks(sorted(ids)):
+        session.execute(session.dialect.delete_joined(table, ("i",), len(chunk), BY_ID), chunk)
+
+
+# -- GC ---------------------------------------------------------------------------
+
+
+def collect(using: str, *, after: int | None = None, limit: int = 500) -> tuple[int, int | None]:
+    """Delete the rows, among the next ones, whose message is no longer in the outbox: an earlier release has moved it.
+
+    Args:
+        using: alias of the queue's database.
+        after: the id after which to continue; None: from the start.
+        limit: maximum number of rows to look at.
+
+    Returns:
+        How many were deleted, and the id of the last row; None if there are no more.
+    """
+    rows = Session(using).rows(
+        f"SELECT s.outbox_id, NOT EXISTS (SELECT 1 FROM {OUTBOX} o WHERE o.outbox_id = s.outbox_id) "
+        f"FROM {DEBOUNCED} s WHERE s.outbox_id > %s ORDER BY s.outbox_id LIMIT %s",
+        (after or 0, limit),
+    )
+    gone = [outbox_id for outbox_id, is_gone in rows if is_gone]
+    if gone:
+        run(using, lambda session: _delete(session, DEBOUNCED, gone))
+    return len(gone), rows[-1][0] if len(rows) == limit else None
