@@ -258,9 +258,11 @@ def collect(using: str, *, after: int | None = None, limit: int = 500) -> tuple[
     Returns:
         How many were deleted, and the id of the last row; None if there are no more.
     """
-    rows = Session(using).rows(
+    session = Session(using)
+    rows = session.rows(
         f"SELECT s.outbox_id, NOT EXISTS (SELECT 1 FROM {OUTBOX} o WHERE o.outbox_id = s.outbox_id) "
-        f"FROM {DEBOUNCED} s WHERE s.outbox_id > %s ORDER BY s.outbox_id LIMIT %s",
+        f"FROM {DEBOUNCED} s{session.dialect.force_index('PRIMARY')} WHERE s.outbox_id > %s "
+        "ORDER BY s.outbox_id LIMIT %s",
         (after or 0, limit),
     )
     gone = [outbox_id for outbox_id, is_gone in rows if is_gone]

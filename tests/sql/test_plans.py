@@ -35,6 +35,7 @@ WALKS = {
     "service.scheduling.advance": "moves all that waits, in tests of users",
     "service.slots.advance": "as scheduling.advance",
     "service.expiry.advance": "as scheduling.advance",
+    "service.debouncing.advance": "as scheduling.advance",
     "inspection.problems._with_leases": "locks nothing; MySQL walks the index where it expects most leases to match",
 }
 """Functions that read the whole of a table, and why."""
@@ -58,7 +59,7 @@ class Plans:
         function = None if self._inside else _sender()
         if function is not None and re.match(r"\(?SELECT|INSERT|UPDATE|DELETE", sql):
             # One plan does not stand for all: it depends on the values, and on how many there are.
-            numbered = f"{self.size} {re.sub(r'[0-9]+', 'N', sql)}"
+            numbered = f"{self.size} {function} {re.sub(r'[0-9]+', 'N', sql)}"
             self._seen[numbered] += 1
             if self._seen[numbered] <= 3:
                 shape = f"{function}: {_shape(sql)}"

@@ -47,6 +47,7 @@ NOT_IN_THE_SCRIPT = {
     "service.scheduling.advance": "in tests of users",
     "service.slots.advance": "in tests of users",
     "service.expiry.advance": "in tests of users",
+    "service.debouncing.advance": "in tests of users",
     "service.sequencing.count_due": "the command queuesequence",
 }
 """Functions that no subscriber runs at work, and who does."""

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 from django.test import override_settings
 
-from django_mysqlqueue import Message, naming, operations, publish, publish_many
+from django_mysqlqueue import Message, cancel, naming, operations, publish, publish_many, reschedule
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import Rate
 from django_mysqlqueue.inspection import (
@@ -27,12 +27,21 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.management.commands.queuestatus import read_status
-from django_mysqlqueue.models import CoalesceKey, ConsumerOffset, DeliveryState, QueueMessage, Slots
+from django_mysqlqueue.models import (
+    CoalesceKey,
+    ConsumerOffset,
+    DebouncedMessage,
+    DeliveryState,
+    OutboxMessage,
+    QueueMessage,
+    Slots,
+)
 from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
 from django_mysqlqueue.service import (
     audit,
     claiming,
     coalescing,
+    debouncing,
     delivery_events,
     groups,
     heartbeats,
@@ -101,6 +110,7 @@ def live() -> None:
     _limit()
     _filter()
     _coalesce()
+    _debounce()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -173,6 +183,29 @@ def _filter() -> None:
         assert lag(mode, "filtered") == 0
         groups.register_options(USING, ref, "filter", {}, actor="test")
         sub.leave()
+
+
+def _debounce() -> None:
+    """Debounced messages: replaced, bounded by the longest wait, cancelled, rescheduled, and left behind."""
+    publish("debounced", 0, key="k", coalesce="c", delay=60)
+    publish_many(
+        "debounced",
+        (Message(n, id=f"{n}", key="k", coalesce=f"c{n % 3}", delay=60 + n, max_delay=90) for n in range(12)),
+    )
+    cancel("1", topic="debounced")
+    reschedule("2", topic="debounced", delay=60)
+    DebouncedMessage.objects.filter(message_id="0").update(deliver_by=1)
+    OutboxMessage.objects.filter(topic="debounced", message_id__in="04").update(deliver_at=1)
+    sequence()
+    assert QueueMessage.objects.filter(topic="debounced").count() == 1
+    OutboxMessage.objects.filter(topic="debounced").update(deliver_at=1)
+    sequence()
+    assert not DebouncedMessage.objects.exists()
+    DebouncedMessage.objects.create(
+        outbox_id=10**9, topic="debounced", partition_key="k", message_id="0", coalesce_key="c"
+    )
+    debouncing.collect(USING, limit=1)
+    assert not DebouncedMessage.objects.exists()
 
 
 def _coalesce() -> None:
