@@ -137,7 +137,9 @@ def decide(session: Session, due: Sequence[int]) -> Decision:
     if not keys:
         return decision
     pending, cut = _pending(session, sorted(set(keys.values())))
-    locked, busy = _lock(session, [one.outbox_id for one in pending if one.is_there])
+    there = [one.outbox_id for one in pending if one.is_there]
+    locked = _lock(session, there)
+    busy = _busy(session, [outbox_id for outbox_id in there if outbox_id not in locked])
     gone: list[int] = []
     changed: list[tuple[int, int, int]] = []
     for key, group in groupby(pending, attrgetter("key")):
@@ -209,14 +211,17 @@ def _pending(session: Session, keys: Sequence[Key]) -> tuple[list[_Pending], set
     return found, {key for key, number in numbers.items() if number == limit}
 
 
-def _lock(session: Session, ids: Sequence[int]) -> tuple[dict[int, _Locked], set[int]]:
-    """Lock messages in both tables; return those that are locked, by id, and the ids that another transaction has.
+def _lock(session: Session, ids: Sequence[int]) -> dict[int, _Locked]:
+    """Lock messages in both tables; return those that are locked, by id."""
+    return {one.outbox_id: one for one in _read(session, ids, session.dialect.skip_locked)}
 
-    What is in neither was cancelled or rescheduled since it was read.
+
+def _busy(session: Session, ids: Sequence[int]) -> set[int]:
+    """Return which of some messages, which could not be locked, another transaction has locked.
+
+    The others were cancelled or rescheduled since they were read.
     """
-    locked = {one.outbox_id: one for one in _read(session, ids, session.dialect.skip_locked)}
-    missing = [outbox_id for outbox_id in ids if outbox_id not in locked]
-    return locked, {one.outbox_id for one in _read(session, missing, "")}
+    return {one.outbox_id for one in _read(session, ids, "")}
 
 
 def _read(session: Session, ids: Sequence[int], suffix: str) -> list[_Locked]:

@@ -85,6 +85,24 @@ def passed_by_mistake(
             yield f"{name} was passed, and the filter matches it"
 
 
+def debounced_by_mistake(operations: Sequence[Operation], start: Start, after: Tables) -> Iterator[str]:
+    """A debounced message is gone only if a later one is there; once that is in the log, it is gone or before it.
+
+    Not if an operation has withdrawn one of them.
+    """
+    names = start.debounced
+    log = {message.id: message.offset for message in after.log.values()}
+    outbox = {message.id for message in after.outbox}
+    withdrawn = {one.withdraws for one in operations if one.withdraws}
+    for place, name in enumerate(names[:-1]):
+        later = names[place + 1 :]
+        if name not in outbox | log.keys() | withdrawn and not (outbox | log.keys() | withdrawn).intersection(later):
+            yield f"{name} is gone, and no later message has replaced it"
+        for other in later:
+            if name not in withdrawn and other in log and (name in outbox or log.get(name, 0) > log[other]):
+                yield f"{other} has entered the log before {name}"
+
+
 def two_at_a_time(start: Start, after: Tables, names: Names) -> Iterator[str]:
     """Of the messages with one coalesce key that are in flight in shared mode, only one has started or may start."""
     if start.mode != "shared" or not start.failed:

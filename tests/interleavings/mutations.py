@@ -557,6 +557,19 @@ MUTATIONS = (
         by=WAIT,
     ),
     Mutation(
+        "a debounce that does not lock what it replaces",
+        "A debounced message that another transaction reschedules is not replaced.",
+        "debounced: sequence x reschedule a debounced message",
+        locking("service.debouncing._read", SKIP, ""),
+    ),
+    Mutation(
+        "a debounce that ignores what others have locked",
+        "While a message of a key is being cancelled, no other one of it enters the log.",
+        "debounced: sequence x cancel a debounced message, rolled back",
+        instead_of("service.debouncing._busy", lambda session, ids: set()),
+        by=BROKEN,
+    ),
+    Mutation(
         "a cancellation that does not look under its lock",
         "Whoever cancels or moves a scheduled message decides by the row as it is under its lock.",
         "busy: cancel scheduled x deliver scheduled now",

@@ -35,6 +35,7 @@ from django_mysqlqueue.service import (
     audit,
     claiming,
     coalescing,
+    debouncing,
     delivery_events,
     groups,
     heartbeats,
@@ -123,6 +124,8 @@ class Operation:
     """It gives the group this filter."""
     publishes: frozenset[str] = frozenset()
     """Messages that it publishes after that."""
+    withdraws: str = ""
+    """A debounced message that it cancels or reschedules."""
     steps: bool = False
     """It is several transactions."""
     prepare: Callable[[Actor], None] | None = None
@@ -170,6 +173,39 @@ def _(a: Actor) -> object:
     with transaction.atomic(ALIAS):
         Effect.objects.using(ALIAS).create(name="no s1")
         return cancel("s1", topic=TOPIC, using=ALIAS)
+
+
+@operation("publish a debounced message")
+def _(a: Actor) -> object:
+    return publish(TOPIC, "a10", key="a", id="a10", coalesce="a", delay=600, max_delay=900, using=ALIAS)
+
+
+@operation("cancel the last debounced message", withdraws="a9")
+def _(a: Actor) -> object:
+    return cancel("a9", topic=TOPIC, using=ALIAS)
+
+
+@operation("cancel a debounced message", withdraws="a8")
+def _(a: Actor) -> object:
+    return cancel("a8", topic=TOPIC, using=ALIAS)
+
+
+@operation("cancel a debounced message, rolled back")
+def _(a: Actor) -> object:
+    with transaction.atomic(ALIAS):
+        cancelled = cancel("a8", topic=TOPIC, using=ALIAS)
+        transaction.set_rollback(True, using=ALIAS)
+    return cancelled
+
+
+@operation("reschedule a debounced message", withdraws="a8")
+def _(a: Actor) -> object:
+    return reschedule("a8", topic=TOPIC, delay=86_400, using=ALIAS)
+
+
+@operation("collect debounced messages")
+def _(a: Actor) -> object:
+    return debouncing.collect(ALIAS)[0]
 
 
 @operation("reschedule")
@@ -823,6 +859,7 @@ def both(first: str, *others: Callable[[Actor], object] | str) -> Operation:
         touches_all=any(part.touches_all for part in parts),
         changes=next((part.changes for part in parts if part.changes is not None), None),
         publishes=frozenset().union(*(part.publishes for part in parts)),
+        withdraws=next((part.withdraws for part in parts if part.withdraws), ""),
         steps=True,
         prepare=prepare if any(part.prepare is not None for part in parts) else None,
     )

@@ -144,6 +144,22 @@ def coalescing() -> Iterable[Pair]:
         yield from each(world, ("redeliver, shared",), ("redeliver, shared", passes, "claim, shared"))
 
 
+def debouncing() -> Iterable[Pair]:
+    """Passes of the sequencer over debounced messages, while these are published, cancelled and rescheduled."""
+    changes = (
+        "publish a debounced message",
+        "cancel the last debounced message",
+        "cancel a debounced message",
+        "cancel a debounced message, rolled back",
+        "reschedule a debounced message",
+        "collect debounced messages",
+    )
+    yield from each("debounced", ("sequence",), ("sequence", *changes))
+    yield from all_of("debounced", changes)
+    for change in changes[1:5]:
+        yield Pair("debounced", (OPERATIONS["sequence"], both(change, "sequence")))
+
+
 def filters() -> Iterable[Pair]:
     """Claims under a filter, while it is changed."""
     claims = ("claim with a filter", "claim with another filter", "claim with a filter and flush")
@@ -433,6 +449,7 @@ def pairs() -> dict[str, Pair]:
         *filters(),
         *expiry(),
         *coalescing(),
+        *debouncing(),
         *special(),
         *situations(),
         *triples(),

@@ -13,6 +13,7 @@ from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import Action, Claimed, Flushed, Settlement
 from django_mysqlqueue.service.leasing import Acquired
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.sequencing import Sequenced
 from django_mysqlqueue.service.slots import Rest
 from tests.crash.crashes import TOPIC
 from tests.interleavings.worlds import LEASE_MS
@@ -165,8 +166,11 @@ def who(name: str) -> str:
     return name.split(":")[0]
 
 
-TEXTS: dict[type, Callable[[Any], str]] = {
+TEXTS: dict[type, Callable[[Any], str | dict[str, Any]]] = {
     GroupRef: lambda ref: ref.group,
+    Sequenced: lambda done: {
+        name: value for name, value in dataclasses.asdict(done).items() if value or name != "replaced"
+    },
     Rest: lambda rest: f"no slot of {rest.key!r}{' in flight' if rest.in_flight else ''}",
 }
 

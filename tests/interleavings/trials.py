@@ -217,6 +217,12 @@ class Trial:
             self.spent[what] += ended - began
         return verdict
 
+    def _may_be_deleted(self) -> tuple[str, ...]:
+        """Messages that an operation may delete before they are settled."""
+        operations = self.pair.operations
+        scheduled = ("s1", "s2") if any(one.deletes for one in operations) else ()
+        return (*scheduled, *self._start.debounced, *(("b7",) if self._start.debounced else ()))
+
     # -- what must hold ---------------------------------------------------------------
 
     def _judge(self, verdict: Verdict, tokens: dict[int, str]) -> list[str]:
@@ -228,12 +234,13 @@ class Trial:
             self.before,
             after,
             forgets=forgets,
-            deletes=("s1", "s2") if any(one.deletes for one in operations) else (),
+            deletes=self._may_be_deleted(),
             untouched=() if any(one.touches_all for one in operations) else (OTHER,),
             passed=self._may_be_passed(self.before),
         )
         broken += self._settled_by_nobody(verdict)
         broken += filters.claimed_under_another(operations, self._start, run)
+        broken += filters.debounced_by_mistake(operations, self._start, after)
         broken += filters.two_at_a_time(self._start, after, verdict.names)
         if not forgets:
             broken += filters.passed_by_mistake(

@@ -13,6 +13,7 @@ from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
+    DebouncedMessage,
     DeliveryEvent,
     DeliveryState,
     Operation,
@@ -59,6 +60,8 @@ class Start:
     """The group's filter, and the one that it may be changed to."""
     failed: tuple[int, ...] = ()
     """Offsets of messages of partition b that have failed and are due."""
+    debounced: tuple[str, ...] = ()
+    """Messages with one coalesce key, the earliest first. A later one replaces it; an operation publishes the last."""
     used_up: frozenset[str] = frozenset()
     """Messages that whoever claims them next dead-letters: their attempts are used up, and their holder is gone."""
 
@@ -220,6 +223,19 @@ def coalesced_before() -> Start:
     return start
 
 
+def debounced() -> Start:
+    """As ``busy``, with debounced messages: a7 and a9 have come due, a8 waits. b7 has waited its maximum, b8 waits."""
+    start = busy()
+    sequence()
+    for name, longest in (("a7", None), ("b7", 1200), ("a8", None), ("a9", 1200), ("b8", None)):
+        publish_many(TOPIC, messages(name, coalesce=name[0], delay=600, max_delay=longest))
+    OutboxMessage.objects.filter(message_id__in=("a7", "a9", "b7")).update(deliver_at=1)
+    DebouncedMessage.objects.filter(message_id="b7").update(deliver_by=1)
+    DebouncedMessage.objects.create(outbox_id=10**15, topic=TOPIC, partition_key="a", message_id="x", coalesce_key="a")
+    start.debounced = ("a7", "a8", "a9", "a10")
+    return start
+
+
 def fresh_filtered(start: Callable[[], Start] | None = None) -> Start:
     """As ``fresh``, with a filter, and messages that match as in ``filtered``."""
     found = (start or fresh)()
@@ -376,6 +392,7 @@ _ALL = (
     coalesced,
     coalesced_shared,
     coalesced_before,
+    debounced,
     forsaken,
     forsaken_shared,
     paused,

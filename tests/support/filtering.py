@@ -41,8 +41,16 @@ def is_superseded(message: Logged | Waiting, tables: Tables) -> bool:
         return False
     if any(one.offset > getattr(message, "offset", 2**62) and coalesced(one) == key for one in tables.log.values()):
         return True
-    behind = tables.outbox[tables.outbox.index(message) + 1 :] if message in tables.outbox else tables.outbox
-    return any(coalesced(one) == key for one in behind)
+    return any(coalesced(one) == key and one.id != message.id and _follows(one, message) for one in tables.outbox)
+
+
+def _follows(one: Waiting, other: Logged | Waiting) -> bool:
+    """Whether a message of the outbox will enter the log after another one, or replaces it."""
+    if isinstance(other, Logged):
+        return True
+    if one.is_debounced and other.is_debounced:
+        return one.outbox_id > other.outbox_id
+    return (max(0, one.deliver_at), one.outbox_id) > (max(0, other.deliver_at), other.outbox_id)
 
 
 def coalesced(message: Logged | Waiting) -> tuple[str, str, str] | None:

@@ -396,7 +396,7 @@ def _from_outbox_to_log(earlier: Tables, later: Tables, deletes: Collection[str]
     for message in earlier.outbox:
         now = waiting.get(message.outbox_id)
         if now is not None:
-            if now._replace(deliver_at=message.deliver_at) != message:
+            if now._replace(deliver_at=message.deliver_at, is_debounced=message.is_debounced) != message:
                 yield f"the message {message.outbox_id} of the outbox has changed: {message}, now {now}"
         elif message.id not in deletes and message.identity not in known:
             # What GC has deleted meanwhile may have been this one.

@@ -63,6 +63,8 @@ class Waiting(NamedTuple):
     metadata: str = "{}"
     created_at: int = 0
     deliver_at: int = 0
+    is_debounced: bool = False
+    """Whether a later message with its coalesce key replaces it."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -277,13 +279,14 @@ _MESSAGE = (
     "topic, partition_key, id, payload, target_group, original_id, original_topic, original_offset, failed_group, "
     "failed_at, failure_count, last_error, metadata, created_at"
 )
+_DEBOUNCED = "EXISTS (SELECT 1 FROM queue_debounced d WHERE d.outbox_id = queue_outbox.outbox_id)"
 _GROUP = "consumer_group, topic"
 _DELIVERY = f"{_GROUP}, partition_key, message_offset"
 _SOURCES: dict[str, tuple[str, str, Callable[[list[tuple[Any, ...]]], Any]]] = {
     name: (table, f"SELECT {columns} FROM {table} ORDER BY {order}", convert)
     for name, table, columns, order, convert in (
         ("log", "queue_messages", f"`offset`, {_MESSAGE}, published_at", "`offset`", _log),
-        ("outbox", "queue_outbox", f"outbox_id, {_MESSAGE}, deliver_at", "outbox_id", _outbox),
+        ("outbox", "queue_outbox", f"outbox_id, {_MESSAGE}, deliver_at, {_DEBOUNCED}", "outbox_id", _outbox),
         (
             "groups",
             "queue_consumer_groups",
