@@ -14,6 +14,8 @@ messages are passed because of a filter or their expiry.
   messages, by turns.
 - coalescing: seconds until messages with few keys, published while a slow handler runs, are settled, and how many of
   them were handled, with the keys as coalesce keys and, with fewer messages, without.
+- debouncing: messages per second that are published one by one with a delay, and moved into the log when they come due,
+  and of debounced messages, of which one for each key is moved, by turns. No subscriber runs.
 
 The backlog is in the log before a measurement starts. One message is published every 50 to 150 ms. The time is from
 the call of publish() to the start of the handler. Subscriber and publisher run on the same machine and use the same
@@ -303,7 +305,50 @@ def run_coalescing(options: argparse.Namespace) -> tuple[dict[str, Any], list[li
     return result, table
 
 
-RATES = {"coalescing": run_coalescing, "limits": run_limits, "filters": run_filters, "expiry": run_expiry}
+def scheduled_per_second(*, debounced: bool, messages: int) -> tuple[float, float]:
+    """Publish scheduled messages, bring them due, and move them. Return messages per second of each."""
+    from django_mysqlqueue import publish
+    from django_mysqlqueue.service import scheduling, sequencing
+
+    common.reset()
+    began = time.monotonic()
+    for number in range(messages):
+        name = f"c{number % COALESCED_KEYS}"
+        publish(TOPIC, common.PAYLOAD, key=name, delay=3600, coalesce=name if debounced else None)
+    published = time.monotonic() - began
+    scheduling.advance("default", 3_600_000)
+    began = time.monotonic()
+    while sequencing.sequence("default").more:
+        pass
+    return messages / published, messages / (time.monotonic() - began)
+
+
+def run_debouncing(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
+    """Measure with and without coalesce keys by turns. Return the figures, and the rows of a table."""
+    steps = ("published", "moved or replaced")
+    rates: dict[str, dict[str, list[float]]] = {name: {step: [] for step in steps} for name in ("delay", "debounced")}
+    for _ in range(options.debounced_rounds):
+        for name, by_step in rates.items():
+            found = scheduled_per_second(debounced=name == "debounced", messages=options.coalesced_messages)
+            for step, rate in zip(steps, found, strict=True):
+                by_step[step].append(rate)
+    table = [["debouncing, messages/s", *rates, "ratio"]]
+    result: dict[str, Any] = {}
+    for step in steps:
+        plain, debounced = (common.median(by_step[step]) for by_step in rates.values())
+        ratio = round(debounced / plain, 2)
+        result[step] = {"delay": round(plain), "debounced": round(debounced), "ratio": ratio}
+        table.append([step, f"{plain:,.0f}", f"{debounced:,.0f}", str(ratio)])
+    return result, table
+
+
+RATES = {
+    "debouncing": run_debouncing,
+    "coalescing": run_coalescing,
+    "limits": run_limits,
+    "filters": run_filters,
+    "expiry": run_expiry,
+}
 
 
 def percentiles(waits: list[float]) -> dict[str, float]:
@@ -371,7 +416,8 @@ def main() -> None:
     parser.add_argument(
         "--coalesced-handler-seconds", type=float, default=2.0, help="duration of their handler (default: 2)"
     )
-    parser.add_argument("--only", choices=(*KEYS, *RATES), help="measure only one of the six")
+    parser.add_argument("--debounced-rounds", type=int, default=3, help="number of rounds of debouncing (default: 3)")
+    parser.add_argument("--only", choices=(*KEYS, *RATES), help="measure only one of them")
     parser.add_argument("--json", metavar="FILE", help="write the JSON to this file instead of stdout")
     options = parser.parse_args()
     common.set_up()

@@ -24,13 +24,14 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import (
     CoalesceKey,
     ConsumerGroup,
+    DebouncedMessage,
     DeliveryState,
     OutboxMessage,
     PartitionLease,
     QueueMessage,
     SubscriberHeartbeat,
 )
-from django_mysqlqueue.service import groups, sequencing
+from django_mysqlqueue.service import debouncing, groups, sequencing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.conftest import QUEUE_MODELS
 from tests.support import accounts
@@ -373,6 +374,26 @@ def test_the_last_release_sequences_messages_with_a_coalesce_key(db):
     got = []
     Sub(handler(topic="p.plain", function=lambda one: got.append(one.payload))).settle()
     assert got == [4]
+
+
+@pytest.mark.promise("Rolling upgrades")
+@pytest.mark.processes
+def test_the_last_release_sequences_debounced_messages(db):
+    """It keeps their delays, and drops none. What it leaves behind replaces nothing, and GC deletes it."""
+    for n in range(3):
+        publish("p.plain", n, key="k", coalesce="c", delay=600)
+    early, _, late = OutboxMessage.objects.order_by("outbox_id")
+    OutboxMessage.objects.filter(outbox_id=early.outbox_id).update(deliver_at=1)
+    sequence_with(OLD)
+    assert [bytes(one.payload) for one in QueueMessage.objects.all()] == [b"0"]
+    assert DebouncedMessage.objects.count() == 3
+    OutboxMessage.objects.filter(outbox_id=late.outbox_id).update(deliver_at=1)
+    sequence_with(OLD)
+    OutboxMessage.objects.update(deliver_at=1)
+    sequencing.sequence(connection.alias)
+    assert sorted(bytes(one.payload) for one in QueueMessage.objects.all()) == [b"0", b"1", b"2"]
+    debouncing.collect(connection.alias)
+    assert not DebouncedMessage.objects.exists()
 
 
 def last_migration_of(package):

@@ -58,7 +58,22 @@ def with_trouble(evidence, kind=plan.KILL_SUBSCRIBER, since=BEGAN, until=BEGAN +
 
 
 def a_message(group, fate=plan.FINE, after=0):
-    return next(n for n in range(after, TOTAL) if plan.fate(group, name(n)) == fate and GROUPS[group].gets(name(n)))
+    """A message with a fate, and without a coalesce key."""
+    return next(
+        n
+        for n in range(after, TOTAL)
+        if plan.fate(group, name(n)) == fate and GROUPS[group].gets(name(n)) and plan.coalescing(name(n)) is None
+    )
+
+
+def of_a_key(debounces):
+    """The messages with one coalesce key, in the order in which they were published."""
+    keys = {}
+    for number in range(TOTAL):
+        found = plan.coalescing(name(number))
+        if found is not None and found.debounces == debounces:
+            keys.setdefault((found.key, found.partition), []).append(number)
+    return max(keys.values(), key=len)
 
 
 def place(steps, number, verb=records.STARTED):

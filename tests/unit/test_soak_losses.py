@@ -19,6 +19,7 @@ from tests.support.soak_runs import (
     a_message,
     again,
     name,
+    of_a_key,
     place,
     violations,
     with_steps,
@@ -44,6 +45,24 @@ def test_a_lost_message(evidence, group):
             f"{lost} (partition {KEYS[int(lost[2:]) % 3]}) was committed but never handled",
         )
     }
+
+
+@pytest.mark.parametrize("debounces", [True, False])
+@pytest.mark.parametrize("group", ["skip", "strict", "shared", "filtered"])
+def test_a_message_that_a_later_one_replaces(evidence, group, debounces):
+    """It may be missing, unless it is the last one, or the last one that the filter matches."""
+    numbers = of_a_key(debounces)
+    mine = [n for n in numbers if debounces or GROUPS[group].gets(name(n))]
+    assert len(mine) > 5
+    *others, last = map(name, mine)
+    broken = with_steps(evidence, group, lambda steps: [step for step in steps if step.message_id not in others])
+    assert violations(broken) == {}
+    if not GROUPS[group].gets(last) or plan.fate(group, last) == plan.POISON:
+        return
+    broken = with_steps(broken, group, lambda steps: [step for step in steps if step.message_id != last])
+    found = violations(broken)
+    assert len(found) == 1
+    assert f"{last} (partition" in str(found)
 
 
 FILTERED = pytest.mark.parametrize("group", [group.name for group in plan.GROUPS if group.regions])
@@ -104,12 +123,13 @@ def test_a_rolled_back_message_that_is_handled(evidence):
 @pytest.mark.parametrize("group", ["skip", "strict", "atomic", "batch"])
 def test_a_message_that_starts_before_the_one_before_it(evidence, group):
     first = a_message(group)
+    following = name(next(number for number in range(first + 3, TOTAL, 3) if GROUPS[group].gets(name(number))))
 
     def swap(steps):
         # The next of its partition starts, and ends, before it.
         here = place(steps, first)
-        later = [step for step in steps if step.message_id == name(first + 3)]
-        return steps[:here] + later + [step for step in steps[here:] if step.message_id != name(first + 3)]
+        later = [step for step in steps if step.message_id == following]
+        return steps[:here] + later + [step for step in steps[here:] if step.message_id != following]
 
     found = violations(with_steps(evidence, group, swap))
     assert f"{group}: first attempts in order" in found

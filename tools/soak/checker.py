@@ -9,7 +9,7 @@ from statistics import median
 from django_mysqlqueue.limits import priority_of
 from soak import timeline
 from soak.facts import Collected, DeadLetter, Entry, Evidence, Verdict, verdict
-from soak.plan import MAX_ATTEMPTS, POISON, Group, fate, is_for_the_dlq
+from soak.plan import MAX_ATTEMPTS, POISON, Group, coalescing, fate, is_for_the_dlq
 from soak.records import AGAIN, COMMITTED, DONE, FAILED, REJECTED, ROLLED_BACK, STARTED, WRONG, Step
 
 __all__ = ["Collected", "DeadLetter", "Entry", "Evidence", "Verdict", "check", "verdict"]
@@ -139,14 +139,35 @@ def handled(evidence: Evidence, group: Group) -> set[str]:
     return {step.message_id for step in evidence.steps.get(group.name, ()) if step.verb in ended}
 
 
+def replaced(ledger: Iterable[Entry], group: Group) -> set[str]:
+    """Return the messages that the group need not handle, because a later one of their publisher has the coalesce key.
+
+    The last one that the group's filter matches must be handled, unless a later one replaces it before the log.
+    """
+    by_key: dict[str, list[Entry]] = defaultdict(list)
+    for entry in ledger:
+        found = coalescing(entry.message_id)
+        if found is not None and (found.debounces or group.gets(entry.message_id)):
+            by_key[f"{found.partition} {found.key}"].append(entry)
+    return {
+        entry.message_id
+        for entries in by_key.values()
+        for entry in sorted(entries, key=lambda entry: entry.number)[:-1]
+    }
+
+
 def check_handled(evidence: Evidence, group: Group) -> Verdict:
-    """Check that the committed messages that match the filter are the handled ones, except those that always fail."""
+    """Check that the committed messages that match the filter are the handled ones, except those that always fail.
+
+    A message that a later one has replaced may be handled or not.
+    """
+    optional = replaced(evidence.ledger, group)
 
     def violations() -> Iterator[str]:
         committed = {entry.message_id: entry for entry in evidence.ledger}
         expected = {one for one in committed if group.gets(one) and fate(group.name, one) != POISON}
         done = handled(evidence, group)
-        for message_id in sorted(expected - done):
+        for message_id in sorted(expected - done - optional):
             yield f"{message_id} (partition {committed[message_id].key}) was committed but never handled"
         for message_id in sorted(done - committed.keys()):
             yield f"{message_id} was handled but never committed"
@@ -160,10 +181,11 @@ def check_handled(evidence: Evidence, group: Group) -> Verdict:
             yield f"{message_id} has expired or does not match the filter, but was started"
 
     mine = sum(group.gets(entry.message_id) for entry in evidence.ledger)
+    saved = len(optional - {step.message_id for step in evidence.steps.get(group.name, ()) if step.verb == STARTED})
     what = (
         "every committed message that matches the filter, and no other," if group.regions else "every committed message"
     )
-    return verdict(f"{group.name}: {what} was handled", f"{mine} messages", violations())
+    return verdict(f"{group.name}: {what} was handled", f"{mine} messages, {saved} of them replaced", violations())
 
 
 def check_dead_letters(evidence: Evidence, group: Group) -> Verdict:
@@ -174,7 +196,7 @@ def check_dead_letters(evidence: Evidence, group: Group) -> Verdict:
         counts = Counter(one.message_id for one in dead_letters)
         mine = [entry.message_id for entry in evidence.ledger if group.gets(entry.message_id)]
         expected = {one for one in mine if is_for_the_dlq(group.name, one)}
-        for message_id in sorted(expected - counts.keys()):
+        for message_id in sorted(expected - counts.keys() - replaced(evidence.ledger, group)):
             yield f"{message_id} is not in the DLQ"
         for one in dead_letters:
             if one.message_id not in expected:
@@ -229,7 +251,11 @@ def check_order(evidence: Evidence, group: Group) -> Verdict:
 
 
 def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
-    """Check that all earlier messages are done, rejected or have used up their attempts when a message starts."""
+    """Check that all earlier messages are done, rejected or have used up their attempts when a message starts.
+
+    Messages that may have been superseded while they waited for another attempt are left out.
+    """
+    optional = replaced(evidence.ledger, group)
     dead = {letter.message_id for letter in evidence.dead if letter.group == group.name}
 
     def violations() -> Iterator[str]:
@@ -242,7 +268,7 @@ def check_strict_order(evidence: Evidence, group: Group) -> Verdict:
                 # A lost attempt has no recorded end, so the number of attempts decides.
                 settled.add(step.message_id)
                 waiting.pop(step.offset, None)
-            elif step.verb == STARTED and step.message_id not in settled:
+            elif step.verb == STARTED and step.message_id not in settled and step.message_id not in optional:
                 waiting.setdefault(step.offset, step.message_id)
             if step.verb == STARTED:
                 for offset, message_id in waiting.items():
@@ -265,7 +291,7 @@ def check_retention(ledger: Iterable[Entry], collected: Collected, retention_ms:
     def violations() -> Iterator[str]:
         oldest = collected.now - retention_ms
         for entry in ledger:
-            if entry.at > oldest and entry.message_id not in collected.before:
+            if entry.at > oldest and entry.message_id not in collected.before and not _is_debounced(entry):
                 yield f"{entry.message_id} is missing {(collected.now - entry.at) / 1000:.1f} s after it was published"
         for message_id, at in collected.before.items():
             # Allow for the duration of the last GC.
@@ -278,6 +304,12 @@ def check_retention(ledger: Iterable[Entry], collected: Collected, retention_ms:
     return verdict(
         "GC deletes exactly the expired messages", f"{len(collected.before)} messages in the log", violations()
     )
+
+
+def _is_debounced(entry: Entry) -> bool:
+    """Whether a message may have been replaced before it entered the log."""
+    found = coalescing(entry.message_id)
+    return found is not None and found.debounces
 
 
 def check_memory(samples: Mapping[str, Sequence[float]]) -> Verdict:

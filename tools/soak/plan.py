@@ -47,9 +47,34 @@ EXPIRED = 20
 """One of this number of messages has expired when it is published. No group may start it."""
 
 
+COALESCED = 10
+"""One of this number of messages has a coalesce key, and another one of them is debounced."""
+COALESCED_PARTITIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Coalescing:
+    """The coalesce key of a message."""
+
+    key: str
+    """The keys of publishers differ, so that the numbers of a publisher say which message is the latest."""
+    partition: str
+    debounces: bool
+
+
+def coalescing(message_id: str) -> Coalescing | None:
+    """Return the coalesce key of a message, or None. It depends on the message id, so that the checker knows it."""
+    draw = zlib.crc32(f"coalescing:{message_id}".encode())
+    kind, draw = draw % COALESCED, draw // COALESCED
+    if kind > 1:
+        return None
+    publisher = message_id.rpartition(":")[0]
+    return Coalescing(f"{publisher}/{kind}", f"coalesced#{draw % COALESCED_PARTITIONS}", debounces=kind == 1)
+
+
 def has_expired(message_id: str) -> bool:
     """Return whether a message has expired. It depends on the message id, so that the checker knows it."""
-    return zlib.crc32(f"expiry:{message_id}".encode()) % EXPIRED == 0
+    return coalescing(message_id) is None and zlib.crc32(f"expiry:{message_id}".encode()) % EXPIRED == 0
 
 
 def expiry(message_id: str) -> datetime.datetime | None:

@@ -103,11 +103,16 @@ class Publisher:
             time.sleep(0.2)
         else:
             self._note(records.COMMITTED, first, last)
-            if self._rng.random() < REPEATS:
+            if ids and self._rng.random() < REPEATS:
                 self._repeat(*self._rng.choice(ids))
 
     def _publish(self, numbers: range, seconds: float) -> list[tuple[str, str, int]]:
-        """Publish messages, with pauses in between. Return the id, the key and the priority of each."""
+        """Publish messages, with pauses in between.
+
+        Returns:
+            The id, the key and the priority of each that has no coalesce key. A duplicate of one that has might be
+            published after the one that has replaced it, and replace that.
+        """
         from django.db import connection
 
         from django_mysqlqueue import Message, publish, publish_many
@@ -123,15 +128,21 @@ class Publisher:
             delay = self._rng.uniform(0, 3) if self._rng.random() < LATER else None
             event[plan.NAME_INSIDE] = message_id
             priority = self._rng.choice(PRIORITIES)
-            metadata = {"region": plan.region(message_id)}
             options: dict[str, Any] = {
-                "delay": delay,
-                "priority": priority,
-                "metadata": metadata,
+                "metadata": {"region": plan.region(message_id)},
                 "expires_at": plan.expiry(message_id),
             }
+            coalescing = plan.coalescing(message_id)
+            if coalescing is not None:
+                key, priority, delay = coalescing.partition, 0, None
+                options["coalesce"] = coalescing.key
+                if coalescing.debounces:
+                    delay = self._rng.uniform(0.1, 8)
+                    options["max_delay"] = delay + 8
+            options |= {"delay": delay, "priority": priority}
             batch.append(Message(event, key=key, id=message_id, **options))
-            sent.append((message_id, key, priority))
+            if coalescing is None:
+                sent.append((message_id, key, priority))
             rows += [message_id, self.name, number, lane(key, priority), delay is not None]
             if not at_once:
                 publish(plan.TOPIC, event, key=key, id=message_id, **options)
@@ -140,7 +151,7 @@ class Publisher:
             publish_many(plan.TOPIC, batch)
             self._pause(seconds)
         with connection.cursor() as cursor:
-            cursor.execute(INSERT_LEDGER + ", ".join([LEDGER_ROW] * len(sent)), rows)
+            cursor.execute(INSERT_LEDGER + ", ".join([LEDGER_ROW] * len(numbers)), rows)
         return sent
 
     def _pause(self, seconds: float) -> None:
