@@ -19,7 +19,7 @@ from django_mysqlqueue.models import (
     Rollup,
     Sequencer,
 )
-from django_mysqlqueue.service import coalescing, retention, sequencing, superseding
+from django_mysqlqueue.service import coalescing, groups, retention, sequencing, superseding
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import USING, Sub, handler, lag, sequence
@@ -279,6 +279,20 @@ def test_only_messages_that_the_group_gets_supersede_others(db, mode, clock):
     sub.settle()
     assert got == [1]
     assert lag() == 0
+
+
+@MODES
+def test_a_message_that_the_filter_no_longer_matches_supersedes_nothing(db, mode):
+    """The process has claimed the earlier one, and does not know yet that the filter has changed."""
+    got = []
+    sub = Sub(getting(got, mode=mode, filter=parse({"region": ["eu"]})))
+    publish("t", 1, key="k", coalesce="c", metadata={"region": ["eu", "us"]})
+    sub.step()
+    groups.register_options(USING, REF, "filter", parse({"region": ["us"]}).as_json(), actor="migrate")
+    publish("t", 2, key="k", coalesce="c", metadata={"region": "eu"})
+    sequence()
+    sub.work()
+    assert got == [1]
 
 
 def test_messages_of_other_groups_supersede_nothing(db, clock):
