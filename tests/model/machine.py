@@ -101,8 +101,9 @@ Drawn = (
     tuple[str, str, int, int]
     | tuple[str, str, int, int, str | list[str]]
     | tuple[str, str, int, int, str | list[str], int]
+    | tuple[str, str, int, int, str | list[str], int, str]
 )
-"""A message: topic, key, which id is repeated, seconds of delay, region, seconds until it expires."""
+"""A message: topic, key, which id is repeated, seconds of delay, region, seconds until it expires, coalesce key."""
 
 
 class AsTold(Exception):
@@ -243,6 +244,8 @@ class Publisher:
         for one, delay in messages:
             priority, key = lane_of(one.key)
             options: dict[str, Any] = {"delay": delay or None, "priority": priority, "metadata": dict(one.metadata)}
+            if one.coalesce:
+                options["coalesce"] = one.coalesce
             if one.expires:
                 options["expires_at"] = datetime.datetime.fromtimestamp(one.expires / 1000, datetime.UTC)
                 options["delay"] = None
@@ -321,7 +324,14 @@ class Machine(RuleBasedStateMachine):
         return process
 
     def message(
-        self, topic: str, key: str, repeat: int, delay: int, region: str | list[str] = "", expires_in: int = 0
+        self,
+        topic: str,
+        key: str,
+        repeat: int,
+        delay: int,
+        region: str | list[str] = "",
+        expires_in: int = 0,
+        coalesce: str = "",
     ) -> tuple[Published, int]:
         """A new message; ``repeat`` may give it the id of an earlier one."""
         self.numbers += 1
@@ -330,7 +340,15 @@ class Machine(RuleBasedStateMachine):
         expires = self.clock.now + expires_in * 1000 if expires_in else 0
         metadata = {"region": region} if region else {}
         return Published(
-            self.numbers, topic, key, name, due, self.model.step, metadata=metadata, expires=expires
+            self.numbers,
+            topic,
+            key,
+            name,
+            due,
+            self.model.step,
+            metadata=metadata,
+            expires=expires,
+            coalesce=coalesce,
         ), delay
 
     # -- rules ----------------------------------------------------------------
@@ -343,6 +361,7 @@ class Machine(RuleBasedStateMachine):
             st.sampled_from([0, 0, 0, 0, 5, 25]),
             st.sampled_from(["", "eu", "us", ["eu", "us"], ["eu", "us"]]),
             st.sampled_from([0, 0, 0, 15]),
+            st.sampled_from(["", "", "", "c"]),
         ),
         min_size=1,
         max_size=5,

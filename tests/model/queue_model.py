@@ -23,7 +23,7 @@ from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.losses import NO_WAIT
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
-from tests.support.filtering import matches
+from tests.support.filtering import coalesced, matches
 from tests.support.invariants import Message
 from tests.support.tables import Logged, State, Tables
 
@@ -67,10 +67,16 @@ class Published:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     expires: int = 0
     """By the database's clock; 0: never."""
+    coalesce: str = ""
 
     @property
     def identity(self) -> tuple[str, str, str]:
         return self.topic, self.key, self.id
+
+    @property
+    def debounces(self) -> tuple[str, str, str] | None:
+        """Topic, key and coalesce key, if it is debounced: of such messages the latest remains."""
+        return (self.topic, self.key, self.coalesce) if self.coalesce and self.due else None
 
 
 @dataclass(frozen=True)
@@ -167,10 +173,14 @@ class Model:
 
     def scheduled(self, topic: str, id: str) -> list[Published]:
         """What is committed, bears the id and has not come due."""
+        there = {number_of(row) for row in Tables.read().outbox if not row.failed_group}
         return [
             one
             for number, one in self.committed.items()
-            if (one.topic, one.id) == (topic, id) and one.due > self.now and number not in self.cancelled
+            if (one.topic, one.id) == (topic, id)
+            and one.due > self.now
+            and number not in self.cancelled
+            and (number in there or not self._is_replaced(one))
         ]
 
     def cancel(self, messages: list[Published]) -> None:
@@ -216,6 +226,9 @@ class Model:
         self._check_attempt(life, claimed, about)
         self._claim(life, offset, about)
         assert not self._has_expired(offset), f"expiry: started after it had expired: {about}"
+        if coalesced(self.logged[offset]) is not None:
+            self.read_log(Tables.read())
+            assert not self._is_superseded(life, offset), f"coalescing: started after it was superseded: {about}"
         if life.spec.ordered:
             owner = PartitionLease.objects.filter(
                 consumer_group=ref.group, topic=ref.topic, partition_key=claimed.key
@@ -223,7 +236,7 @@ class Model:
             assert list(owner) == [who], f"4: started without the lease: {about}, held by {list(owner)}"
             self._check_order(life, claimed, about)
             if life.spec.on_failure == "block":
-                self._check_strict_order(claimed, ended, about)
+                self._check_strict_order(life, claimed, ended, about)
         life.started.setdefault(offset, claimed.key)
         life.counted[offset] += claimed.suspect
         return life
@@ -233,6 +246,19 @@ class Model:
         row = self.logged[offset]
         expires = None if row.original_id or row.target_group else json.loads(row.metadata).get(EXPIRES_AT)
         return expires is not None and self.now >= expires
+
+    def _is_superseded(self, life: Life, offset: int) -> bool:
+        """Whether the last message of the log with its coalesce key is another one, which the group gets."""
+        key = coalesced(self.logged[offset])
+        if key is None:
+            return False
+        latest = max(place for place, row in self.logged.items() if coalesced(row) == key)
+        metadata = json.loads(self.logged[latest].metadata)
+        return latest > offset and (life.filter is None or life.filter.matches(metadata))
+
+    def _need_not(self, life: Life, offset: int) -> bool:
+        """Whether a group need not handle a message any more."""
+        return self._has_expired(offset) or self._is_superseded(life, offset)
 
     def _claim(self, life: Life, offset: int, about: str) -> None:
         """There is a state row, for the first time perhaps: then the filter of this step matches the message."""
@@ -263,12 +289,14 @@ class Model:
             offset
             for offset in before
             if offset not in {*life.started, *life.given_up, *life.passed}
-            and not self._has_expired(offset)
+            and not self._need_not(life, offset)
             and (offset in life.claimed or matches(self.logged[offset], life.filter))
         ]
         assert not missed, f"11: {missed} were not started before it: {about}"
 
-    def _check_strict_order(self, claimed: Claimed, ended: set[tuple[GroupRef, int, int]], about: str) -> None:
+    def _check_strict_order(
+        self, life: Life, claimed: Claimed, ended: set[tuple[GroupRef, int, int]], about: str
+    ) -> None:
         open_rows = DeliveryState.objects.filter(
             consumer_group=claimed.ref.group,
             topic=claimed.ref.topic,
@@ -279,7 +307,7 @@ class Model:
         waiting = [
             offset
             for offset, token in open_rows
-            if (claimed.ref, offset, token) not in ended and not self._has_expired(offset)
+            if (claimed.ref, offset, token) not in ended and not self._need_not(life, offset)
         ]
         assert not waiting, f"11: {waiting} had not ended: {about}"
 
@@ -303,6 +331,7 @@ class Model:
         passed = {(ref, offset) for ref, life in self.lives.items() for offset in life.passed}
         assert not invariants.at_any_moment(now, began_at=self.began_at, passed=passed)
         deletes = {self.committed[one].id for one in self.cancelled}
+        deletes |= {one.id for one in self.committed.values() if self._is_replaced(one)}
         assert not invariants.between(self.before, now, deletes=deletes, passed=passed)
         self._check_outbox(now)
         self._check_collected(now)
@@ -360,7 +389,14 @@ class Model:
         assert not self.cancelled & (waiting | self.sequenced), "21: cancelled and yet there"
         for number in self.committed.keys() - waiting - self.sequenced - self.cancelled:
             one = self.committed[number]
-            assert one.identity in self.identities, f"1: lost between outbox and log: {one}"
+            is_lost = one.identity not in self.identities and not self._is_replaced(one)
+            assert not is_lost, f"1: lost between outbox and log: {one}"
+
+    def _is_replaced(self, one: Published) -> bool:
+        """Whether a later debounced message has its coalesce key."""
+        return one.debounces is not None and any(
+            other.number > one.number and other.debounces == one.debounces for other in self.committed.values()
+        )
 
     def _check_collected(self, now: Tables) -> None:
         for offset in self.before.log.keys() - now.log.keys():
@@ -391,7 +427,7 @@ class Model:
             if offset in life.claimed or offset in life.passed:
                 continue
             if offset <= invariants.offsets_of(now, ref, key).claimed:
-                may_pass = self._has_expired(offset) or not matches(self.logged[offset], life.filter)
+                may_pass = self._need_not(life, offset) or not matches(self.logged[offset], life.filter)
                 assert may_pass, f"filter: {ref}[{offset}] was passed by mistake"
                 life.passed.add(offset)
 
@@ -418,8 +454,11 @@ class Model:
             assert offset in life.letters or offset not in life.given_up, f"6: {ref}[{offset}] has no dead letter"
 
     def _may_settle(self, life: Life, offset: int) -> bool:
-        """Its present holder has acked it, it is in the DLQ, it was passed, or it has expired."""
+        """Its present holder has acked it, it is in the DLQ, it was passed, or it has expired or is superseded."""
         if offset in life.passed or self._has_expired(offset):
+            return True
+        if self._is_superseded(life, offset) and not any(one.kind == "ack" for one in life.verdicts.get(offset, ())):
+            life.passed.add(offset)
             return True
         return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))
 

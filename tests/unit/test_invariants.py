@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from django_mysqlqueue.limits import COALESCE
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support import invariants
@@ -378,6 +380,25 @@ def test_a_bystanders_row_changes(table, place, row):
     assert invariants.between(SOUND, later, untouched=[G]) == []
     (found,) = invariants.between(SOUND, later, untouched=[H])
     assert f"of {table} was" in found
+
+
+def test_a_debounced_message_is_replaced():
+    """By a later one with its key that waits, or has entered the log since; by nothing else."""
+    metadata = json.dumps({COALESCE: "c"})
+    early, late = (
+        SOUND.outbox[0]._replace(outbox_id=number, id=f"d{number}", metadata=metadata, is_debounced=True)
+        for number in (2, 3)
+    )
+    before = replace(SOUND, outbox=[early, late])
+    entered = {**SOUND.log, 7: message(7)._replace(id="d3", metadata=metadata)}
+    for now in (replace(SOUND, outbox=[late]), replace(SOUND, outbox=[], log=entered, sequencer=7)):
+        assert invariants.between(before, now) == []
+    lost = ["('t', 'a', 'd2') was lost between outbox and log"]
+    assert invariants.between(replace(SOUND, outbox=[early]), replace(SOUND, outbox=[])) == lost
+    other = late._replace(metadata="{}")
+    assert invariants.between(replace(before, outbox=[early, other]), replace(SOUND, outbox=[other])) == lost
+    plain = early._replace(is_debounced=False)
+    assert invariants.between(replace(before, outbox=[plain, late]), replace(SOUND, outbox=[late])) == lost
 
 
 def test_what_may_be_done_between_two_moments():
