@@ -28,7 +28,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.model.machine import LEASE, SPECS, Machine, Publisher, Time
+from tests.model.machine import LATER, LEASE, SPECS, Machine, Publisher, Time
 from tests.model.queue_model import ORPHAN_RETENTION, RETENTION, number_of
 from tests.support.filtering import EU, US
 
@@ -178,3 +178,29 @@ def test_a_subscriber_that_was_frozen_while_the_filter_was_changed(machine, grou
     numbers = [number_of(played.model.logged[offset]) for offset in sorted(life.claimed)]
     assert numbers == [2, 3, 6]
     assert len(life.passed) == 3
+
+
+@pytest.mark.promise("Debouncing", "Coalescing")
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("group", range(6))
+def test_messages_that_replace_each_other(machine, group, rows):
+    """Debounced ones in the outbox, then with those in the log; one is cancelled."""
+    ref = SPECS[group].ref
+    plain, soon, late = [(ref.topic, "x", 0, delay, "", 0, "c") for delay in (0, 5, 25)]
+    played = play(
+        machine,
+        ("declare", {"messages": [plain, soon, late], "first": 1 << group, "second": 1 << group}),
+        ("step", {"who": 0, "tick": True}),
+        ("publish", {"messages": [soon, soon, late], "commit": True}),
+        ("cancel_a_message", {"which": 4, "commit": True}),
+        ("pass_time", {"seconds": LATER, "beats": True}),
+        *[("sequence_a_little", {"rows": rows})] * 8,
+        ("publish", {"messages": [plain], "commit": True}),
+        ("all_work", {"rounds": 3, "script": []}),
+        ("pass_time", {"seconds": LEASE + 1, "beats": True}),
+        ("all_work", {"rounds": 3, "script": []}),
+    )
+    life = played.model.lives[ref]
+    logged = [number_of(row) for row in played.model.logged.values() if row.topic == ref.topic]
+    assert logged == [1, 5, 7]
+    assert [number_of(played.model.logged[offset]) for offset in sorted(life.started)] == [7]
