@@ -74,26 +74,18 @@ class Decision:
 
 def remember(session: Session, rows: Sequence[OutboxRow]) -> None:
     """Store which of the rows that the last INSERT has added to the outbox are debounced, in its transaction."""
-    ids = session.dialect.inserted_ids(session.connection, len(rows))
-    debounced = [(outbox_id, row, row.debounce) for outbox_id, row in zip(ids, rows, strict=True) if row.debounce]
-    from_now = f"{session.dialect.now_ms} + %s"
-    values = ", ".join(
-        f"(%s, %s, %s, %s, %s, {'%s' if one.max_delay_ms is None else from_now})" for *_, one in debounced
-    )
-    session.execute(
-        f"INSERT INTO {DEBOUNCED} (outbox_id, topic, partition_key, id, coalesce_key, deliver_by) VALUES {values}",
-        flat(
-            (
-                outbox_id,
-                row.topic,
-                row.partition_key,
-                row.message_id,
-                one.coalesce_key,
-                LATEST_DELIVERY if one.max_delay_ms is None else one.max_delay_ms,
-            )
-            for outbox_id, row, one in debounced
-        ),
-    )
+    columns = "outbox_id, topic, partition_key, id, coalesce_key, deliver_by"
+    values: list[str] = []
+    parameters: list[object] = []
+    for place, row in enumerate(rows):
+        if row.debounce is None:
+            continue
+        key, longest = row.debounce
+        outbox_id = session.dialect.inserted_id(OUTBOX, "outbox_id", place, len(rows))
+        deliver_by = f"{LATEST_DELIVERY}" if longest is None else f"{session.dialect.now_ms} + {longest}"
+        values.append(f"({outbox_id}, %s, %s, %s, %s, {deliver_by})")
+        parameters += [row.topic, row.partition_key, row.message_id, key]
+    session.execute(f"INSERT INTO {DEBOUNCED} ({columns}) VALUES {', '.join(values)}", parameters)
 
 
 def forget(session: Session, ids: Sequence[int]) -> None:

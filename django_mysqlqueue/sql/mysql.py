@@ -247,16 +247,13 @@ class MySQL(Dialect):
         """Return MOD(CRC32())."""
         return f"MOD(CRC32({column}), %s) = %s"
 
-    def inserted_ids(self, connection: BaseDatabaseWrapper, number: int) -> Sequence[int]:
-        """Return the ids from LAST_INSERT_ID(), which is that of the first row.
+    def inserted_id(self, table: str, column: str, place: int, count: int) -> str:
+        """Return LAST_INSERT_ID(), which is the id of the first row, or what follows it.
 
         An INSERT with VALUES gets consecutive ids, in every ``innodb_autoinc_lock_mode``:
         https://dev.mysql.com/doc/refman/8.4/en/innodb-auto-increment-handling.html
         """
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT LAST_INSERT_ID(), @@SESSION.auto_increment_increment")
-            first, step = cursor.fetchone()
-        return range(first, first + number * step, step)
+        return f"LAST_INSERT_ID() + {place} * @@SESSION.auto_increment_increment" if place else "LAST_INSERT_ID()"
 
     def is_retryable(self, error: Error) -> bool:
         """Return whether it is a deadlock or a lock wait timeout."""

@@ -111,12 +111,10 @@ class SQLite(Dialect):
         """Return a condition on a function that ``_add_functions`` registers."""
         return f"mysqlqueue_crc32({column}) %% %s = %s"
 
-    def inserted_ids(self, connection: BaseDatabaseWrapper, number: int) -> Sequence[int]:
-        """Return the ids up to last_insert_rowid(), which is that of the last row."""
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT last_insert_rowid()")
-            (last,) = cursor.fetchone()
-        return range(last - number + 1, last + 1)
+    def inserted_id(self, table: str, column: str, place: int, count: int) -> str:
+        """Return a subquery: until the transaction ends, no other one inserts, and ids grow."""
+        # last_insert_rowid() changes with each row of the next INSERT.
+        return f"(SELECT MAX({column}) FROM {table}) - {count - 1 - place}"
 
     def begin_manual(self, connection: BaseDatabaseWrapper) -> None:
         """Send BEGIN IMMEDIATE if no transaction is open."""

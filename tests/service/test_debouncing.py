@@ -480,3 +480,21 @@ def test_plain_sql_debounces(db):
     advance(31)
     sequence()
     assert len(in_log()) == count_replaced() == 1
+
+
+@pytest.mark.servers_only
+def test_ids_that_are_not_consecutive(db):
+    """As on the nodes of a Galera cluster."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION auto_increment_increment = 7, auto_increment_offset = 3")
+        try:
+            for number in range(2):
+                messages = [Message(n, key="k", coalesce="c", delay=5) for n in range(5)]
+                publish_many("t", [Message("other", delay=5), *messages, Message("another")])
+                debounced(number, delay=5)
+        finally:
+            cursor.execute("SET SESSION auto_increment_increment = DEFAULT, auto_increment_offset = DEFAULT")
+    ids = {row.outbox_id: row.message_id for row in OutboxMessage.objects.all()}
+    rows = {row.outbox_id: row.message_id for row in DebouncedMessage.objects.all()}
+    assert len(rows) == 12
+    assert rows.items() <= ids.items()
