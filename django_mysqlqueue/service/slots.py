@@ -49,7 +49,8 @@ class Rest(NamedTuple):
 class Reservation:
     """The slots that one claim reserves.
 
-    Creating it waits for the lock of the group's limits. Nothing is written before ``store``.
+    The first call of ``read`` or ``take`` waits for the lock of the group's limits. Claims of the group wait for each
+    other from then on until they commit, so a claim finds its candidates before. Nothing is written before ``store``.
     """
 
     def __init__(
@@ -72,15 +73,21 @@ class Reservation:
         """By key, the number of messages that this subscriber holds with those of the claim."""
         self._refused: dict[str, int] = {}
         """By key, how many messages of this claim have got no slot."""
+        self._sent_at = self._received_at = 0.0
+        self._now = 0
+        """The database's time in epoch microseconds; 0: the limits are not locked yet."""
+
+    def _lock(self) -> None:
         self._sent_at = time.monotonic()
-        self._now = (lock(session, ref, create=True) or 0) * 1000
+        self._now = (lock(self._session, self._ref, create=True) or 0) * 1000
         self._received_at = time.monotonic()
-        give_back(session, ref, limits, holding.returned)
-        self.read([NO_KEY])
+        give_back(self._session, self._ref, self._limits, self._holding.returned)
 
     def read(self, keys: Iterable[str]) -> None:
         """Read the accounts of keys, before ``take`` is called for them."""
-        session, new = self._session, sorted(set(keys) - self._full_at.keys())
+        if not self._now:
+            self._lock()
+        session, new = self._session, sorted({NO_KEY, *keys} - self._full_at.keys())
         live = ""
         parameters: tuple[object, ...] = ()
         if self._limits.counts_in_flight:
@@ -113,6 +120,8 @@ class Reservation:
             key: the message's key for the limits per key; ``NO_KEY``: only those of the group apply.
         """
         keys = [NO_KEY] if key == NO_KEY else [NO_KEY, key]
+        if not self._now:
+            self.read([])
         for one in keys:
             most = self._most[one == NO_KEY]
             if most is not None and self.held.get(one, 0) + self._elsewhere.get(one, 0) >= most:
@@ -147,6 +156,8 @@ class Reservation:
 
     def store(self) -> dict[str, int]:
         """Write the accounts, and return what the subscriber's rows say."""
+        if not self._now:
+            return settle(self._session, self._ref, self._limits, self._holding)
         rows = [(key, "", self._full_at[key]) for key in sorted(self._changed)]
         new = [row for row in rows if row[0] not in self._known]
         _insert(self._session, self._ref, [(*row, 0) for row in new])
