@@ -63,8 +63,8 @@ class Decision:
     """The ids of those that do not enter the log in this pass: they were replaced, or wait."""
     added: list[int] = field(default_factory=list)
     """The ids of others that do, because the longest wait of their key is over."""
-    replaced: Counter[str] = field(default_factory=Counter)
-    """Number of messages that a later one has replaced, by topic. They were deleted."""
+    replaced: int = 0
+    """Number of messages that later ones have replaced. They were deleted."""
     more: bool = False
     """Whether there are messages that this pass has not looked at."""
 
@@ -150,7 +150,6 @@ def decide(session: Session, due: Sequence[int]) -> Decision:
             # In this pass: before the next one, a later message may be published, and so on.
             decision.added.append(latest.outbox_id)
         gone += [one.outbox_id for one in earlier]
-        decision.replaced[key.topic] += len(earlier)
     left_behind = [one.outbox_id for one in pending if not one.is_there]
     single = {one.outbox_id for one in pending if one.is_duplicate or not one.is_there}
     decision.kept.update(gone, {outbox_id for outbox_id, key in keys.items() if key in cut} - single)
@@ -159,6 +158,7 @@ def decide(session: Session, due: Sequence[int]) -> Decision:
     _delete(session, OUTBOX, gone)
     done = {*gone, *left_behind, *decision.added, *(keys.keys() - decision.kept)}
     _delete(session, DEBOUNCED, done)
+    decision.replaced = len(gone)
     decision.more = bool(cut and done)
     return decision
 

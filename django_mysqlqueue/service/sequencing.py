@@ -75,7 +75,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     debounced = debouncing.decide(session, due.keyed) if due.keyed else debouncing.Decision()
     scheduled = [outbox_id for outbox_id in due.scheduled if outbox_id not in debounced.kept] + debounced.added
     ids = sorted(due.immediate + scheduled)
-    replaced = debounced.replaced.total()
+    replaced = debounced.replaced
     if replaced:
         session.execute(f"UPDATE {MUTEX} SET debounced = debounced + %s WHERE id = %s", (replaced, MUTEX_ID))
     if not ids and not mutex.is_behind:
