@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from django_mysqlqueue import naming
@@ -152,6 +153,8 @@ class Model:
         self.committed: dict[int, Published] = {}
         self.logged: dict[int, Logged] = {}
         """Everything that was ever in the log."""
+        self.log_end = 0
+        """The last offset when the present step began."""
         self.sequenced: set[int] = set()
         self.identities: set[tuple[str, str, str]] = set()
         self.cancelled: set[int] = set()
@@ -219,16 +222,15 @@ class Model:
         about = f"{ref}[{offset}], attempt {claimed.attempt}, by {who}"
         assert row == (claimed.token, False), f"4: a delivery started that was no longer its holder's: {about}, {row}"
         life.tokens.add(claimed.token)
-        if offset not in life.expected:
+        # What has been appended in this step may supersede this message, or one before it.
+        if offset not in life.expected or any(one.coalesce for one in self.committed.values()):
             self.read_log(Tables.read())
         assert life.expected.get(offset) == claimed.key, f"1: started, but never published to it: {about}"
         assert number == number_of(self.logged[offset]), f"another message's payload: {about}"
         self._check_attempt(life, claimed, about)
         self._claim(life, offset, about)
         assert not self._has_expired(offset), f"expiry: started after it had expired: {about}"
-        if coalesced(self.logged[offset]) is not None:
-            self.read_log(Tables.read())
-            assert not self._is_superseded(life, offset), f"coalescing: started after it was superseded: {about}"
+        assert not self._is_superseded(life, offset), f"coalescing: started after it was superseded: {about}"
         if life.spec.ordered:
             owner = PartitionLease.objects.filter(
                 consumer_group=ref.group, topic=ref.topic, partition_key=claimed.key
@@ -249,16 +251,24 @@ class Model:
 
     def _is_superseded(self, life: Life, offset: int) -> bool:
         """Whether the last message of the log with its coalesce key is another one, which the group gets."""
+        return self._supersedes(life, self._coalesced_after(offset)[-1:])
+
+    def _was_superseded(self, life: Life, offset: int) -> bool:
+        """Whether that was so at any moment of this step, in which others may have come after that one."""
+        later = self._coalesced_after(offset)
+        was_last = [one for one, follower in pairwise([*later, self.log_end + 1]) if follower > self.log_end]
+        return self._supersedes(life, was_last)
+
+    def _coalesced_after(self, offset: int) -> list[int]:
         key = coalesced(self.logged[offset])
-        if key is None:
-            return False
-        latest = max(place for place, row in self.logged.items() if coalesced(row) == key)
-        metadata = json.loads(self.logged[latest].metadata)
-        return latest > offset and (life.filter is None or life.filter.matches(metadata))
+        return sorted(one for one, row in self.logged.items() if one > offset and key and coalesced(row) == key)
+
+    def _supersedes(self, life: Life, offsets: list[int]) -> bool:
+        return any(matches(self.logged[offset], life.filter) for offset in offsets)
 
     def _need_not(self, life: Life, offset: int) -> bool:
         """Whether a group need not handle a message any more."""
-        return self._has_expired(offset) or self._is_superseded(life, offset)
+        return self._has_expired(offset) or self._was_superseded(life, offset)
 
     def _claim(self, life: Life, offset: int, about: str) -> None:
         """There is a state row, for the first time perhaps: then the filter of this step matches the message."""
@@ -344,6 +354,7 @@ class Model:
             self._check_settled(life, now)
             self._check_effects(life, now)
         self.before = now
+        self.log_end = max(self.logged, default=0)
         return now
 
     def read_log(self, now: Tables) -> None:
@@ -457,7 +468,7 @@ class Model:
         """Its present holder has acked it, it is in the DLQ, it was passed, or it has expired or is superseded."""
         if offset in life.passed or self._has_expired(offset):
             return True
-        if self._is_superseded(life, offset) and not any(one.kind == "ack" for one in life.verdicts.get(offset, ())):
+        if self._was_superseded(life, offset) and not any(one.kind == "ack" for one in life.verdicts.get(offset, ())):
             life.passed.add(offset)
             return True
         return offset in life.letters or any(one.kind == "ack" for one in self._of_the_holder(life, offset))
