@@ -212,15 +212,15 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "on_failure": validators.choice("skip", "block"),
     "on_expiry": validators.choice("skip", "dead_letter"),
     "max_attempts": validators.or_none(validators.integer(1)),
-    "visibility_timeout": validators.number(exclusive=True, maximum=LONGEST_DELAY),
+    "visibility_timeout": validators.number(minimum=0.1, maximum=LONGEST_DELAY),
     "max_processing_time": validators.number(exclusive=True, maximum=LONGEST_DELAY),
     "timeout": validators.or_none(validators.number(exclusive=True, maximum=LONGEST_DELAY)),
     "backoff": parse_backoff,
     **dict.fromkeys(("batch_size", "claim_size"), validators.integer(1, 10_000)),
     "prefetch": validators.integer(1, 1_000_000),
     "priority_share": validators.share,
-    "poll_interval": validators.number(exclusive=True),
-    "max_poll_interval": validators.number(exclusive=True),
+    "poll_interval": validators.number(minimum=0.001),
+    "max_poll_interval": validators.number(minimum=0.001),
     **dict.fromkeys(("rate", "rate_per_key"), validators.or_none(validators.rate)),
     **dict.fromkeys(
         ("burst", "max_in_flight", "max_in_flight_per_key"), validators.or_none(validators.integer(1, 1_000_000))

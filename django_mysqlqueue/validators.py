@@ -14,7 +14,7 @@ from django_mysqlqueue import filter_policies
 from django_mysqlqueue.delivery_limits import Rate, parse_rate
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.limits import NAME_LENGTH
+from django_mysqlqueue.limits import NAME_LENGTH, RESERVED_PREFIX
 
 
 class Invalid(Exception):
@@ -35,7 +35,7 @@ def number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e
             raise Invalid("must be a number of seconds")
         if value < minimum or (exclusive and value == minimum) or value > maximum:
             comparison = "above" if exclusive else "at least"
-            raise Invalid(f"must be {comparison} {minimum:g} and at most {maximum:g}")
+            raise Invalid(f"must be {comparison} {minimum:g} and at most {maximum:,.12g}")
         return float(value)
 
     return parse
@@ -82,6 +82,10 @@ def field_name(value: Any) -> str:
     """Parse the name of a field of the metadata."""
     if not isinstance(value, str) or not 1 <= len(value) <= NAME_LENGTH:
         raise Invalid(f"must be the name of a field of the metadata, of 1 to {NAME_LENGTH} characters")
+    if not value.isprintable():
+        raise Invalid("must consist of printable characters")
+    if value.startswith(RESERVED_PREFIX):
+        raise Invalid(f"names that start with {RESERVED_PREFIX!r} are reserved")
     return value
 
 

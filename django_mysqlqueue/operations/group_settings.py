@@ -21,7 +21,15 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.subscriptions.options import OVERRIDABLE, as_text, check_override, overridden, with_registered
+from django_mysqlqueue.subscriptions.options import (
+    OVERRIDABLE,
+    as_text,
+    check_override,
+    limits_of,
+    overridden,
+    rules_of_limits,
+    with_registered,
+)
 from django_mysqlqueue.subscriptions.registry import handlers
 
 
@@ -64,7 +72,7 @@ def settings(
         columns = overriding.read(Session(alias), ref)
         handler = _handler_of(ref, columns)
         parsed = _parsed(handler, values or {}, names)
-        check = partial(_check, handler)
+        check = partial(_check, handler, columns)
         if dry_run:
             found = overriding.difference(overriding.by_name(columns), parsed, names)
             check(found)
@@ -101,9 +109,13 @@ def _parsed(handler: Handler | None, values: Any, unset: Sequence[str]) -> dict[
         raise OperationRefused(str(error)) from None
 
 
-def _check(handler: Handler | None, found: Difference) -> None:
+def _check(handler: Handler | None, columns: OptionColumns, found: Difference) -> None:
     """Refuse a change after which subscribers would ignore an override that they do not ignore now."""
     if handler is None:
+        # Of the other options, the rules depend on the code.
+        for rule in rules_of_limits(limits_of(columns, found.after)):
+            if not found.new.keys().isdisjoint(rule.names):
+                raise OperationRefused(rule.text)
         return
     ignored = overridden(handler, found.before)[1]
     for name, text in overridden(handler, found.after)[1].items():

@@ -118,7 +118,8 @@ class Delivery:
     def expires_at(self) -> datetime.datetime | None:
         """When the message expires (aware, UTC, by the database's clock), or None.
 
-        The handler was called before. It is not interrupted at this time, but the message is not retried after it.
+        A handler is called before this time only. It is not interrupted when the time comes, but the message is not
+        retried after it.
         """
         at = self._stored.expires_at
         return None if at is None else datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)

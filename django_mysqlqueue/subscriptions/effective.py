@@ -18,8 +18,10 @@ from django_mysqlqueue.subscriptions.options import (
     OVERRIDABLE,
     Override,
     as_text,
+    check_override,
     option_value,
     overridden,
+    registered_options,
     stored,
     with_registered,
     without_effect,
@@ -72,6 +74,8 @@ class GroupOption:
         """Where the value without the override comes from, for people."""
         if not self.registered_text:
             return self.source
+        if not self.source:
+            return _("registered")
         return _("registered; %(source)s says %(value)s") % {"source": self.source, "value": self.code_text}
 
     @property
@@ -85,8 +89,8 @@ def effective_options(
 ) -> list[GroupOption]:
     """Return the options that operators can override, with their values and where these come from.
 
-    Without a handler in this project, only the overridden ones are known. Options that have no effect for the handler
-    are left out.
+    Without a handler in this project, only those that are registered or overridden are known. Options that have no
+    effect for the handler are left out.
 
     Args:
         ref: the group and its topic.
@@ -100,7 +104,7 @@ def effective_options(
     handler = (registry.handlers() if handlers is None else handlers).get(ref)
     by_name = {one.name: one for one in overrides}
     if handler is None:
-        return [GroupOption(one.name, one.value, None, "", override=one) for one in overrides]
+        return _without_handler(columns, by_name)
     registered, unknown = with_registered(handler, columns)
     after, ignored = overridden(registered, {one.name: one.value for one in overrides})
     settings = get_settings()
@@ -119,4 +123,23 @@ def effective_options(
         found.append(GroupOption(name, value, code, source, kept, override, why))
     for name, one in by_name.items():
         found.append(GroupOption(name, None, None, "", override=one, ignored=ignored[name]))
+    return found
+
+
+def _without_handler(columns: OptionColumns, overrides: Mapping[str, Override]) -> list[GroupOption]:
+    registered, unknown = registered_options(columns)
+    found: list[GroupOption] = []
+    for name in [*OVERRIDABLE, *(name for name in overrides if name not in OVERRIDABLE)]:
+        override, kept, why = overrides.get(name), registered.get(name), unknown.get(name, "")
+        value = kept
+        if override is not None:
+            value, why = override.value, ""
+            try:
+                check_override(None, name, value)
+            except ValueError as error:
+                value, why = value if name == "filter" else kept, str(error)
+        elif name == "filter" and why:
+            value = kept = json.loads(columns.filter)
+        if override is not None or kept is not None:
+            found.append(GroupOption(name, value, None, "", kept, override, why))
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
@@ -263,11 +264,11 @@ def with_registered(handler: Handler, columns: OptionColumns) -> tuple[Handler, 
         handler: the handler as it was declared.
         columns: the columns of the group row.
     """
-    found, ignored = _registered(columns)
+    found, ignored = registered_options(columns)
     return replace(handler, **found), ignored
 
 
-def _registered(columns: OptionColumns) -> tuple[dict[str, Any], dict[str, str]]:
+def registered_options(columns: OptionColumns) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the registered options, and why some of them are ignored."""
     limits, policy = json.loads(columns.limits), json.loads(columns.filter)
     given: dict[str, Any] = {**limits} if isinstance(limits, Mapping) else {}
@@ -285,13 +286,19 @@ def _registered(columns: OptionColumns) -> tuple[dict[str, Any], dict[str, str]]
     return found, ignored
 
 
-def limits_of(columns: OptionColumns) -> DeliveryLimits:
-    """Return the limits that apply to a group, whether or not this project has a handler for it."""
-    found, _ = _registered(columns)
-    for one in stored(columns.overrides):
-        if one.name in LIMIT_OPTIONS:
+def limits_of(columns: OptionColumns, overrides: Mapping[str, Any] | None = None) -> DeliveryLimits:
+    """Return the limits that apply to a group, whether or not this project has a handler for it.
+
+    Args:
+        columns: the columns of the group row.
+        overrides: the stored values of overrides by option, instead of those of the row.
+    """
+    found, _ = registered_options(columns)
+    values = {one.name: one.value for one in stored(columns.overrides)} if overrides is None else overrides
+    for name, value in values.items():
+        if name in LIMIT_OPTIONS:
             with contextlib.suppress(ValueError):  # Subscribers ignore it, too.
-                found[one.name] = check_handler_option(one.name, one.value)
+                found[name] = check_handler_option(name, value)
     return DeliveryLimits(**{name: found[name] for name in LIMIT_OPTIONS})
 
 
@@ -301,7 +308,7 @@ def filter_of(columns: OptionColumns) -> FilterPolicy | None:
     Raises:
         ValueError: this release cannot parse it. Its subscribers then claim nothing.
     """
-    found, ignored = _registered(columns)
+    found, ignored = registered_options(columns)
     for one in stored(columns.overrides):
         if one.name == "filter":
             policy: FilterPolicy | None = check_handler_option(one.name, one.value)
@@ -347,9 +354,21 @@ def parse_text(name: str, text: str) -> Any:
     return int(text)
 
 
+class _DuplicateName(ValueError):
+    """A JSON object has a name twice. JSON readers would use the last value, and the condition of the first be lost."""
+
+
 def _parse_filter(text: str) -> Any:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = Counter(name for name, _ in pairs)
+        if twice := [name for name, number in names.items() if number > 1]:
+            raise _DuplicateName(f"filter={text!r}: {twice[0]!r} is given twice in one object")
+        return dict(pairs)
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=without_duplicates)
+    except _DuplicateName:
+        raise
     except (ValueError, RecursionError):
         raise ValueError(f'filter={text!r}: must be JSON such as {{"region": ["eu"]}}') from None
 

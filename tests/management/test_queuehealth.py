@@ -166,7 +166,7 @@ def test_filters(db, clock):
         (("--max-failure-ratio", "50"), r"max_failure_ratio 50.0: must be a number from 0 to 1"),
         (("--max-recent-dead-letters", "10000"), r"max_recent_dead_letters 10000: must be from 0 to 9999"),
         (("--min-attempts", "0"), r"min_attempts 0: must be from 1"),
-        (("--window", "5"), r"window 5.0: must be at least 60 and at most 21600"),
+        (("--window", "5"), r"window 5.0: must be at least 60 and at most 21,600"),
     ],
 )
 def test_a_mistake_is_no_health(db, arguments, text):

@@ -203,3 +203,24 @@ def test_a_filter_that_cannot_be_parsed_is_not_called_ignored(registered):
     (line,), _ = _paragraphs(run("g", "t"))
     assert "by ops; subscribers claim nothing: filter=" in line
     assert "ignored" not in line
+
+
+def test_of_a_group_without_a_handler_the_registered_options_are_listed(registered):
+    groups.register_options(USING, GroupRef("h", "t"), "limits", {"rate": "5/s"}, actor="migrate")
+    groups.register_options(USING, GroupRef("h", "t"), "filter", {"region": ["eu"]}, actor="migrate")
+    run("h", "t", "max_attempts=7", "--noinput")
+    lines = [line.split(maxsplit=2) for line in run("h", "t").splitlines()]
+    assert [line[:2] for line in lines[1:]] == [["max_attempts", "7"], ["rate", "5/s"], ["filter", '{"region":']]
+    assert lines[1][2].startswith("overridden at ")
+    assert lines[2][2] == "registered"
+    said = run("h", "t", "rate=9/s", "--noinput").splitlines()[-2]
+    assert said == "rate is 9/s now, instead of 5/s (registered)."
+    assert run("h", "t").splitlines()[2].endswith(", otherwise 5/s (registered)")
+
+
+def test_limits_that_have_no_effect_are_refused_without_a_handler(registered):
+    with pytest.raises(CommandError, match="burst=3 requires rate or rate_per_key"):
+        run("h", "t", "burst=3", "--noinput")
+    groups.register_options(USING, GroupRef("h", "t"), "limits", {"rate": "5/s"}, actor="migrate")
+    run("h", "t", "burst=3", "--noinput")
+    assert set(ConsumerGroup.objects.get(consumer_group="h").overrides) == {"burst"}

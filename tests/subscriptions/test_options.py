@@ -75,6 +75,7 @@ def test_a_text_stands_for_a_value_and_back(name, text, value, again):
         ("visibility_timeout", "none", "visibility_timeout='none': must be a number of seconds"),
         ("claim_size", "none", "claim_size='none': must be an integer"),
         ("claim_size", "", "claim_size='': must be an integer"),
+        ("filter", '{"a": ["x"], "a": ["y"]}', "'a' is given twice in one object"),
     ],
 )
 def test_a_text_that_is_no_value_is_refused_with_the_rule(name, text, says):
@@ -103,7 +104,7 @@ ASYNC = {"is_async": True}
         ({}, "max_processing_time", 5, "max_processing_time cannot change while subscribers run"),
         ({}, "batch_size", 5, "batch_size=5 requires a handler with batch=True"),
         ({}, "visibility_timeout", 5, "visibility_timeout=5 has no effect in ordered mode"),
-        ({"mode": "shared"}, "visibility_timeout", 0, "visibility_timeout=0: must be above 0"),
+        ({"mode": "shared"}, "visibility_timeout", 0, "visibility_timeout=0: must be at least 0.1"),
         ({}, "timeout", 5, "timeout=5 requires an async handler"),
         ({"topic": "t_dlq"}, "max_attempts", 5, "max_attempts=5 has no effect on a DLQ topic"),
         ({}, "prefetch", 1.5, "prefetch=1.5: must be an integer"),
@@ -116,6 +117,9 @@ ASYNC = {"is_async": True}
         ({}, "burst", 0, "burst=0: must be from 1"),
         ({}, "max_in_flight", 0, "max_in_flight=0: must be from 1"),
         ({}, "limit_by", "", "limit_by='': must be the name of a field of the metadata"),
+        ({}, "limit_by", "a\nb", "must consist of printable characters"),
+        ({}, "limit_by", "mysqlqueue.key", "names that start with 'mysqlqueue.' are reserved"),
+        ({}, "poll_interval", 0.0001, "poll_interval=0.0001: must be at least 0.001"),
         ({}, "filter", {}, "filter={}: filter: must not be empty. To receive all messages, leave the filter out"),
         ({}, "filter", {"region": "eu"}, "filter['region']: must be a list of values or a dict of nested keys"),
         ({}, "filter", {"n": [{"size": 3}]}, "filter['n'][0]: "),

@@ -132,7 +132,7 @@ def test_groups(mysqlqueue):
         ({"g": {"START": "now"}}, "must be one of 'earliest', 'latest'"),
         ({"g": {"ON_FAILURE": None}}, "must be one of 'skip', 'block'"),
         ({"g": {"MAX_ATTEMPTS": 0}}, "must be from 1 to"),
-        ({"g": {"VISIBILITY_TIMEOUT": 0}}, "must be above 0"),
+        ({"g": {"VISIBILITY_TIMEOUT": 0}}, "must be at least 0.1"),
         ({"g": {"MAX_PROCESSING_TIME": None}}, "must be a number"),
         ({"g": {"BACKOFF": {"jitter": 2}}}, "jitter 2 must be"),
         ({"g": {"TIMEOUT": 0}}, "must be above 0"),

@@ -113,7 +113,7 @@ def _origin(one: GroupOption) -> str:
         return f"overridden{when}; subscribers claim nothing: {one.ignored}"
     if one.ignored:
         return f"{one.source or 'unknown'}; the override {override.text}{when} is ignored: {one.ignored}"
-    return f"overridden{when}" + (f", otherwise {one.without_override}" if one.source else "")
+    return f"overridden{when}" + (f", otherwise {one.without_override}" if one.source or one.registered_text else "")
 
 
 def _as_json(one: GroupOption) -> dict[str, Any]:
