@@ -23,7 +23,10 @@ DEBOUNCED = DebouncedMessage._meta.db_table
 OUTBOX = OutboxMessage._meta.db_table
 LOG = QueueMessage._meta.db_table
 BY_ID = "s.outbox_id = v.i"
-PENDING = 5_000
+SAME = "{t}.topic = s.topic AND {t}.partition_key = s.partition_key AND {t}.id = s.id"
+IS_THERE = f"EXISTS (SELECT 1 FROM {OUTBOX} o WHERE o.outbox_id = s.outbox_id AND {SAME.format(t='o')})"
+"""Whether the outbox has the message of a row. If the outbox was emptied, another one may have the same number."""
+PENDING = 10_000
 """Number of messages that a pass looks at, the latest of each key; of each at least two."""
 
 
@@ -52,6 +55,7 @@ class _Locked(NamedTuple):
     outbox_id: int
     deliver_at: int
     deliver_by: int
+    size: int
     now: int
 
 
@@ -85,7 +89,9 @@ def remember(session: Session, rows: Sequence[OutboxRow]) -> None:
         deliver_by = f"{LATEST_DELIVERY}" if longest is None else f"{session.dialect.now_ms} + {longest}"
         values.append(f"({outbox_id}, %s, %s, %s, %s, {deliver_by})")
         parameters += [row.topic, row.partition_key, row.message_id, key]
-    session.execute(f"INSERT INTO {DEBOUNCED} ({columns}) VALUES {', '.join(values)}", parameters)
+    # A row that was left behind, after the outbox was emptied, may have this id: then the message is only delayed.
+    keep = session.dialect.on_conflict_keep(DEBOUNCED, ("outbox_id",))
+    session.execute(f"INSERT INTO {DEBOUNCED} ({columns}) VALUES {', '.join(values)}{keep}", parameters)
 
 
 def forget(session: Session, ids: Sequence[int]) -> None:
@@ -114,7 +120,7 @@ def advance(session: Session, milliseconds: int) -> None:
 # -- the sequencer ----------------------------------------------------------------
 
 
-def decide(session: Session, due: Sequence[int]) -> Decision:
+def decide(session: Session, due: Sequence[int], *, max_bytes: int) -> Decision:
     """Decide which of the scheduled messages that have come due enter the log, and replace earlier ones.
 
     Only the sequencer calls this, under its mutex. If another transaction has locked a message, because it cancels or
@@ -123,6 +129,7 @@ def decide(session: Session, due: Sequence[int]) -> Decision:
     Args:
         session: the current transaction.
         due: ids of locked rows of the outbox that have come due.
+        max_bytes: maximum number of payload bytes to add to these. One message always fits.
     """
     decision = Decision()
     keys = _keys(session, due)
@@ -132,6 +139,7 @@ def decide(session: Session, due: Sequence[int]) -> Decision:
     there = [one.outbox_id for one in pending if one.is_there]
     locked = _lock(session, there)
     busy = _busy(session, [outbox_id for outbox_id in there if outbox_id not in locked])
+    added = 0
     gone: list[int] = []
     changed: list[tuple[int, int, int]] = []
     for key, group in groupby(pending, attrgetter("key")):
@@ -146,9 +154,10 @@ def decide(session: Session, due: Sequence[int]) -> Decision:
             changed.append((latest.outbox_id, at, by))
         if key in cut or not busy.isdisjoint(ids):
             decision.kept.add(latest.outbox_id)
-        elif at <= latest.now and latest.outbox_id not in keys:
+        elif at <= latest.now and latest.outbox_id not in keys and (added == 0 or added + latest.size <= max_bytes):
             # In this pass: before the next one, a later message may be published, and so on.
             decision.added.append(latest.outbox_id)
+            added += latest.size
         gone += [one.outbox_id for one in earlier]
     left_behind = [one.outbox_id for one in pending if not one.is_there]
     single = {one.outbox_id for one in pending if one.is_duplicate or not one.is_there}
@@ -179,13 +188,10 @@ def _keys(session: Session, ids: Sequence[int]) -> dict[int, Key]:
 def _pending(session: Session, keys: Sequence[Key]) -> tuple[list[_Pending], set[Key]]:
     """Return the latest rows of each key, the latest first, and the keys that have more."""
     limit = max(2, PENDING // len(keys))
-    same = "{t}.topic = s.topic AND {t}.partition_key = s.partition_key AND {t}.id = s.id"
-    # A limit for each key, so that no statement reads, or sorts, all that wait. A row that was left behind may have the
-    # id of another message, if the outbox was emptied.
+    # A limit for each key, so that no statement reads, or sorts, all that wait.
     term = (
         "SELECT s.topic, s.partition_key, s.coalesce_key, s.outbox_id, "
-        f"EXISTS (SELECT 1 FROM {OUTBOX} o WHERE o.outbox_id = s.outbox_id AND {same.format(t='o')}), "
-        f"EXISTS (SELECT 1 FROM {LOG} m WHERE {same.format(t='m')}) "
+        f"{IS_THERE}, EXISTS (SELECT 1 FROM {LOG} m WHERE {SAME.format(t='m')}) "
         f"FROM {DEBOUNCED} s{session.dialect.force_index('queue_debounced_key')} WHERE s.topic = %s "
         f"AND s.partition_key = %s AND s.coalesce_key = %s ORDER BY s.outbox_id DESC LIMIT {limit}"
     )
@@ -221,7 +227,7 @@ def _read(session: Session, ids: Sequence[int], suffix: str) -> list[_Locked]:
         _Locked(*row)
         for chunk in session.chunks(sorted(ids))
         for row in session.rows(
-            f"SELECT s.outbox_id, s.deliver_at, d.deliver_by, {session.dialect.now_ms} "
+            f"SELECT s.outbox_id, s.deliver_at, d.deliver_by, s.size, {session.dialect.now_ms} "
             f"FROM {session.dialect.rows(('i',), len(chunk))} {session.dialect.join_to(OUTBOX, 's')} ON {BY_ID} "
             f"{session.dialect.join_to(DEBOUNCED, 'd')} ON d.outbox_id = s.outbox_id{suffix}",
             chunk,
@@ -257,7 +263,7 @@ def collect(using: str, *, after: int | None = None, limit: int = 500) -> tuple[
     """
     session = Session(using)
     rows = session.rows(
-        f"SELECT s.outbox_id, NOT EXISTS (SELECT 1 FROM {OUTBOX} o WHERE o.outbox_id = s.outbox_id) "
+        f"SELECT s.outbox_id, NOT {IS_THERE} "
         f"FROM {DEBOUNCED} s{session.dialect.force_index('PRIMARY')} WHERE s.outbox_id > %s "
         "ORDER BY s.outbox_id LIMIT %s",
         (after or 0, limit),

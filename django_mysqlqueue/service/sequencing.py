@@ -72,17 +72,18 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
     if mutex is None:
         return Sequenced(0, more=False, busy=True)
     due = _find_due(session, max_rows, max_bytes)
-    debounced = debouncing.decide(session, due.keyed) if due.keyed else debouncing.Decision()
+    debounced = debouncing.decide(session, due.keyed, max_bytes=max_bytes) if due.keyed else debouncing.Decision()
     scheduled = [outbox_id for outbox_id in due.scheduled if outbox_id not in debounced.kept] + debounced.added
     ids = sorted(due.immediate + scheduled)
     replaced = debounced.replaced
+    more = debounced.more or (due.more and bool(ids or replaced))
     if replaced:
         session.execute(f"UPDATE {MUTEX} SET debounced = debounced + %s WHERE id = %s", (replaced, MUTEX_ID))
     if not ids and not mutex.is_behind:
         if due.scheduled or due.is_locked:
             # They wait, for example for transactions that cancel: monitoring must not report the sequencer as dead.
             session.execute(f"UPDATE {MUTEX} SET sequenced_at = {session.dialect.now_ms} WHERE id = %s", (MUTEX_ID,))
-        return Sequenced(0, more=debounced.more, replaced=replaced)
+        return Sequenced(0, more=more, replaced=replaced)
     for kind, order in ((due.immediate, "outbox_id"), (scheduled, "deliver_at, outbox_id")):
         for chunk in session.chunks(kind):
             _append(session, chunk, order)
@@ -98,7 +99,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
         f"sequenced_at = {session.dialect.now_ms} WHERE id = %s",
         (MUTEX_ID,) if left is None else (left, MUTEX_ID),
     )
-    return Sequenced(len(ids), due.more or debounced.more or left is not None, replaced=replaced)
+    return Sequenced(len(ids), more or left is not None, replaced=replaced)
 
 
 class Mutex(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
-from django_mysqlqueue import InvalidMessage, Message, cancel, publish, publish_many, reschedule
+from django_mysqlqueue import InvalidMessage, Message, cancel, publish, publish_many, reschedule, subscriber
 from django_mysqlqueue.inspection import get_overview, list_scheduled, scheduled
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage, QueueMessage, Sequencer
 from django_mysqlqueue.service import debouncing, scheduling, sequencing
@@ -418,14 +418,12 @@ def test_wrong_values_are_refused(db, options, rule):
     assert not OutboxMessage.objects.exists()
 
 
-def test_deliver_all_debounces(db):
-    handled = handler(function=lambda delivery: None)
-    Sub(handled)
+def test_deliver_all_debounces(db, no_handlers):
+    subscriber("t", group="g")(lambda delivery: None)
     debounced(1)
     debounced(2)
-    assert [one.payload for one in deliver_all(advance=31)] == []
-    sequence()
-    assert QueueMessage.objects.count() == 1
+    assert deliver_all() == []
+    assert [one.payload for one in deliver_all(advance=31)] == [2]
 
 
 def test_many_duplicates_hold_up_nothing(db, monkeypatch):
@@ -498,3 +496,61 @@ def test_ids_that_are_not_consecutive(db):
     rows = {row.outbox_id: row.message_id for row in DebouncedMessage.objects.all()}
     assert len(rows) == 12
     assert rows.items() <= ids.items()
+
+
+# -- what others have left --------------------------------------------------------
+
+
+def test_a_pass_that_only_replaces_goes_on(db):
+    for number in range(10):
+        debounced(number, coalesce=f"c{number}", delay=5)
+        debounced(number, coalesce=f"c{number}", delay=60)
+    publish("t", "other", key="k", id="other", delay=6)
+    advance(7)
+    done = sequencing.sequence(USING, max_rows=4)
+    assert (done.moved, done.replaced, done.more) == (0, 4, True)
+
+
+def test_an_addition_has_the_limits_of_a_pass(db):
+    for number in range(5):
+        debounced("x", coalesce=f"c{number}", delay=5, max_delay=5)
+        debounced("x" * 1000, coalesce=f"c{number}", delay=5, max_delay=5)
+        DebouncedMessage.objects.filter(coalesce_key=f"c{number}").update(deliver_by=1)
+    OutboxMessage.objects.filter(size__lt=100).update(deliver_at=1000)
+    assert [sequencing.sequence(USING, max_bytes=2500).moved for _ in range(3)] == [2, 2, 1]
+
+
+def test_a_row_that_was_left_behind_holds_up_no_publisher(db, settings):
+    """The outbox was emptied, so that its numbers begin again."""
+    debounced(1, id="1")
+    left = DebouncedMessage.objects.get()
+    OutboxMessage.objects.all().delete()
+    debounced(2, id="2")
+    row = OutboxMessage.objects.get()
+    DebouncedMessage.objects.all().delete()
+    left.outbox_id = row.outbox_id + 1
+    left.save(force_insert=True)
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute("UPDATE sqlite_sequence SET seq = %s WHERE name = 'queue_outbox'", [row.outbox_id])
+        else:
+            OutboxMessage.objects.all().delete()
+            cursor.execute(f"ALTER TABLE queue_outbox AUTO_INCREMENT = {row.outbox_id + 1}")
+    debounced(3, id="3", coalesce="other")
+    assert OutboxMessage.objects.filter(message_id="3", outbox_id=left.outbox_id).exists()
+    assert debouncing.collect(USING) == (1, None)
+    advance(31)
+    sequence()
+    assert "3" in in_log()
+
+
+@pytest.mark.parametrize("partitions", [None, 1])
+def test_messages_of_other_keys_are_not_replaced(db, settings, partitions):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": partitions}} if partitions else {}}
+    for key in ("a", "b", None):
+        for number in range(2):
+            publish("t", number, key=key, id=f"{key}{number}", coalesce="c", delay=5)
+    assert {one.coalesce_key for one in list_scheduled(topic="t").rows} == {"c"}
+    advance(6)
+    sequence()
+    assert sorted(in_log()) == ["None1", "a1", "b1"]

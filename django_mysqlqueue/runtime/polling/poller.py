@@ -291,15 +291,15 @@ class Poller:
             self._free_pause = self._free_ticks.add()
 
     def _sequence(self) -> tuple[bool, bool]:
-        """Move due messages into the log; return whether there were any, and whether to poll again at once."""
-        moved = 0
+        """Move due messages into the log; return whether that changed anything, and whether to poll again at once."""
+        changed = 0
         for _ in range(SEQUENCER_PASSES):
             done = sequencing.sequence(self.context.using)
-            moved += done.moved
+            changed += done.moved + done.replaced
             if done.busy or not done.more:
                 self.outbox_idle = not done.busy
-                return moved > 0, False
-        return moved > 0, True
+                return changed > 0, False
+        return changed > 0, True
 
     def _read_news(self, session: Session) -> tuple[bool, bool]:
         """Notify the groups of partitions with new messages; return whether there are any, and whether to read more."""
