@@ -172,6 +172,13 @@ class DeliveryLimits:
         """The throttle of each key."""
         return None if self.rate_per_key is None else Throttle.of(self.rate_per_key, self.burst)
 
+    def has_interval_of(self, other: DeliveryLimits, key: str) -> bool:
+        """Return whether a slot of a limited key (``NO_KEY``: of the group) takes as long as with other limits."""
+        if key != NO_KEY and self.limit_by != other.limit_by:
+            return False
+        mine, theirs = (self.by_group, other.by_group) if key == NO_KEY else (self.by_key, other.by_key)
+        return mine is not None and theirs is not None and mine.interval_us == theirs.interval_us
+
     def key_of(self, key: str | None, metadata: Mapping[str, Any]) -> str:
         """Return the key of a message for the limits per key, or ``NO_KEY`` if it has none: then these do not apply.
 

@@ -136,3 +136,6 @@ class ClaimRequest:
     start."""
     holding: Holding | None = None
     """What the claimant holds, if the group has limits."""
+    max_suspects: int = 2**62
+    """Maximum number of suspected poison messages to take. They start one after another, so in a group with limits,
+    those that wait in the process would hold the slots of others."""

@@ -104,7 +104,8 @@ class Settlement(NamedTuple):
     is_final: bool | None = None
     """Whether a failure dead-letters the message, as its handler was told. None: ``max_attempts`` decides."""
     is_started: bool = True
-    """Whether a reject ends an attempt. A message that has expired is dead-lettered before its attempt starts."""
+    """Whether the handler was called. A message that has expired is dead-lettered before its attempt starts, and a
+    release may come before or after the call."""
     held: object = None
     """An object that the process wants to get back after the flush. The service layer does not use it."""
 

@@ -199,8 +199,9 @@ class GroupControls:
 
     paused: bool
     mode: str
-    revision: int
-    """A number that grows when subscribers' memory of the group is out of date."""
+    revision: tuple[int, int]
+    """The id of the registration, and a number that grows: others mean that subscribers' memory of the group is out of
+    date."""
     options: OptionColumns
 
 
@@ -209,7 +210,7 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
     if not refs:
         return {}
     rows = session.rows(
-        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.revision, "
+        "SELECT s.consumer_group, s.topic, s.paused, s.mode, s.id, s.revision, "
         f"{', '.join(f's.{name}' for name in OptionColumns._fields)} "
         f"FROM {session.dialect.rows(('g', 't'), len(refs))} "
         f"{session.dialect.join_to(GROUPS, 's', 'queue_consumer_groups_name')} "
@@ -217,8 +218,10 @@ def group_controls(session: Session, refs: Sequence[GroupRef]) -> dict[GroupRef,
         flat(refs),
     )
     return {
-        GroupRef(group, topic): GroupControls(bool(paused), mode, int(revision), OptionColumns(*options))
-        for group, topic, paused, mode, revision, *options in rows
+        GroupRef(group, topic): GroupControls(
+            bool(paused), mode, (int(registration), int(revision)), OptionColumns(*options)
+        )
+        for group, topic, paused, mode, registration, revision, *options in rows
     }
 
 

@@ -35,21 +35,24 @@ def redeliver(taking: Taking) -> list[Claimed]:
     if not due:
         return []
     session, claimant, result = taking.session, taking.claimant, taking.result
+    if taking.slots is not None:
+        # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other.
+        taking.slots.read([])
     rows = _lock_due(session, claimant.ref, due)
-    judgement = _Judgement(taking, most=taking.request.max_due if claimant.shared else len(due))
+    closed: set[str] = set()
     if len(rows) < len(due):
         unsettled = _still_unsettled(session, claimant.ref, [row for row in due if row not in rows])
-        judgement.closed |= {key for key, _ in unsettled}
-        result.locked |= judgement.closed
+        closed = {key for key, _ in unsettled}
+        result.locked |= closed
         result.settled |= set(due) - set(rows) - unsettled
     contents = _contents(taking, rows)
     limit_keys = taking.limit_keys([(key, offset, contents[offset].metadata) for key, offset in rows])
     undecided = _read_coalesce_keys(taking, contents, rows)
-    for (key, offset), row in sorted(rows.items()):
-        if (key, offset) in undecided:
-            judgement.rest(key, offset, taking.now + RECHECK_MS)
-        elif claimant.shared or key not in judgement.closed:
-            judgement.judge(key, offset, row, contents[offset].size, limit_keys.get((key, offset), NO_KEY))
+    judgement = _Judgement(taking, undecided, closed, most=taking.request.max_due if claimant.shared else len(due))
+    for key, offset in filter(rows.__contains__, due):  # The oldest first in shared mode.
+        if claimant.shared or key not in judgement.closed:
+            limit_key = limit_keys.get((key, offset), NO_KEY)
+            judgement.judge(key, offset, rows[key, offset], contents[offset].size, limit_key)
     judgement.write()
     return judgement.taken
 
@@ -73,9 +76,15 @@ class _Judgement:
     """
 
     taking: Taking
+    undecided: Collection[tuple[str, int]]
+    """Messages with a coalesce key of which nothing can be decided now (shared mode)."""
+    closed: set[str]
+    """Partitions of which nothing more is taken (ordered mode)."""
     most: int
     """Maximum number of rows to take."""
     taken: list[Claimed] = field(default_factory=list)
+    _suspects: int = 0
+    """Number of suspected poison messages among them."""
     failed: list[FailedDelivery] = field(default_factory=list)
     lost: list[Event] = field(default_factory=list)
     waits: list[tuple[str, int, int]] = field(default_factory=list)
@@ -84,14 +93,15 @@ class _Judgement:
     """Rows that wait for a slot, or for the message before with their coalesce key, and until when."""
     passed: list[tuple[str, int]] = field(default_factory=list)
     """Rows of messages that are superseded."""
-    closed: set[str] = field(default_factory=set)
-    """Partitions of which nothing more is taken (ordered mode)."""
 
     def judge(self, key: str, offset: int, row: _Row, size: int, limit_key: str) -> None:
-        """Decide about a row. Rows of a partition must be judged in the order of their offsets."""
+        """Decide about a row. Rows of a partition must be judged in the order of their offsets in ordered mode."""
         claimant, now, result = self.taking.claimant, self.taking.now, self.taking.result
         if is_later(row.due_at, row.delivered_at, now) and (claimant.shared or not row.token):
             self._wait(key, offset, row.due_at)
+            return
+        if (key, offset) in self.undecided:
+            self.rest(key, offset, now + RECHECK_MS)
             return
         is_superseded = self.taking.coalescing.is_superseded(key, offset)
         if is_superseded and Outcome.SUPERSEDED in self.taking.request.passes:
@@ -138,20 +148,27 @@ class _Judgement:
         """Take a row if it fits and has a slot. Otherwise nothing of its partition overtakes it in ordered mode."""
         if len(self.taken) >= self.most:
             return False
+        if claimed.suspect and self._suspects >= self.taking.request.max_suspects:
+            self._leave(claimed.key, Rest(self.taking.now + RECHECK_MS, limit_key, in_flight=True))
+            return False
+        self._suspects += claimed.suspect
         taken = self.taking.take(claimed, limit_key)
         if isinstance(taken, Claimed):
             self.taken.append(taken)
             if not self.taking.coalescing.is_superseded(claimed.key, claimed.offset):
                 self.taking.coalescing.took(claimed.key, claimed.offset)
             return True
-        self.closed.add(claimed.key)
-        if isinstance(taken, Rest):
-            if self.taking.claimant.shared:
-                self.rest(claimed.key, claimed.offset, taken.until)
-            else:
-                # It stays due, so that nothing overtakes it when the partition is asked for again.
-                self.taking.result.limited[claimed.key] = taken
+        if isinstance(taken, Rest) and self.taking.claimant.shared:
+            self.rest(claimed.key, claimed.offset, taken.until)
+        else:
+            self._leave(claimed.key, taken)
         return False
+
+    def _leave(self, key: str, rest: Rest | None) -> None:
+        """Leave a row due, so that nothing overtakes it when the partition is asked for again."""
+        self.closed.add(key)
+        if rest is not None and not self.taking.claimant.shared:
+            self.taking.result.limited[key] = rest
 
     def rest(self, key: str, offset: int, until: int) -> None:
         """Make a row of a shared group due later."""
@@ -172,7 +189,7 @@ class _Judgement:
 
 
 def _due(taking: Taking) -> list[tuple[str, int]]:
-    """Return rows that are probably due for redelivery."""
+    """Return rows that are probably due for redelivery: those of a partition by offset, or the oldest first."""
     if not taking.claimant.shared:
         return [(want.key, offset) for want in taking.wants() for offset in want.due]
     exclude = taking.request.exclude
@@ -301,7 +318,7 @@ def _read_coalesce_keys(
         more = {partition for partition, _ in keys} - mine
         mine |= watermarks.lock(taking.session, taking.claimant.ref, more, skip_locked=True).keys()
         undecided = {row for row in keys if row[0] not in mine}
-    taking.coalescing.read({row: key for row, key in keys.items() if row not in undecided})
+    taking.coalescing.read({row: key for row, key in keys.items() if row not in undecided}, were_claimed=True)
     return undecided
 
 

@@ -24,6 +24,8 @@ HEARTBEATS = SubscriberHeartbeat._meta.db_table
 KEY = ("consumer_group", "topic", "limit_key", "subscriber_name")
 BY_KEY = "s.consumer_group = %s AND s.topic = %s AND s.limit_key = v.k AND s.subscriber_name = v.who"
 
+LONGEST_LOCK = 0.02
+"""Seconds for the lock of the limits, after which the database is asked for the time again."""
 RECHECK_US = 100_000
 """Microseconds until a claim asks again whether messages in flight have ended. A process that gets no slot waits longer
 each time."""
@@ -79,8 +81,14 @@ class Reservation:
 
     def _lock(self) -> None:
         self._sent_at = time.monotonic()
-        self._now = (lock(self._session, self._ref, create=True) or 0) * 1000
+        now = lock(self._session, self._ref, create=True) or 0
         self._received_at = time.monotonic()
+        if self._received_at - self._sent_at > LONGEST_LOCK:
+            # The time is that at which the statement began to wait. Slots of that time may already be too old to start.
+            self._sent_at = self._received_at
+            now = self._session.now()
+            self._received_at = time.monotonic()
+        self._now = now * 1000
         give_back(self._session, self._ref, self._limits, self._holding.returned)
 
     def read(self, keys: Iterable[str]) -> None:

@@ -130,7 +130,7 @@ class Taking:
             candidates: partition key, offset and metadata of each, the latter if it is needed.
         """
         limits = self.claimant.limits
-        if self.slots is None or not limits.limits_keys:
+        if self.slots is None or not limits.limits_keys or not candidates:
             return {}
         found: dict[tuple[str, int], str] = {}
         for key, offset, text in candidates:

@@ -220,6 +220,12 @@ class Sub:
         heartbeats.deregister(self.using, self.name, list(self.handlers))
 
 
+def take_all(sub: Sub) -> list[Held]:
+    """Starts everything that may start, without running it."""
+    sub.step()
+    return list(iter(sub.take, None))
+
+
 def sequence() -> None:
     """Moves everything that is due into the log, though a subscriber of another process may be at it."""
     deadline = time.monotonic() + 30

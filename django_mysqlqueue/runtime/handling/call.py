@@ -58,10 +58,11 @@ class _NotStarted(Exception):
     """The handler's connections or its transaction could not be opened. The cause is the database error."""
 
 
-class _Expired(Exception):
-    """A message has expired while connections, or the transaction of an atomic handler, were opened.
+class _TooLate(Exception):
+    """A message has expired, or the time of its slot is over, since its handling began, before its handler was called.
 
-    The next claim of it finds that it has expired.
+    Opening a connection or the transaction of an atomic handler may take long. The next claim finds that the message
+    has expired, or reserves another slot.
     """
 
 
@@ -179,13 +180,13 @@ def _attempt(
     handler = items[0].handler
     try:
         _connect(handler)
-        expires = min(held.expires for held in items)
+        before = min(held.starts_before for held in items)
         if handler.atomic:
-            return _run_atomic(handler, deliveries, using, expires)
-        _call(handler, deliveries, expires)
+            return _run_atomic(handler, deliveries, using, before)
+        _call(handler, deliveries, before)
         return _verdicts(handler, deliveries)
-    except _Expired:
-        return [Settlement(held.claimed, Action.RELEASE) for held in items]
+    except _TooLate:
+        return [_unstarted(held) for held in items]
     except _NotStarted as error:
         return _release(items, error.__cause__, rest)
     except StaleDelivery as error:
@@ -217,7 +218,11 @@ def _release(items: Sequence[Held], error: BaseException | None, rest: Backoff) 
         event(logging.WARNING, "delivery.not_started", **_fields(items), error=error, failures=failures)
     # The thread waits, and the message gets no delay: later messages of its partition would overtake it.
     time.sleep(rest.delay(failures))
-    return [Settlement(held.claimed, Action.RELEASE) for held in items]
+    return [_unstarted(held) for held in items]
+
+
+def _unstarted(held: Held) -> Settlement:
+    return Settlement(held.claimed, Action.RELEASE, is_started=False)
 
 
 def _record_start(claimed: Claimed, using: str) -> Settlement | None:
@@ -227,7 +232,7 @@ def _record_start(claimed: Claimed, using: str) -> Settlement | None:
             return None
     except (Error, QueueError) as error:
         event(logging.WARNING, "delivery.not_started", **delivery_fields(claimed), error=error)
-        return Settlement(claimed, Action.RELEASE)
+        return Settlement(claimed, Action.RELEASE, is_started=False)
     event(logging.WARNING, "delivery.lost", **delivery_fields(claimed))
     return Settlement(claimed, Action.STALE)
 
@@ -247,10 +252,10 @@ def _connect(handler: Handler) -> None:
         raise _NotStarted from error
 
 
-def _call(handler: Handler, deliveries: list[Delivery], expires: float) -> None:
+def _call(handler: Handler, deliveries: list[Delivery], before: float) -> None:
     _not_started.failures = 0
-    if expires <= time.monotonic():
-        raise _Expired
+    if before <= time.monotonic():
+        raise _TooLate
     pid = os.getpid()
     outer = sessions.begin_call()
     try:
@@ -298,7 +303,7 @@ def _check_order(handler: Handler, settlements: list[Settlement]) -> None:
             )
 
 
-def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str, expires: float) -> list[Settlement]:
+def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str, before: float) -> list[Settlement]:
     """Call an atomic handler: its writes and the outcomes of its deliveries commit together or not at all.
 
     The transaction commits if it settles a message (ack, reject). If every delivery was nacked or snoozed, the writes
@@ -308,7 +313,7 @@ def _run_atomic(handler: Handler, deliveries: list[Delivery], using: str, expire
     try:
         with contextlib.ExitStack() as transaction_of_the_handler:
             _begin(transaction_of_the_handler, using)
-            _call(handler, deliveries, expires)
+            _call(handler, deliveries, before)
             settlements = _verdicts(handler, deliveries)
             acked = [settlement.delivery for settlement in settlements if settlement.action is Action.ACK]
             rejected = [

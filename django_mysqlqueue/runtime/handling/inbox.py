@@ -117,6 +117,12 @@ class Inbox(InboxGroups):
             for settlement in settlements:
                 self._release_suspect(settlement.delivery)
 
+    def has_suspect(self, ref: GroupRef) -> bool:
+        """Return whether a suspected poison message of the group waits, or must not start because another one has."""
+        with self._lock:
+            waiting = (held for lane in self._groups[ref].lanes.values() for held in lane.waiting)
+            return self._suspect is not None or any(held.claimed.suspect for held in waiting)
+
     def configure(self, handler: Handler, *, enough: int, priority_share: int) -> None:
         """Use a handler's options from now on, also for the deliveries that wait.
 

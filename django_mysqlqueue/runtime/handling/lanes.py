@@ -50,6 +50,12 @@ class Held:
         """
         return self.claimed.suspect or self.claimed.attempt > 1
 
+    @property
+    def starts_before(self) -> float:
+        """The monotonic time before which its handler must be called: its message expires, or its slot is over."""
+        slot = self.claimed.slot
+        return self.expires if slot is None else min(self.expires, slot.before)
+
     def is_expired(self) -> bool:
         """Return whether its message has expired."""
         return self.expires <= time.monotonic()

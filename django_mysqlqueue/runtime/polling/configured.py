@@ -81,8 +81,6 @@ class ConfiguredGroup(ABC):
             options=self._columns,
             lease_ms=context.lease_ms,
         )
-        if self.limited.is_other(handler.limits):
-            self.inbox.return_waiting(handler.ref)
         for key in self.limited.configure(handler.limits):
             self.notify(key)
         self.priority_share = option_value(handler, "priority_share", context.settings)

@@ -55,8 +55,8 @@ class PolledGroup(DeliveringGroup):
         self.other_mode = ""
         """The group's mode, if it is no longer the handler's: the process stops."""
         self._announced = False
-        self._revision: int | None = None
-        """The group's revision at the last tick. Operators' changes increase it."""
+        self._revision: tuple[int, int] | None = None
+        """The id of the group's registration, and its revision, at the last tick. Operators' changes increase it."""
         self.failures = Failures(REST)
         """Failed turns in a row."""
         self._undo: int | None = None
@@ -366,6 +366,7 @@ class PolledGroup(DeliveringGroup):
             after_clock_step=max_due > 0 and self._after_clock_step(),
             passes=self._outcomes_passed(),
             holding=holding,
+            max_suspects=int(not self.inbox.has_suspect(self.ref)) if self.limited else 2**62,
         )
         try:
             with self._accounted(holding):
@@ -452,8 +453,8 @@ class PolledGroup(DeliveringGroup):
             self.other_mode = registered
             self.stopped = True
 
-    def has_new_revision(self, revision: int) -> bool:
-        """Return whether an operator has changed the group since the last tick (a seek, a retry)."""
+    def has_new_revision(self, revision: tuple[int, int]) -> bool:
+        """Return whether an operator has changed the group since the last tick, or it was registered again."""
         revised = self._revision is not None and revision != self._revision
         self._revision = revision
         if revised:

@@ -64,15 +64,20 @@ class Limited:
         """Number of deliveries that were started in ``AHEAD`` seconds."""
 
     def configure(self, limits: DeliveryLimits) -> list[str]:
-        """Use other limits from now on, and return the partitions that waited for a slot, to be asked for again."""
+        """Use limits from now on, and return the partitions that waited for a slot, to be asked for again.
+
+        If they differ from those before, all waiting deliveries are returned. Slots of another rate are not released:
+        they are used up, as after a crash. Otherwise, ten slots of 100/s would make room for ten of 1/h.
+        """
+        if limits != self._limits:
+            self._inbox.return_waiting(self._ref)
+            returned = self._inbox.take_returned(self._ref)
+            kept = {key: one for key, one in returned.items() if limits.has_interval_of(self._limits, key)}
+            self._inbox.put_back_returned(self._ref, kept)
         self._limits = limits
         rested = list(self._resting)
         self.reset()
         return rested
-
-    def is_other(self, limits: DeliveryLimits) -> bool:
-        """Return whether limits differ from those that are used."""
-        return limits != self._limits
 
     def reset(self) -> None:
         """Forget what waits for a slot, and that the rows of this subscriber are known."""

@@ -129,8 +129,10 @@ class SharedGroup(PolledGroup):
         return self._next_due <= self.context.clock.now()
 
     def _due_window(self, max_due: int) -> int:
-        # Rows without a slot are made due later, as many as possible at once.
-        return max(max_due, self._window, LIMITED_WINDOW if self.limited else 0)
+        # Rows of a key without a slot are made due later, as many as possible at once, and suspected poison messages
+        # that cannot start now stay due.
+        wide = self.handler.limits.limits_keys or (self.limited and self.inbox.has_suspect(self.ref))
+        return max(max_due, self._window, LIMITED_WINDOW if wide else 0)
 
     def _rest_due(self, *, without_slots: bool) -> None:
         """Look for redeliveries less often while none has a slot."""
