@@ -5,6 +5,7 @@ This module does not import Django, since Spark executors do not have it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 import zlib
@@ -181,6 +182,33 @@ def check_coalesce_key(key: object) -> str:
     if not text:
         raise InvalidMessage("coalesce '': must not be empty")
     return text
+
+
+def scoped_coalesce_key(key: str | None, coalesce: str) -> str:
+    """Return a coalesce key as it is stored: with the publisher's key, where a partition may have several of those.
+
+    Args:
+        key: the publisher's key; None if there is none, or if it is the partition.
+        coalesce: the coalesce key.
+    """
+    if key is None:
+        return coalesce
+    text = f"{len(key)}:{key}:{coalesce}"
+    return text if len(text) <= KEY_LENGTH else f"#{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def public_coalesce_key(partition: str, stored: str) -> str:
+    """Return the coalesce key that a publisher has given; a hash if it was too long together with the publisher's key.
+
+    Args:
+        partition: the partition key.
+        stored: the coalesce key as it is stored.
+    """
+    length, colon, rest = stored.partition(":")
+    if not partition.startswith(PARTITION_PREFIX) or not colon or re.fullmatch("[0-9]{1,3}", length) is None:
+        return stored
+    end = int(length)
+    return rest[end + 1 :] if rest[end : end + 1] == ":" else stored
 
 
 def hashed_partition(value: str, partitions: int) -> str:

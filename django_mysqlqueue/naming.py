@@ -23,6 +23,7 @@ from django_mysqlqueue.limits import (
     lane_of,
     new_message_id,
     priority_of,
+    scoped_coalesce_key,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "lane_of",
     "new_message_id",
     "priority_of",
+    "scoped_coalesce_key",
 ]
 
 

@@ -172,7 +172,8 @@ def deliver_all(
     Handlers run one after another in the calling thread. A failed message is redelivered at once, without a backoff,
     until it is acked or dead-lettered. Snoozed and scheduled messages wait until ``advance`` makes them due, and so do
     messages beyond the limits of their group. Filters of groups apply as they are registered or overridden: messages
-    that do not match are passed.
+    that do not match are passed. So are messages that have expired, and, of those with one coalesce key, all but the
+    latest.
     ``on_commit`` hooks follow Django's rules: in a ``TestCase``, wrap the call in
     ``captureOnCommitCallbacks(execute=True)``.
 

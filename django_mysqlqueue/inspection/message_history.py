@@ -15,7 +15,7 @@ from django_mysqlqueue.inspection import log_entries
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.log_entries import LogMessage
 from django_mysqlqueue.inspection.options import read_filter
-from django_mysqlqueue.limits import REPLACES
+from django_mysqlqueue.limits import REPLACES, public_coalesce_key
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.coalescing import THE_LOG, key_of, read
@@ -62,7 +62,7 @@ class MessageContent:
     @property
     def coalesce_key(self) -> str:
         """Its coalesce key; empty if it has none."""
-        return key_of(self.metadata, self.entry.original_id)
+        return public_coalesce_key(self.entry.key, key_of(self.metadata, self.entry.original_id))
 
     @property
     def replaces(self) -> str:
@@ -379,7 +379,7 @@ def successors(
 
 def latest_with_key(session: Session, content: MessageContent) -> int:
     """Return the offset of the latest message with the coalesce key of a message; 0 if it has no key."""
-    key = content.coalesce_key
+    key = key_of(content.metadata, content.entry.original_id)
     if not key:
         return 0
     row = (THE_LOG, content.entry.topic, content.entry.key, key)

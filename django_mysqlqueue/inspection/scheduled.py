@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.limits import AT_ONCE
+from django_mysqlqueue.limits import AT_ONCE, public_coalesce_key
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
@@ -111,7 +111,7 @@ def _by_id(session: Session, places: Sequence[tuple[int, int]]) -> list[Schedule
     found: list[ScheduledMessage] = []
     for chunk in session.chunks(sorted(row_id for _, row_id in places)):
         found += [
-            ScheduledMessage(*row)
+            _message(row)
             for row in session.rows(
                 f"SELECT {_columns('s')} FROM {session.dialect.rows(('i',), len(chunk))} "
                 f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i AND s.deliver_at > {AT_ONCE}",
@@ -126,6 +126,11 @@ def _columns(table: str) -> str:
     names = ("outbox_id", "topic", "partition_key", "id", "size", "deliver_at", "created_at")
     key = f"COALESCE((SELECT d.coalesce_key FROM {DEBOUNCED} d WHERE d.outbox_id = {table}.outbox_id), '')"
     return ", ".join([*(f"{table}.{name}" for name in names), key])
+
+
+def _message(row: Sequence[Any]) -> ScheduledMessage:
+    found = ScheduledMessage(*row)
+    return replace(found, coalesce_key=public_coalesce_key(found.key, found.coalesce_key))
 
 
 def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMessage]:
@@ -211,4 +216,4 @@ def next_scheduled(
         f"SELECT {_columns(OUTBOX)} {source}{of_topic} ORDER BY deliver_at, outbox_id LIMIT %s",
         (*parameters, *name, limit),
     )
-    return [ScheduledMessage(*row) for row in rows]
+    return [_message(row) for row in rows]

@@ -49,6 +49,10 @@ def key_of(metadata: str | bytes | Mapping[str, object], original_id: str) -> st
     key = found.get(COALESCE)
     if not isinstance(key, str) or len(key) > KEY_LENGTH or REPLACES in found:
         return ""
+    try:
+        key.encode()
+    except UnicodeEncodeError:  # A lone surrogate, which SQLite accepts in JSON.
+        return ""
     return key
 
 
@@ -94,21 +98,18 @@ def follow(session: Session, above: int) -> int | None:
 
 def note(session: Session, rows: Iterable[tuple[str, str, str, str, int]]) -> None:
     """Store the latest messages of keys. Each row has one writer at a time: the sequencer, or a claim of the group."""
-    by_key = {row[:4]: row[4] for row in rows}
-    known = read(session, by_key)
-    changed = [(*key, offset) for key, offset in sorted(by_key.items()) if known.get(key, 0) < offset]
-    for chunk in session.chunks([row for row in changed if row[:4] in known]):
-        session.execute(
-            session.dialect.update_joined(
-                KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, {"message_offset": "v.o"}
-            ),
-            flat(chunk),
-        )
-    for chunk in session.chunks([row for row in changed if row[:4] not in known]):
+    for chunk in session.chunks(sorted(rows)):
+        # This locks the rows that are there: GC cannot delete them before the UPDATE.
         session.execute(
             f"INSERT INTO {KEYS} ({', '.join(KEY)}, message_offset) VALUES "
             + session.dialect.placeholders(len(chunk), "(%s, %s, %s, %s, %s)")
             + session.dialect.on_conflict_keep(KEYS, KEY),
+            flat(chunk),
+        )
+        session.execute(
+            session.dialect.update_joined(
+                KEYS, ("g", "t", "k", "c", "o"), len(chunk), BY_KEY, {"message_offset": "v.o"}
+            ),
             flat(chunk),
         )
 

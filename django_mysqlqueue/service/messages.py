@@ -95,12 +95,14 @@ def encode(topic: str, message: Message) -> OutboxRow:
     priority = naming.check_priority(message.priority)
     metadata |= _expiry(message)
     if message.coalesce is not None:
-        metadata[COALESCE] = naming.check_coalesce_key(message.coalesce)
+        naming.check_coalesce_key(message.coalesce)
     # Without a key, messages with the same coalesce key must be in one partition.
     value = message_id if message.coalesce is None else message.coalesce
     partition_key = _partition(topic, message.key, value, metadata, priority)
+    if message.coalesce is not None:
+        metadata[COALESCE] = naming.scoped_coalesce_key(metadata.get(PUBLISHER_KEY), message.coalesce)
     delay_ms, deliver_at = schedule(message.delay, message.deliver_at)
-    debounce = _debounce(message, delay_ms)
+    debounce = _debounce(message, delay_ms, metadata.get(COALESCE))
     if delay_ms is None and not deliver_at:
         deliver_at = naming.earliest(priority)
     return OutboxRow(topic, partition_key, message_id, payload, _stored(metadata), delay_ms, deliver_at, debounce)
@@ -222,23 +224,28 @@ def schedule(delay: float | datetime.timedelta | None, deliver_at: datetime.date
     return None, _moment_ms("deliver_at", deliver_at)
 
 
-def _debounce(message: Message, delay_ms: int | None) -> Debounce | None:
+def _debounce(message: Message, delay_ms: int | None, coalesce_key: str | None) -> Debounce | None:
     """Return how a message is debounced; None if it is not, because it has no coalesce key or no delay.
+
+    Args:
+        message: the message.
+        delay_ms: its delay in milliseconds; None if it has none.
+        coalesce_key: its coalesce key as it is stored.
 
     Raises:
         InvalidMessage: the maximum delay breaks a rule. The error names the value and the rule.
     """
     longest = message.max_delay
-    if message.coalesce is None or not delay_ms:
+    if coalesce_key is None or not delay_ms:
         if longest is not None:
             raise InvalidMessage(f"max_delay {longest!r}: needs coalesce, and a delay of at least a millisecond")
         return None
     if longest is None:
-        return Debounce(message.coalesce, None)
+        return Debounce(coalesce_key, None)
     milliseconds = duration_ms("max_delay", longest, longest=LONGEST_SCHEDULE)
     if milliseconds < delay_ms:
         raise InvalidMessage(f"max_delay {longest!r}: must be at least the delay {message.delay!r}")
-    return Debounce(message.coalesce, milliseconds)
+    return Debounce(coalesce_key, milliseconds)
 
 
 def _expiry(message: Message) -> dict[str, int]:

@@ -133,12 +133,11 @@ class _New:
 
     def read(self, found: Mapping[str, Sequence[_Row]]) -> None:
         """Read what is known about messages: which ones are passed, and the limits of the keys of the others."""
-        taking, passes = self._taking, self._taking.request.passes
+        taking, passes, mine = self._taking, self._taking.request.passes, self._taking.claimant.ref.group
         self._passed = {}
         keys: dict[tuple[str, int], str] = {}
         for key, row in _each(found):
-            # Messages that are only for this group were redriven.
-            if not row.metadata or row.target:
+            if not row.metadata or row.target not in ("", mine):
                 continue
             if reason := _reason(taking, row):
                 self._passed[key, row.offset] = reason
@@ -279,7 +278,8 @@ def _each(found: Mapping[str, Sequence[_Row]]) -> Iterator[tuple[str, _Row]]:
 def _reason(taking: Taking, row: _Row) -> str:
     """Return why a message is passed by itself, or an empty string."""
     policy = taking.claimant.filter
-    if policy is not None and not policy.matches(decode_metadata(row.metadata)):
+    # Messages that are only for this group were redriven.
+    if policy is not None and not row.target and not policy.matches(decode_metadata(row.metadata)):
         return "filtered"
     if Outcome.EXPIRED in taking.request.passes:
         at = expires_at(row.metadata, row.created_at, row.original_id)

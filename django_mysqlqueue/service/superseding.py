@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from django_mysqlqueue.service import leasing
 from django_mysqlqueue.service.coalescing import THE_LOG, Coalesced, note, read
 from django_mysqlqueue.service.messages import decode_metadata
@@ -15,6 +15,7 @@ from django_mysqlqueue.sql.session import Session, flat
 
 LOG = QueueMessage._meta.db_table
 STATE = DeliveryState._meta.db_table
+OFFSETS = ConsumerOffset._meta.db_table
 RECHECK_MS = 100
 LONGEST_RECHECK_MS = 10_000
 """Shortest and longest time until a claim asks again whether the message before has ended, in milliseconds. In between,
@@ -45,8 +46,14 @@ class Coalescing:
         self._took: dict[Coalesced, int] = {}
         """By key, the message that this claim has taken last (shared mode)."""
 
-    def read(self, messages: Mapping[tuple[str, int], str]) -> None:
-        """Read what is known about the coalesce keys of messages, given by partition and offset."""
+    def read(self, messages: Mapping[tuple[str, int], str], *, were_claimed: bool = False) -> None:
+        """Read what is known about the coalesce keys of messages, given by partition and offset.
+
+        Args:
+            messages: the key of each.
+            were_claimed: whether they are below the position. Then later ones may be, too: the group has got or passed
+                them under its filter of that time, whether or not that of now matches them.
+        """
         new = {place: Coalesced(place[0], key) for place, key in messages.items() if key}
         if not new:
             return
@@ -54,10 +61,13 @@ class Coalescing:
         groups = (THE_LOG, self._ref.group) if self._shared else (THE_LOG,)
         ones = set(new.values())
         rows = read(self._session, [(group, self._ref.topic, *one) for one in ones for group in groups])
-        gets = None if self._policy is None else _matching(self._session, self._policy, set(rows.values()))
+        others = {(partition, offset) for (_, _, partition, _), offset in rows.items()} - self._keys.keys()
+        claimed = _claimed(self._session, self._ref, others) if were_claimed else {}
+        ahead = {offset for _, offset in others - claimed.keys()}
+        gets = ahead if self._policy is None else _matching(self._session, self._policy, ahead)
         for (group, _, partition, key), offset in rows.items():
             one = Coalesced(partition, key)
-            if gets is None or offset in gets:
+            if claimed.get((partition, offset), offset in gets):
                 self._latest[one] = max(self._latest.get(one, 0), offset)
             if group and one not in self._took:
                 self._claimed[one] = offset
@@ -70,6 +80,7 @@ class Coalescing:
         """Read which of the messages that the group has claimed last are in flight."""
         session = self._session
         keys = {(one.partition, offset): one for one, offset in claimed.items()}
+        due: dict[tuple[str, int], int] = {}
         for chunk in session.chunks(sorted(keys)):
             for partition, offset, due_at, delivered_at in session.rows(
                 "SELECT s.partition_key, s.message_offset, s.invisible_until, s.delivered_at "
@@ -77,9 +88,19 @@ class Coalescing:
                 f"ON {BY_ROW} AND s.acked = %s AND s.delivery_token <> 0",
                 (*flat(chunk), *self._ref, False),
             ):
+                wait = min(max(RECHECK_MS, (self._now - delivered_at) // 4), LONGEST_RECHECK_MS)
                 if leasing.is_later(due_at, delivered_at, self._now):
-                    wait = min(max(RECHECK_MS, (self._now - delivered_at) // 4), LONGEST_RECHECK_MS)
                     self._until[keys[partition, offset]] = self._now + wait
+                else:
+                    due[partition, offset] = self._now + wait
+        # A handler that has acked in a transaction of its own has locked the row, so that nobody can extend it.
+        for chunk in session.chunks(sorted(due)):
+            lost = session.rows(
+                f"SELECT s.partition_key, s.message_offset FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+                f"{session.dialect.join_to(STATE, 's')} ON {BY_ROW}{session.dialect.skip_locked}",
+                (*flat(chunk), *self._ref),
+            )
+            self._until |= {keys[place]: due[place] for place in set(chunk) - set(lost)}
 
     def is_superseded(self, partition: str, offset: int) -> bool:
         """Return whether a later message has the coalesce key of a message."""
@@ -125,6 +146,29 @@ def _matching(session: Session, policy: FilterPolicy, offsets: Collection[int]) 
     return found
 
 
+def _claimed(session: Session, ref: GroupRef, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], bool]:
+    """Return which messages are at or below the positions of a group, and whether it has got each or passed it.
+
+    Those that it has got have delivery state, as long as an earlier message of the partition is unsettled.
+
+    Args:
+        session: the current transaction.
+        ref: the group.
+        places: partition and offset of each message.
+    """
+    found: dict[tuple[str, int], bool] = {}
+    for chunk in session.chunks(sorted(places)):
+        for partition, offset, has_state in session.rows(
+            f"SELECT v.k, v.o, s.message_offset IS NOT NULL FROM {session.dialect.rows(('k', 'o'), len(chunk))} "
+            f"{session.dialect.join_to(OFFSETS, 'f')} ON f.consumer_group = %s AND f.topic = %s "
+            f"AND f.partition_key = v.k AND f.offset_claimed >= v.o "
+            f"{session.dialect.join_to(STATE, 's', left=True)} ON {BY_ROW}",
+            (*flat(chunk), *ref, *ref),
+        ):
+            found[partition, offset] = bool(has_state)
+    return found
+
+
 def superseded(
     using: str, ref: GroupRef, policy: FilterPolicy | None, messages: Mapping[tuple[str, int], str]
 ) -> set[tuple[str, int]]:
@@ -137,5 +181,5 @@ def superseded(
         messages: the coalesce key of each message, by partition and offset.
     """
     coalescing = Coalescing(Session(using), ref, policy, shared=False, now=0)
-    coalescing.read(messages)
+    coalescing.read(messages, were_claimed=True)
     return {place for place in messages if coalescing.is_superseded(*place)}

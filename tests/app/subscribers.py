@@ -118,3 +118,12 @@ def few(delivery: Delivery) -> None:
     began = time.time()
     time.sleep(0.05)
     Effect.objects.create(name=f"few|{began:.6f}|{time.time():.6f}", value=delivery.payload["n"])
+
+
+@subscriber("p.controlled", group="controlled", filter={"region": ["eu"]}, backoff={"initial": 0.1})
+@subscriber("p.controlled", group="controlled_shared", mode="shared", filter={"region": ["eu"]}, visibility_timeout=3)
+def controlled(delivery: Delivery) -> None:
+    began = time.time()
+    act(delivery.payload)
+    time.sleep(0.02)
+    Effect.objects.create(name=f"{delivery.group}|{began:.6f}|{time.time():.6f}", value=delivery.payload["n"])

@@ -126,7 +126,7 @@ def two_at_a_time(start: Start, after: Tables, names: Names) -> Iterator[str]:
 
 def gets(tables: Tables, ref: GroupRef, message: Message) -> bool:
     """Whether handlers of a group will be called with a message that it has not settled."""
-    if (has_expired(message) and not message.target_group) or is_superseded(message, tables):
+    if has_expired(message) or is_superseded(message, tables):
         return False
     policy = filter_of(tables.groups[ref])
     if policy is None or not invariants.is_for(message, ref):

@@ -250,8 +250,9 @@ class Model:
         return expires is not None and self.now >= expires
 
     def _is_superseded(self, life: Life, offset: int) -> bool:
-        """Whether the last message of the log with its coalesce key is another one, which the group gets."""
-        return self._supersedes(life, self._coalesced_after(offset)[-1:])
+        """Whether the last message of the log with its coalesce key is another one, which the group gets for sure."""
+        latest = self._coalesced_after(offset)[-1:]
+        return self._supersedes(life, [one for one in latest if not self._has_expired(one)])
 
     def _was_superseded(self, life: Life, offset: int) -> bool:
         """Whether that was so at any moment of this step, in which others may have come after that one."""
@@ -264,7 +265,14 @@ class Model:
         return sorted(one for one, row in self.logged.items() if one > offset and key and coalesced(row) == key)
 
     def _supersedes(self, life: Life, offsets: list[int]) -> bool:
-        return any(matches(self.logged[offset], life.filter) for offset in offsets)
+        return any(self._gets(life, offset) for offset in offsets)
+
+    def _gets(self, life: Life, offset: int) -> bool:
+        """Whether the group gets a message, or has got it. What expires may be passed in this step."""
+        if offset in life.claimed:
+            return True
+        may_get = offset not in life.passed or self._has_expired(offset)
+        return may_get and matches(self.logged[offset], life.filter)
 
     def _need_not(self, life: Life, offset: int) -> bool:
         """Whether a group need not handle a message any more."""

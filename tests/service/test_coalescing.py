@@ -8,10 +8,13 @@ import pytest
 from django.db import OperationalError
 
 from django_mysqlqueue import InvalidMessage, Message, operations, publish, publish_many, subscriber
+from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.filter_policies import parse
+from django_mysqlqueue.inspection import message_history
 from django_mysqlqueue.limits import COALESCE, KEY_LENGTH
 from django_mysqlqueue.models import (
     CoalesceKey,
+    ConsumerOffset,
     DeliveryEvent,
     DeliveryState,
     OutboxMessage,
@@ -21,6 +24,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.service import coalescing, groups, retention, sequencing, superseding
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.testing import deliver_all
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
@@ -28,6 +32,7 @@ pytestmark = pytest.mark.promise("Coalescing")
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 REF = GroupRef("g", "t")
+WAIT = Backoff(initial=60, jitter=0)
 
 
 def getting(got, **options):
@@ -78,6 +83,36 @@ def test_keys_count_within_a_topic_a_partition_and_a_priority(db, mode):
     publish("other", 5, key="a", coalesce="c")
     sub.settle()
     assert sorted(got) == [1, 2, 3, 4, 5]
+
+
+@MODES
+def test_messages_of_other_keys_in_a_hashed_partition_are_not_superseded(db, settings, mode):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 1}}}
+    got = []
+    sub = Sub(getting(got, mode=mode))
+    long = "x" * KEY_LENGTH
+    for key, coalesce in itertools.product(["a", "b", None, long], ["c", "d"]):
+        publish_many("t", [Message([key, coalesce, number], key=key, coalesce=coalesce) for number in range(2)])
+    sub.settle()
+    assert len(got) == 8
+    assert {number for *_, number in got} == {1}
+    first = message_history.content(Session(USING), QueueMessage.objects.order_by("offset")[0].offset, most=10)
+    assert first.coalesce_key == "c"
+    assert message_history.latest_with_key(Session(USING), first) == first.entry.offset + 1
+
+
+@MODES
+def test_a_message_for_one_group_is_superseded_and_supersedes_nothing(db, mode):
+    """Plain SQL and Spark can write such messages, which are no copies."""
+    got = []
+    sub = Sub(getting(got, mode=mode, filter=parse({"region": ["eu"]})))
+    store({COALESCE: "c", "region": "eu"})
+    store({COALESCE: "d", "region": "us"}, target_group="g")
+    store({COALESCE: "c", "region": "us"}, target_group="other")
+    store({COALESCE: "d", "region": "eu"})
+    sub.settle()
+    assert len(got) == 2
+    assert sub.inbox.passed_counts("superseded") == {REF: 1}
 
 
 def test_without_a_key_the_partition_is_that_of_the_coalesce_key(db):
@@ -295,6 +330,65 @@ def test_a_message_that_the_filter_no_longer_matches_supersedes_nothing(db, mode
     assert got == [1]
 
 
+@MODES
+@pytest.mark.parametrize("waits", ["as a retry", "in the process"])
+def test_a_message_that_was_passed_supersedes_nothing(db, clock, mode, waits):
+    """The filter of that time did not match it. That of now does, but the group does not get it any more."""
+    got = []
+
+    def fails_first(delivery):
+        got.append(delivery.payload)
+        if len(got) == 1 and waits == "as a retry":
+            raise ValueError
+
+    sub = Sub(handler(function=fails_first, mode=mode, filter=parse({"region": ["eu"]}), backoff=WAIT))
+    publish("t", 1, key="k", coalesce="c", metadata={"region": ["eu", "us"]})
+    publish("t", 2, key="k", coalesce="c", metadata={"region": "us"})
+    sub.settle() if waits == "as a retry" else sub.step()
+    assert ConsumerOffset.objects.get().offset_claimed == max(QueueMessage.objects.values_list("offset", flat=True))
+    groups.register_options(USING, REF, "filter", parse({"region": ["us"]}).as_json(), actor="migrate")
+    clock.advance(61)
+    sub.settle()
+    assert got == ([1, 1] if waits == "as a retry" else [1])
+    assert lag() == 0
+
+
+@MODES
+def test_a_message_that_was_handled_supersedes_under_any_filter(db, clock, mode):
+    """Otherwise the older one would be handled after it."""
+    got = []
+
+    def fails_first(delivery):
+        got.append(delivery.payload)
+        if got == [1]:
+            raise ValueError
+
+    sub = Sub(handler(function=fails_first, mode=mode, filter=parse({"region": ["eu", "us"]}), backoff=WAIT))
+    for number, region in ((1, "eu"), (2, "us")):
+        publish("t", number, key="k", coalesce="c", metadata={"region": region})
+        sub.settle()
+    groups.register_options(USING, REF, "filter", parse({"region": ["eu"]}).as_json(), actor="migrate")
+    clock.advance(61)
+    sub.settle()
+    assert got == [1, 2]
+    assert lag() == 0
+
+
+def test_one_that_was_claimed_after_a_later_one_is_waited_for(db, clock):
+    """After a seek with another filter, the message in flight may be an earlier one than the last that was claimed."""
+    one, other = (Sub(handler(mode="shared", filter=parse({"region": ["eu", "us"]})), name=name) for name in "ab")
+    for number, region in ((1, "eu"), (2, "us")):
+        publish("t", number, key="k", coalesce="c", metadata={"region": region})
+        one.settle()
+    groups.register_options(USING, REF, "filter", parse({"region": ["eu"]}).as_json(), actor="migrate")
+    operations.seek("g", "t", "earliest", actor="ops")
+    one.step(times=3)
+    assert one.inbox.waiting(REF)[0] == 1
+    publish("t", 3, key="k", coalesce="c", metadata={"region": "eu"})
+    other.step(times=3)
+    assert other.inbox.waiting(REF)[0] == 0
+
+
 def test_messages_of_other_groups_supersede_nothing(db, clock):
     got = []
     store({COALESCE: "c"})
@@ -413,6 +507,11 @@ def test_values_of_plain_sql_that_are_no_keys_are_handled(db, mode, value):
     sub.settle()
     assert got == [1, 1]
     assert not CoalesceKey.objects.exists()
+
+
+def test_a_key_that_cannot_be_stored_is_none(db):
+    """Of the engines, only SQLite accepts a lone surrogate in JSON."""
+    assert coalescing.key_of({COALESCE: "\ud800"}, "") == ""
 
 
 def test_keys_are_compared_byte_by_byte(db):

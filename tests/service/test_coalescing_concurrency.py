@@ -2,21 +2,130 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from collections import defaultdict
 
 import pytest
-from django.db import connections
+from django.db import connection, connections, transaction
 
 from django_mysqlqueue import publish
-from tests.support.harness import USING, Sub, handler, lag
+from django_mysqlqueue.models import DeliveryState, QueueMessage
+from django_mysqlqueue.service import redelivering, retention, superseding
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.subscriptions.delivery import Delivery
+from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
 
 pytestmark = [pytest.mark.promise("Coalescing"), pytest.mark.servers_only]
 
+REF = GroupRef("g", "t")
 KEYS = 3
 SECONDS = 3.0
+
+
+@contextlib.contextmanager
+def elsewhere(*statement):
+    """Another transaction has run a statement, and commits at the end."""
+    has, end = threading.Event(), threading.Event()
+
+    def hold():
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(*statement)
+            has.set()
+            end.wait(30)
+        connections.close_all()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert has.wait(10)
+    try:
+        yield end
+    finally:
+        end.set()
+        thread.join()
+
+
+LOCK_OFFSETS = "SELECT 1 FROM queue_offsets WHERE partition_key = 'k' FOR UPDATE"
+
+
+def test_a_delivery_of_another_subscriber_keeps_its_visibility(db, monkeypatch):
+    """It was claimed between the two reads of a claim, and a third transaction has locked the offsets row."""
+    one, other = (Sub(handler(mode="shared", function=lambda delivery: delivery.nack(0)), name=name) for name in "ab")
+    publish("t", 1, key="k", coalesce="c")
+    one.step()
+    one.work()
+    one.flush()
+    lock_due = redelivering._lock_due
+    with contextlib.ExitStack() as stack:
+
+        def claimed_in_between(session, ref, due):
+            monkeypatch.undo()
+            in_thread(one.step)
+            assert DeliveryState.objects.get().delivered_by == one.name
+            stack.enter_context(elsewhere(LOCK_OFFSETS))
+            return lock_due(session, ref, due)
+
+        monkeypatch.setattr(redelivering, "_lock_due", claimed_in_between)
+        other.step()
+    row = DeliveryState.objects.get()
+    assert row.delivered_by == one.name
+    assert row.invisible_until > row.delivered_at + 50_000
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_gc_of_the_key_does_not_hide_the_message_in_flight(db, settings, monkeypatch, is_committed):
+    """GC deletes the row of the group, whose message has left the log, while a claim takes the next one."""
+    settings.MYSQLQUEUE = {"RETENTION": 0}
+    one, other = (Sub(handler(mode="shared"), name=name) for name in "ab")
+    publish("t", 1, key="k", coalesce="c")
+    one.settle()
+    retention.collect(USING)
+    assert not QueueMessage.objects.exists()
+    publish("t", 2, key="k", coalesce="c")
+    sequence()
+    store = superseding.Coalescing.store
+
+    def collected_in_between(coalescing_keys):
+        statement = "DELETE FROM queue_coalesce_keys WHERE consumer_group = 'g'"
+        with elsewhere(statement) as end:
+            if is_committed:
+                end.set()
+                time.sleep(0.2)
+            else:
+                threading.Timer(0.3, end.set).start()
+            store(coalescing_keys)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(superseding.Coalescing, "store", collected_in_between)
+        one.step()
+    assert one.inbox.waiting(REF)[0] == 1
+    publish("t", 3, key="k", coalesce="c")
+    sequence()
+    other.step()
+    assert other.inbox.waiting(REF)[0] == 0
+
+
+def test_a_handler_that_has_acked_in_a_long_transaction_is_in_flight(db):
+    """It has locked the row, so that the message becomes visible: nobody can extend it."""
+    one, other = (Sub(handler(mode="shared", visibility_timeout=1), name=name) for name in "ab")
+    publish("t", 1, key="k", coalesce="c")
+    one.step()
+    held = one.take()
+    publish("t", 2, key="k", coalesce="c")
+    sequence()
+
+    def meanwhile():
+        time.sleep(1.2)
+        for sub in (one, other):
+            sub.step()
+        return one.inbox.waiting(REF)[0] + other.inbox.waiting(REF)[0]
+
+    with transaction.atomic():
+        Delivery(held.handler, held.claimed, held.body, USING).ack()
+        waiting = in_thread(meanwhile)
+    assert waiting == 0
 
 
 def test_the_latest_is_handled_and_never_two_at_a_time(db):

@@ -39,9 +39,15 @@ def is_superseded(message: Logged | Waiting, tables: Tables) -> bool:
     key = coalesced(message)
     if key is None:
         return False
-    if any(one.offset > getattr(message, "offset", 2**62) and coalesced(one) == key for one in tables.log.values()):
+    offset = getattr(message, "offset", 2**62)
+    if any(_supersedes(one, key) and one.offset > offset for one in tables.log.values()):
         return True
-    return any(coalesced(one) == key and one.id != message.id and _follows(one, message) for one in tables.outbox)
+    return any(_supersedes(one, key) and one.id != message.id and _follows(one, message) for one in tables.outbox)
+
+
+def _supersedes(one: Logged | Waiting, key: tuple[str, str, str]) -> bool:
+    """A message for one group supersedes nothing."""
+    return not one.target_group and coalesced(one) == key
 
 
 def _follows(one: Waiting, other: Logged | Waiting) -> bool:
@@ -55,17 +61,16 @@ def _follows(one: Waiting, other: Logged | Waiting) -> bool:
 
 def coalesced(message: Logged | Waiting) -> tuple[str, str, str] | None:
     """The coalesce key with its topic and partition. Copies, such as dead letters, have none."""
-    if message.original_id or message.target_group:
+    if message.original_id:
         return None
     key = json.loads(message.metadata).get(COALESCE)
     return None if key is None else (message.topic, message.key, key)
 
 
 def matches(message: Logged | Waiting, policy: FilterPolicy | None) -> bool:
-    """Whether a filter and its expiry let a message through; None: no filter. A message for one group bypasses it."""
-    if message.target_group:
-        return True
-    return not has_expired(message) and (policy is None or policy.matches(json.loads(message.metadata)))
+    """Whether a filter and its expiry let a message through; None: no filter. One for a single group bypasses it."""
+    passes = bool(message.target_group) or policy is None or policy.matches(json.loads(message.metadata))
+    return passes and not has_expired(message)
 
 
 def is_for(message: Logged | Waiting, ref: GroupRef) -> bool:

@@ -211,12 +211,12 @@ def _debounce() -> None:
 def _coalesce() -> None:
     """Messages with coalesce keys: superseded in claims, at the start and as retries, and those of another claim."""
     for mode in ("ordered", "shared"):
-        failing = {0}
+        failing: set[Any] = {0}
 
-        def fail(delivery: Any, failing: set[int] = failing) -> None:
+        def fail(delivery: Any, failing: set[Any] = failing) -> None:
             if delivery.payload in failing:
                 failing.discard(delivery.payload)
-                delivery.nack(delay=0.001)
+                delivery.nack(delay=0.2 if delivery.payload else 0.001)
 
         handlers = [handler("coalesced", mode, mode=mode, function=fail, filter=one) for one in (EU,)]
         sub = Sub(*handlers)
@@ -233,7 +233,17 @@ def _coalesce() -> None:
         publish("coalesced", 9, key="k", coalesce="c", metadata={"region": "eu"})
         sequence()
         sub.settle()
-        time.sleep(0.11)
+        failing |= {"k", "l"}
+        publish_many(
+            "coalesced",
+            (
+                Message(key, key=key, coalesce="passed", metadata={"region": one})
+                for one in ("eu", "us")
+                for key in "kl"
+            ),
+        )
+        sub.settle()  # The later ones are passed.
+        time.sleep(0.25)
         sub.settle()
         assert lag(mode, "coalesced") == 0
         sub.leave()
