@@ -36,8 +36,8 @@ def redeliver(taking: Taking) -> list[Claimed]:
         return []
     session, claimant, result = taking.session, taking.claimant, taking.result
     if taking.slots is not None:
-        # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. The claims that
-        # were waited for have taken some.
+        # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. Those before
+        # have taken some in the meantime.
         taking.slots.read([])
         due = _due(taking)
     rows = _lock_due(session, claimant.ref, due)
