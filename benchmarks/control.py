@@ -8,6 +8,8 @@ messages are passed because of a filter or their expiry.
 - fairness: messages of some keys. The backlog belongs to one other key.
 - limits: messages per second of a subscriber whose group has limits that are not reached, and of one without limits, by
   turns. Handlers do nothing.
+- waiting: statements per second that the server gets from a subscriber whose messages all wait for a slot, and from an
+  idle one. Polls have their default intervals. Not on SQLite, which does not count statements.
 - filters: messages per second of a subscriber whose filter passes all of them, or nine of ten, and of one without a
   filter, by turns. Handlers do nothing.
 - expiry: messages per second of a subscriber that passes a backlog of expired messages, and of one that handles
@@ -56,6 +58,8 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 """Limits that are not reached."""
 LIMITED_KEYS = 100
+WAITING: dict[str, dict[str, Any]] = {"idle": {}, "rate": {"RATE": "1/h"}, "rate per key": {"RATE_PER_KEY": "1/h"}}
+"""Limits that one message for each key uses up."""
 FILTER = {"region": ["eu"], "total": [{"numeric": [">=", 100]}]}
 MATCHING = {"no filter": 1, "none matches": 0, "one of ten matches": 10}
 """Every how many messages of a key one matches; 0: none does. Without a filter, all messages are handled."""
@@ -66,6 +70,8 @@ PAST = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WARM_UP = 2.0
 LAST = 5.0
 """Seconds to wait for the last message."""
+QUIET = 20.0
+"""Seconds after which a subscriber without work, or without slots, asks as seldom as it ever will."""
 
 
 def fill(case: str, backlog: int) -> None:
@@ -244,15 +250,21 @@ def run_expiry(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[s
     return _ratios(common.interleaved(cases, options.expired_rounds), "handled")
 
 
-def _ratios(found: dict[str, list[float]], base: str) -> tuple[dict[str, Any], list[list[str]]]:
+def _ratios(
+    found: dict[str, list[float]], base: str, title: str = "messages per second", digits: int = 0
+) -> tuple[dict[str, Any], list[list[str]]]:
     """Return the figures and the rows of a table, with ratios to the case ``base`` of the same mode."""
     medians = {name: common.median(values) for name, values in found.items()}
-    table = [["messages per second", "median", "ratio"]]
+    table = [[title, "median", "ratio"]]
     result: dict[str, Any] = {}
     for name, value in medians.items():
         ratio = round(value / medians[f"{name.rpartition(', ')[0]}, {base}"], 2)
-        result[name] = {"median": round(value), "all": [round(one) for one in found[name]], "ratio": ratio}
-        table.append([name, f"{value:,.0f}", str(ratio)])
+        result[name] = {
+            "median": round(value, digits or None),
+            "all": [round(one, digits or None) for one in found[name]],
+            "ratio": ratio,
+        }
+        table.append([name, f"{value:,.{digits}f}", str(ratio)])
     return result, table
 
 
@@ -271,6 +283,46 @@ def run_limits(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[s
         for name, limits in LIMITS.items()
     }
     return _ratios(common.interleaved(cases, options.limited_rounds), "no limits")
+
+
+def statements_per_second(mode: str, limits: dict[str, Any], messages: int, threads: int, seconds: float) -> float:
+    """Return how many statements the server gets from a subscriber; with limits, while all messages wait for a slot."""
+    from django.db import connection
+
+    from django_mysqlqueue import Message, publish_many
+    from django_mysqlqueue.service.sequencing import sequence
+
+    def count() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'Questions'")
+            return int(cursor.fetchone()[1])
+
+    os.environ["BENCH_SLEEP"] = "0"
+    if limits:
+        publish_many(TOPIC, [Message(common.PAYLOAD, key=f"k{number % LIMITED_KEYS}") for number in range(messages)])
+        while sequence("default").moved:
+            pass
+    with common.subscribers(1, "--topic", TOPIC, "--group", mode, "--threads", str(threads), GROUPS={mode: limits}):
+        time.sleep(QUIET)
+        before, began = count(), time.monotonic()
+        time.sleep(seconds)
+        return (count() - before) / (time.monotonic() - began)
+
+
+def run_waiting(options: argparse.Namespace) -> tuple[dict[str, Any], list[list[str]]]:
+    """Measure without work and without slots by turns. Return the figures, and the rows of a table."""
+    from django.db import connection
+
+    if connection.vendor == "sqlite":
+        return {}, [["statements per second", "not on SQLite"]]
+    cases = {
+        f"{mode}, {name}": partial(
+            statements_per_second, mode, limits, options.limited_messages, options.threads, options.waiting_seconds
+        )
+        for mode in MODES
+        for name, limits in WAITING.items()
+    }
+    return _ratios(common.interleaved(cases, 1), "idle", "statements per second", digits=1)
 
 
 def coalesced(mode: str, *, coalesce: bool, messages: int, seconds: float) -> tuple[float, int]:
@@ -346,6 +398,7 @@ RATES = {
     "debouncing": run_debouncing,
     "coalescing": run_coalescing,
     "limits": run_limits,
+    "waiting": run_waiting,
     "filters": run_filters,
     "expiry": run_expiry,
 }
@@ -396,6 +449,9 @@ def main() -> None:
     parser.add_argument("--limited-messages", type=int, default=20_000, help="messages per round (default: 20000)")
     parser.add_argument("--limited-processes", type=int, default=1, help="subscriber processes (default: 1)")
     parser.add_argument("--limited-rounds", type=int, default=5, help="number of rounds of limits (default: 5)")
+    parser.add_argument(
+        "--waiting-seconds", type=float, default=20.0, help="seconds that statements are counted (default: 20)"
+    )
     parser.add_argument(
         "--passed-messages", type=int, default=400_000, help="messages that a filter passes per round (default: 400000)"
     )
