@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 
@@ -350,3 +351,26 @@ def test_a_filter_that_cannot_be_parsed(db):
     assert one["filter"].startswith("(cannot be parsed) filter={'region': ")
     assert "there is no operator 'sounds-like'" in group_status()["filter"]
     assert [one["kind"] for one in status()["problems"]] == ["filter"]
+
+
+@pytest.mark.promise("Filters", "Expiry", "Coalescing")
+def test_what_was_settled_without_a_call(db):
+    sub = Sub(handler(filter=parse({"region": ["eu"]})), handler(group="all"))
+    publish("t", 1, metadata={"region": "us"})
+    publish("t", 2, metadata={"region": "eu"}, expires_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+    publish_many("t", [Message(n, metadata={"region": "eu"}, coalesce="c") for n in range(4)])
+    sub.settle()
+    sub.poller.write_rollups()
+    assert table(run("queuestatus"), "Settled without a call in the last hour") == [
+        {"group": "all", "topic": "t", "filtered": "0", "expired": "1", "superseded": "3"},
+        {"group": "g", "topic": "t", "filtered": "1", "expired": "1", "superseded": "3"},
+    ]
+    assert group_status()["passed"] == {"filtered": 1, "expired": 1, "superseded": 3}
+
+
+def test_nothing_was_settled_without_a_call(db):
+    sub = Sub(handler())
+    publish("t", 1)
+    sub.settle()
+    sub.poller.write_rollups()
+    assert "without a call" not in run("queuestatus")

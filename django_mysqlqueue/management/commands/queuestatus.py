@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from django_mysqlqueue.inspection import (
 from django_mysqlqueue.inspection.topics import TopicOverview, read_topics
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
@@ -38,6 +40,9 @@ class Status:
     topics: Sequence[TopicOverview]
     leases: dict[GroupRef, dict[str, int]]
     """For each group, the number of partitions by owner; ``''`` stands for partitions without an owner."""
+    passed: dict[GroupRef, Counter[str]]
+    """For each group, the number of messages of the last hour that were settled without a call, by reason
+    (``rollups.PASSED``)."""
     problems: Sequence[Problem]
 
 
@@ -124,6 +129,15 @@ class Command(QueueCommand):
             self.stdout.write("")
             self.stdout.write(heading("Filters"))
             write_table(self.stdout, ("group", "topic", "filter"), filters)
+        passed = [
+            (*group.ref, *(found[reason] for reason in rollups.PASSED))
+            for group in queue.groups
+            if any((found := status.passed[group.ref]).values())
+        ]
+        if passed:
+            self.stdout.write("")
+            self.stdout.write(heading("Settled without a call in the last hour"))
+            write_table(self.stdout, ("group", "topic", *rollups.PASSED), passed)
         overrides = [
             (*group.ref, one.name, shortened(one.text), moment(one.at), one.by)
             for group in queue.groups
@@ -161,7 +175,10 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     leases: dict[GroupRef, dict[str, int]] = {}
     for (owner, ref), count in partitions.shares(session).items():
         leases.setdefault(ref, {})[owner] = count
-    return Status(queue, read_topics(session, queue.now), leases, find_problems(queue))
+    passed: dict[GroupRef, Counter[str]] = defaultdict(Counter)
+    for bucket in rollups.since(session, rollups.MINUTE, queue.now - rollups.HOUR * 1000):
+        passed[bucket.ref] += bucket.passed
+    return Status(queue, read_topics(session, queue.now), leases, passed, find_problems(queue))
 
 
 def _as_json(using: str, status: Status) -> dict[str, Any]:
@@ -173,7 +190,10 @@ def _as_json(using: str, status: Status) -> dict[str, Any]:
         "sequenced_at": queue.sequenced_at,
         "debounced": queue.debounced,
         "topics": [dataclasses.asdict(topic) for topic in status.topics],
-        "groups": [_group(group, queue.now, status.leases.get(group.ref, {})) for group in queue.groups],
+        "groups": [
+            _group(group, queue.now, status.leases.get(group.ref, {}), status.passed[group.ref])
+            for group in queue.groups
+        ],
         "problems": [
             {
                 "severity": one.severity,
@@ -194,7 +214,7 @@ def _filter_text(policy: FilterPolicy | str) -> str:
     return f"(cannot be parsed) {policy}" if isinstance(policy, str) else str(policy)
 
 
-def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, Any]:
+def _group(group: GroupOverview, now: int, shares: dict[str, int], passed: Counter[str]) -> dict[str, Any]:
     return {
         "group": group.ref.group,
         "topic": group.ref.topic,
@@ -215,5 +235,6 @@ def _group(group: GroupOverview, now: int, shares: dict[str, int]) -> dict[str, 
             if getattr(group.limits, name) is not None
         },
         "filter": group.filter.as_json() if isinstance(group.filter, FilterPolicy) else group.filter,
+        "passed": {reason: passed[reason] for reason in rollups.PASSED},
         "overrides": {one.name: {"value": one.value, "at": one.at, "by": one.by} for one in group.overrides},
     }
