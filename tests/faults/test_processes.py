@@ -157,5 +157,8 @@ def test_one_partition_and_many_threads_is_warned_of(start):
 def test_an_unknown_group_is_refused(db, tmp_path):
     worker = Worker(tmp_path, "--group", "nobody")
     assert worker.wait() == 1
-    names = "action, atomic, batch, few, limited, limited_shared, plain, shared, shared_atomic, strict"
+    names = (
+        "action, atomic, batch, controlled, controlled_shared, few, limited, limited_shared, plain, shared, "
+        "shared_atomic, strict"
+    )
     assert f"no handler has this group. Handlers have: {names}." in worker.output
