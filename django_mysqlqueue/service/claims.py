@@ -90,6 +90,8 @@ class Claim:
     milliseconds."""
     limited: dict[str, Rest] = field(default_factory=dict)
     """Partitions whose next message waits for a slot."""
+    held_up: set[str] = field(default_factory=set)
+    """Partitions with a suspected poison message that ``max_suspects`` left out. It stays due."""
     rest: Rest | None = None
     """Why no further message of the group gets a slot."""
     held: dict[str, int] | None = None

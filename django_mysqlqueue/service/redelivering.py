@@ -151,7 +151,8 @@ class _Judgement:
         if len(self.taken) >= self.most:
             return False
         if claimed.suspect and self._suspects >= self.taking.request.max_suspects:
-            self._leave(claimed.key, Rest(self.taking.now + RECHECK_MS, limit_key, in_flight=True))
+            self.closed.add(claimed.key)
+            self.taking.result.held_up.add(claimed.key)
             return False
         self._suspects += claimed.suspect
         taken = self.taking.take(claimed, limit_key)
@@ -160,17 +161,14 @@ class _Judgement:
             if not self.taking.coalescing.is_superseded(claimed.key, claimed.offset):
                 self.taking.coalescing.took(claimed.key, claimed.offset)
             return True
-        if isinstance(taken, Rest) and self.taking.claimant.shared:
-            self.rest(claimed.key, claimed.offset, taken.until)
-        else:
-            self._leave(claimed.key, taken)
+        self.closed.add(claimed.key)
+        if isinstance(taken, Rest):
+            if self.taking.claimant.shared:
+                self.rest(claimed.key, claimed.offset, taken.until)
+            else:
+                # It stays due, so that nothing overtakes it when the partition is asked for again.
+                self.taking.result.limited[claimed.key] = taken
         return False
-
-    def _leave(self, key: str, rest: Rest | None) -> None:
-        """Leave a row due, so that nothing overtakes it when the partition is asked for again."""
-        self.closed.add(key)
-        if rest is not None and not self.taking.claimant.shared:
-            self.taking.result.limited[key] = rest
 
     def rest(self, key: str, offset: int, until: int) -> None:
         """Make a row of a shared group due later."""

@@ -190,13 +190,14 @@ def test_in_shared_mode_the_oldest_retry_gets_the_next_slot(db, patience):
 def test_suspects_do_not_hold_up_healthy_messages(db, patience, mode, limits):
     """They start one after another, and each that waits in a process would hold a slot and a place."""
     one = handler(mode=mode, visibility_timeout=0.1, **limits)
-    lost, other = Sub(one, threads=8), Sub(one, threads=4)
+    lost = Sub(one, threads=8)
     publish_many("t", [Message(n, key=f"k{n}") for n in range(8)])
     held = []
     while len(held) < 8:
         held += take_all(lost)
     SubscriberHeartbeat.objects.filter(subscriber_name=lost.name).update(heartbeat_at=1)
     time.sleep(0.2)
+    other = Sub(one, threads=4)
     publish_many("t", [Message(n, key=f"z{n}") for n in range(8)])
     until = time.monotonic() + 10
     started = []
@@ -208,3 +209,27 @@ def test_suspects_do_not_hold_up_healthy_messages(db, patience, mode, limits):
     assert sum(held.claimed.suspect for held in started) <= 1
     assert {held.claimed.key[0] for held in started} >= {"z"}
     assert len(started) >= 3
+
+
+@MODES
+@pytest.mark.parametrize("limits", [{"max_in_flight": 8}, {"rate": parse_rate("1000/s")}])
+def test_suspects_follow_one_another_at_once(db, patience, mode, limits):
+    done = []
+    one = handler(mode=mode, visibility_timeout=0.1, function=lambda delivery: done.append(delivery.key), **limits)
+    lost = Sub(one, threads=8)
+    publish_many("t", [Message(n, key=f"k{n}") for n in range(8)])
+    held = []
+    while len(held) < 8:
+        held += take_all(lost)
+    SubscriberHeartbeat.objects.filter(subscriber_name=lost.name).update(heartbeat_at=1)
+    time.sleep(0.2)
+    other = Sub(one, threads=4)
+    for _ in range(200):
+        other.step()
+        other.work()
+        if len(done) == 8:
+            break
+        assert other.poller.groups[0].limited.next_at() in (None, 0), "it waits for no time"
+        other.beat()
+        time.sleep(0.01)
+    assert sorted(done) == [f"k{n}" for n in range(8)]

@@ -169,6 +169,7 @@ class PolledGroup(DeliveringGroup):
             self.inbox.return_late(self.ref)
             for key in self.limited.rested(self.context.clock.now()):
                 self.notify(key)
+            self._resume()
         priorities = self._priorities()
         priority, room = self._next_claim(priorities)
         flushes = room > 0 or self.inbox.flush_due(self.ref)
@@ -313,6 +314,7 @@ class PolledGroup(DeliveringGroup):
             self._locked += flushed.locked
             settlements = [settlement for settlement in settlements if settlement not in flushed.locked]
         self.inbox.written(settlements)
+        self._resume()
         self.unfinished |= flushed.unfinished
         self._skipped |= flushed.skipped
         for settlement in flushed.stale:
@@ -323,6 +325,13 @@ class PolledGroup(DeliveringGroup):
         if self.context.watch.is_wanted():
             self.context.watch.tell(flushed_ends(settlements, flushed, self.context.clock.now()))
         self._written(settlements, flushed)
+
+    def _resume(self) -> bool:
+        """Ask again for suspected poison messages that waited for the end of another one; return whether any did."""
+        resumed = self.limited.resumed()
+        for key in resumed:
+            self.notify(key)
+        return bool(resumed)
 
     def _count_failures(self, settlements: Sequence[Settlement], flushed: Flushed) -> None:
         """Count the outcomes of a flush for the charts. Acks are counted when the rollups are written."""
@@ -377,7 +386,8 @@ class PolledGroup(DeliveringGroup):
         self.limited.written(claim.held)
         if self.limited:
             self.limited.claimed(claim, self.context.clock.now())
-            for key in claim.limited:
+            # In shared mode, the other messages of a partition with a suspected poison message go on.
+            for key in (*claim.limited, *(() if self.handler.shared else claim.held_up)):
                 self.todo.pop(key, None)
         return claim
 

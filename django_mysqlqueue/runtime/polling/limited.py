@@ -56,6 +56,8 @@ class Limited:
         """By partition, until when it rests."""
         self._until: list[tuple[int, str]] = []
         """A heap of (until, partition). Entries may be out of date."""
+        self._held_up: set[str] = set()
+        """Partitions with a suspected poison message that waits for the end of another one."""
         self._fruitless = 0
         """Claims in a row that have got no slot."""
         self._sampled_at = time.monotonic()
@@ -85,6 +87,7 @@ class Limited:
         self._rest, self._fruitless = None, 0
         self._resting.clear()
         self._until.clear()
+        self._held_up.clear()
 
     def __bool__(self) -> bool:
         """Whether the group has limits."""
@@ -93,6 +96,10 @@ class Limited:
     def rests(self, key: str) -> bool:
         """Return whether a partition waits for a slot."""
         return key in self._resting
+
+    def waits(self, key: str) -> bool:
+        """Return whether an ordered partition waits for a slot, or for the end of a suspected poison message."""
+        return key in self._resting or key in self._held_up
 
     def __len__(self) -> int:
         """The number of partitions that wait for a slot."""
@@ -155,6 +162,7 @@ class Limited:
             claim: the claim.
             now: the database's time in epoch milliseconds.
         """
+        self._held_up |= claim.held_up
         if claim.rest is None and not claim.limited:
             self._fruitless = 0
             return
@@ -183,6 +191,14 @@ class Limited:
             del self._resting[key]
         return freed
 
+    def resumed(self) -> list[str]:
+        """Return the partitions that waited for the end of a suspected poison message, if there is none any more."""
+        if not self._held_up or self._inbox.has_suspect(self._ref):
+            return []
+        found = sorted(self._held_up)
+        self._held_up.clear()
+        return found
+
     def rested(self, now: int) -> Iterator[str]:
         """Yield the partitions whose wait is over, and forget that they waited.
 
@@ -199,7 +215,9 @@ class Limited:
                 yield key
 
     def next_at(self) -> int | None:
-        """Return when the first wait is over, in epoch milliseconds, or None if nothing waits."""
+        """Return when the first wait is over, in epoch milliseconds, or None if nothing waits for a time."""
+        if self._held_up and not self._inbox.has_suspect(self._ref):
+            return 0
         while self._until and self._resting.get(self._until[0][1], None) is None:
             heapq.heappop(self._until)
         times = [self._until[0][0]] if self._until else []
@@ -207,4 +225,5 @@ class Limited:
 
     def forget(self, key: str) -> None:
         """Forget a partition."""
+        self._held_up.discard(key)
         self._resting.pop(key, None)

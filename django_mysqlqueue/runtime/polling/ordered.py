@@ -101,7 +101,7 @@ class OrderedGroup(PolledGroup):
 
     def _look_at(self, partition: OwnedPartition) -> None:
         partition.busy_at = time.monotonic()
-        if not (partition.leaving or self.limited.rests(partition.key)):
+        if not (partition.leaving or self.limited.waits(partition.key)):
             self.todo.setdefault(partition.key)
 
     def next_at(self) -> int | None:
@@ -381,7 +381,7 @@ class OrderedGroup(PolledGroup):
             and not (partition.pending or partition.in_flight or partition.leaving)
             and partition.key not in self.todo
             and partition.key not in self.unfinished
-            and not self.limited.rests(partition.key)
+            and not self.limited.waits(partition.key)
             and partition.busy_at <= idle_since
         ]
         for start in range(0, len(idle), 1000):

@@ -141,6 +141,12 @@ class SharedGroup(PolledGroup):
         else:
             self._without_slots.clear()
 
+    def _resume(self) -> bool:
+        resumed = super()._resume()
+        if resumed:
+            self._next_due = self.context.clock.now()
+        return resumed
+
     def _after_clock_step(self) -> bool:
         expected, self._expects_clock_step = self._expects_clock_step, False
         return expected
