@@ -386,7 +386,7 @@ class PolledGroup(DeliveringGroup):
         self.limited.written(claim.held)
         if self.limited:
             self.limited.claimed(claim, self.context.clock.now())
-            # In shared mode, the other messages of a partition with a suspected poison message go on.
+            # In shared mode, a suspected poison message does not hold up the others of its partition.
             for key in (*claim.limited, *(() if self.handler.shared else claim.held_up)):
                 self.todo.pop(key, None)
         return claim
