@@ -36,8 +36,8 @@ def redeliver(taking: Taking) -> list[Claimed]:
         return []
     session, claimant, result = taking.session, taking.claimant, taking.result
     if taking.slots is not None:
-        # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. Those before
-        # have taken some in the meantime.
+        # Before the rows: otherwise, claims that wait for the slots would hide the rows from each other. The claims
+        # before this one have taken some of the rows.
         taking.slots.read([])
         due = _due(taking)
     rows = _lock_due(session, claimant.ref, due)
@@ -154,10 +154,10 @@ class _Judgement:
             self.closed.add(claimed.key)
             self.taking.result.held_up.add(claimed.key)
             return False
-        self._suspects += claimed.suspect
         taken = self.taking.take(claimed, limit_key)
         if isinstance(taken, Claimed):
             self.taken.append(taken)
+            self._suspects += claimed.suspect
             if not self.taking.coalescing.is_superseded(claimed.key, claimed.offset):
                 self.taking.coalescing.took(claimed.key, claimed.offset)
             return True
