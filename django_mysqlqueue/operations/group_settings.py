@@ -113,8 +113,9 @@ def _check(handler: Handler | None, columns: OptionColumns, found: Difference) -
     """Refuse a change after which subscribers would ignore an override that they do not ignore now."""
     if handler is None:
         # Of the other options, the rules depend on the code.
+        broken = list(rules_of_limits(limits_of(columns, found.before)))
         for rule in rules_of_limits(limits_of(columns, found.after)):
-            if not found.new.keys().isdisjoint(rule.names):
+            if rule not in broken or not found.new.keys().isdisjoint(rule.names):
                 raise OperationRefused(rule.text)
         return
     ignored = overridden(handler, found.before)[1]

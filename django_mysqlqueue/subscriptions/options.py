@@ -354,23 +354,21 @@ def parse_text(name: str, text: str) -> Any:
     return int(text)
 
 
-class _DuplicateName(ValueError):
-    """A JSON object has a name twice. JSON readers would use the last value, and the condition of the first be lost."""
-
-
 def _parse_filter(text: str) -> Any:
+    twice: list[str] = []
+
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = Counter(name for name, _ in pairs)
-        if twice := [name for name, number in names.items() if number > 1]:
-            raise _DuplicateName(f"filter={text!r}: {twice[0]!r} is given twice in one object")
+        # JSON readers use the last value of a name: the condition of the first would be lost.
+        twice.extend(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
         return dict(pairs)
 
     try:
-        return json.loads(text, object_pairs_hook=without_duplicates)
-    except _DuplicateName:
-        raise
+        found = json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError):
         raise ValueError(f'filter={text!r}: must be JSON such as {{"region": ["eu"]}}') from None
+    if twice:
+        raise ValueError(f"filter={text!r}: {twice[0]!r} is given twice in one object")
+    return found
 
 
 def _parse_duration(name: str, text: str) -> float:

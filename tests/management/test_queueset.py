@@ -224,3 +224,7 @@ def test_limits_that_have_no_effect_are_refused_without_a_handler(registered):
     groups.register_options(USING, GroupRef("h", "t"), "limits", {"rate": "5/s"}, actor="migrate")
     run("h", "t", "burst=3", "--noinput")
     assert set(ConsumerGroup.objects.get(consumer_group="h").overrides) == {"burst"}
+    run("h", "t", "rate=9/s", "--noinput")
+    groups.register_options(USING, GroupRef("h", "t"), "limits", {}, actor="migrate")
+    with pytest.raises(CommandError, match="burst=3 requires rate or rate_per_key"):
+        run("h", "t", "--unset", "rate", "--noinput")

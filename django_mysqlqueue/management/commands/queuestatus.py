@@ -40,7 +40,7 @@ class Status:
     topics: Sequence[TopicOverview]
     leases: dict[GroupRef, dict[str, int]]
     """For each group, the number of partitions by owner; ``''`` stands for partitions without an owner."""
-    passed: dict[GroupRef, Counter[str]]
+    passed: defaultdict[GroupRef, Counter[str]]
     """For each group, the number of messages of the last hour that were settled without a call, by reason
     (``rollups.PASSED``)."""
     problems: Sequence[Problem]
@@ -175,7 +175,7 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
     leases: dict[GroupRef, dict[str, int]] = {}
     for (owner, ref), count in partitions.shares(session).items():
         leases.setdefault(ref, {})[owner] = count
-    passed: dict[GroupRef, Counter[str]] = defaultdict(Counter)
+    passed: defaultdict[GroupRef, Counter[str]] = defaultdict(Counter)
     for bucket in rollups.since(session, rollups.MINUTE, queue.now - rollups.HOUR * 1000):
         passed[bucket.ref] += bucket.passed
     return Status(queue, read_topics(session, queue.now), leases, passed, find_problems(queue))
