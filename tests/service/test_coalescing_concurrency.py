@@ -16,7 +16,7 @@ from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.service import redelivering, retention, superseding
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.delivery import Delivery
-from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
+from tests.support.harness import USING, Sub, handler, holding, in_thread, lag, sequence
 
 pytestmark = [pytest.mark.promise("Coalescing"), pytest.mark.servers_only]
 
@@ -25,26 +25,9 @@ KEYS = 3
 SECONDS = 3.0
 
 
-@contextlib.contextmanager
-def elsewhere(*statement):
-    """Another transaction has run a statement, and commits at the end."""
-    has, end = threading.Event(), threading.Event()
-
-    def hold():
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(*statement)
-            has.set()
-            end.wait(30)
-        connections.close_all()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert has.wait(10)
-    try:
-        yield end
-    finally:
-        end.set()
-        thread.join()
+def sql(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
 
 
 LOCK_OFFSETS = "SELECT 1 FROM queue_offsets WHERE partition_key = 'k' FOR UPDATE"
@@ -64,7 +47,7 @@ def test_a_delivery_of_another_subscriber_keeps_its_visibility(db, monkeypatch):
             monkeypatch.undo()
             in_thread(one.step)
             assert DeliveryState.objects.get().delivered_by == one.name
-            stack.enter_context(elsewhere(LOCK_OFFSETS))
+            stack.enter_context(holding(lambda: sql(LOCK_OFFSETS)))
             return lock_due(session, ref, due)
 
         monkeypatch.setattr(redelivering, "_lock_due", claimed_in_between)
@@ -89,7 +72,7 @@ def test_gc_of_the_key_does_not_hide_the_message_in_flight(db, settings, monkeyp
 
     def collected_in_between(coalescing_keys):
         statement = "DELETE FROM queue_coalesce_keys WHERE consumer_group = 'g'"
-        with elsewhere(statement) as end:
+        with holding(lambda: sql(statement)) as end:
             if is_committed:
                 end.set()
                 time.sleep(0.2)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 
 from django_mysqlqueue.conf import Backoff, get_settings
 from django_mysqlqueue.inspection.problems import Problem
@@ -235,6 +236,30 @@ def sequence() -> None:
 
 def lag(group: str = "g", topic: str = "t") -> int:
     return oracle.unsettled(Session(USING), GroupRef(group, topic))[0]
+
+
+@contextlib.contextmanager
+def holding(work: Callable[[], Any], using: str = USING) -> Iterator[threading.Event]:
+    """A transaction of another connection has done something. It commits when the block ends, or the event is set."""
+    has, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic(using):
+                work()
+                has.set()
+                end.wait(60)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert has.wait(30)
+    try:
+        yield end
+    finally:
+        end.set()
+        thread.join(30)
 
 
 def in_thread(function: Callable[[], Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
@@ -14,7 +13,7 @@ from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.sql import dialect_of
 from django_mysqlqueue.sql.mysql import LOCK_WAIT_TIMEOUT, STATEMENT_ERRORS
 from tests.app.models import Effect
-from tests.support.harness import USING, Sub, handler, in_thread
+from tests.support.harness import USING, Sub, handler, holding, in_thread
 from tests.support.private_servers import alias_of, private_server
 
 TIMEOUTS = sessions.Timeouts(idle=60, lock_wait=1, network=10, read=30)
@@ -103,31 +102,10 @@ def test_an_error_that_is_known_to_be_harmless_leaves_the_transaction_as_it_was(
             Effect.objects.create(name="after")
         return caught.value.args[0]
 
-    with holding("SELECT 1 FROM scratch WHERE id = 2 FOR UPDATE") if code == 3572 else contextlib.nullcontext():
+    lock = "SELECT 1 FROM scratch WHERE id = 2 FOR UPDATE"
+    with holding(lambda: sql(lock)) if code == 3572 else contextlib.nullcontext():
         assert in_thread(work) == code
     assert effects() == ["after", "before"]
-
-
-@contextlib.contextmanager
-def holding(statement, using=USING):
-    """Another connection has a transaction open in which the statement was run."""
-    holds, done = threading.Event(), threading.Event()
-
-    def hold():
-        with transaction.atomic(using):
-            sql(statement, using=using)
-            holds.set()
-            done.wait(60)
-        connections.close_all()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holds.wait(30)
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(30)
 
 
 def effects(using=USING):
@@ -176,7 +154,8 @@ class Attempts:
 @contextlib.contextmanager
 def a_locked_row(using=USING):
     locked = Effect.objects.using(using).create(name="locked")
-    with holding(f"SELECT id FROM {Effect._meta.db_table} WHERE id = {locked.pk} FOR UPDATE", using):
+    lock = f"SELECT id FROM {Effect._meta.db_table} WHERE id = {locked.pk} FOR UPDATE"
+    with holding(lambda: sql(lock, using=using), using):
         yield locked
 
 
