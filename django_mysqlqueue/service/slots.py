@@ -9,7 +9,7 @@ it waits for no other lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from django_mysqlqueue.delivery_limits import AHEAD_US, NO_KEY, START_WITHIN_US, DeliveryLimits, Throttle
@@ -46,6 +46,8 @@ class Rest(NamedTuple):
     """The key that is limited; ``NO_KEY``: the group as a whole."""
     in_flight: bool
     """Whether too many of its messages are in flight; otherwise, its rate is used up."""
+    is_certain: bool = False
+    """Whether there is a slot then unless others reserve it. Otherwise, it is only the time to ask again."""
 
 
 class Reservation:
@@ -131,14 +133,41 @@ class Reservation:
         if not self._now:
             self.read([])
         for one in keys:
-            most = self._most[one == NO_KEY]
-            if most is not None and self.held.get(one, 0) + self._elsewhere.get(one, 0) >= most:
-                return self._refuse(one, self._now + RECHECK_US, in_flight=True)
-        slots = {one: throttle.next_slot(self._full_at[one], self._now) for one, throttle in self._applied(keys)}
-        for one, slot in slots.items():
+            rest = self._rest(one)
+            if rest is not None:
+                return rest
+        return self._reserve(key, keys)
+
+    def ask(self, keys: Sequence[str]) -> list[Rest | None]:
+        """Return why one message of each key, one after another, would get no slot by the limits per key.
+
+        This neither locks nor writes anything. So a claim may find it otherwise.
+        """
+        self._now = self._session.now() * 1000
+        self.read(keys)
+        found: list[Rest | None] = []
+        for key in keys:
+            rest = self._rest(key)
+            if rest is None:
+                self._reserve(key, [key])
+            found.append(rest)
+        return found
+
+    def _rest(self, key: str) -> Rest | None:
+        """Return why the limits of one key have no slot."""
+        most, throttle = self._most[key == NO_KEY], self._throttles[key == NO_KEY]
+        if most is not None and self.held.get(key, 0) + self._elsewhere.get(key, 0) >= most:
+            return self._refuse(key, self._now + RECHECK_US, RECHECK_STEP_US, in_flight=True)
+        if throttle is not None:
+            slot = throttle.next_slot(self._full_at[key], self._now)
             if slot > self._now + AHEAD_US:
-                return self._refuse(one, slot, in_flight=False)
-        slot = max(slots.values(), default=self._now)
+                return self._refuse(key, slot, throttle.interval_us, in_flight=False)
+        return None
+
+    def _reserve(self, key: str, keys: Sequence[str]) -> Slot:
+        """Reserve a slot for a message of a key by the limits of some keys, which have one."""
+        slots = [throttle.next_slot(self._full_at[one], self._now) for one, throttle in self._applied(keys)]
+        slot = max(slots, default=self._now)
         for one, throttle in self._applied(keys):
             self._full_at[one] = throttle.reserve(self._full_at[one], slot)
             self._changed.add(one)
@@ -154,13 +183,12 @@ class Reservation:
         found = [(one, self._throttles[one == NO_KEY]) for one in keys]
         return [(one, throttle) for one, throttle in found if throttle is not None]
 
-    def _refuse(self, key: str, slot: int, *, in_flight: bool) -> Rest:
+    def _refuse(self, key: str, slot: int, step_us: int, *, in_flight: bool) -> Rest:
         """Return when to ask again: messages of one key, one after another."""
         before = self._refused.get(key, 0)
         self._refused[key] = before + 1
-        throttle = self._throttles[key == NO_KEY]
-        later = slot + before * (RECHECK_STEP_US if throttle is None or in_flight else throttle.interval_us)
-        return Rest(min(later, self._now + LONGEST_REST_US) // 1000 + 1, key, in_flight)
+        until, latest = slot + before * step_us, self._now + LONGEST_REST_US
+        return Rest(min(until, latest) // 1000 + 1, key, in_flight, is_certain=not in_flight and until <= latest)
 
     def store(self) -> dict[str, int]:
         """Write the accounts, and return what the subscriber's rows say."""

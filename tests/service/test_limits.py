@@ -21,15 +21,11 @@ from django_mysqlqueue.models import (
     SubscriberHeartbeat,
 )
 from django_mysqlqueue.operations import dropping
-from django_mysqlqueue.runtime.handling.inbox import Inbox
-from django_mysqlqueue.runtime.polling.limited import Limited
 from django_mysqlqueue.runtime.registering import register_groups
 from django_mysqlqueue.service import claiming, new_messages, slots, watermarks
 from django_mysqlqueue.service.claims import Claim
 from django_mysqlqueue.service.deliveries import Flushed
 from django_mysqlqueue.service.messages import decode_metadata, publisher_key
-from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.service.slots import Rest
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.testing import deliver_all
@@ -397,63 +393,6 @@ def test_rows_that_limit_nothing_any_more_are_deleted(db):
     assert list(Slots.objects.values_list("limit_key", "subscriber_name")) == [("", "")]
 
 
-def statements_per_second(sub, seconds):
-    """Runs the poller's loop, with its sleeps; nothing is handled."""
-    connection = connections[USING]
-    count = 0
-
-    def counted(execute, sql, params, many, context):
-        nonlocal count
-        count += 1
-        return execute(sql, params, many, context)
-
-    until = time.monotonic() + seconds
-    with connection.execute_wrapper(counted):
-        while time.monotonic() < until:
-            sub.poller.step()
-            sub.poller.sleep()
-    return count / seconds
-
-
-@pytest.mark.parametrize(
-    ("mode", "limits"),
-    [
-        ("ordered", {"rate": rate("1/h")}),
-        ("shared", {"rate_per_key": rate("1/h")}),
-        ("ordered", {"max_in_flight": 1}),
-    ],
-)
-def test_waiting_for_slots_costs_no_more_than_twice_as_many_statements_as_idling(db, mode, limits):
-    idle, limited = Sub(handler("idle", mode=mode)), Sub(handler(mode=mode, **limits), threads=9)
-    publish_many("t", [Message(n, key=f"k{n % 10}") for n in range(500)])
-    assert take_all(limited)
-    seldom_asked(limited)
-    for sub in (idle, limited):
-        statements_per_second(sub, 1.0)  # until it polls once a second
-    seconds = 5.0 if "max_in_flight" in limits else 2.5
-    assert statements_per_second(limited, seconds) <= 2 * statements_per_second(idle, seconds)
-
-
-def seldom_asked(sub):
-    """As after some minutes without a slot."""
-    group = sub.poller.groups[0]
-    group.limited._fruitless = 10
-    if group.handler.shared:
-        group._without_slots.count = 10
-
-
-def test_many_parked_messages_cost_no_more_than_twice_as_many_statements_as_idling(db):
-    sub = Sub(handler(mode="shared", rate_per_key=rate("1/h"), limit_by="tenant"), threads=9)
-    idle = Sub(handler("idle", mode="shared"))
-    for n in range(200):
-        publish("t", n, key="k", metadata={"tenant": "ab"[n % 2]})
-    take_all(sub)
-    seldom_asked(sub)
-    for one in (sub, idle):
-        statements_per_second(one, 1.0)
-    assert statements_per_second(sub, 5.0) <= 2 * statements_per_second(idle, 5.0)
-
-
 def test_limits_are_registered_by_migrate_and_reported_until_then(db, no_handlers, caplog):
     def declare(**options):
         subscriber("t", group="g", mode="shared", **options)(handle)
@@ -600,19 +539,6 @@ def test_a_clock_that_was_corrected_does_not_block_a_group(db, mode):
     start(sub, 5)
 
 
-def test_rests_end_when_the_clock_has_been_corrected():
-    ref = GroupRef("g", "t")
-    limited = Limited(Inbox([ref], leases_good=lambda: True), ref, "s", 1)
-    claim = Claim(Flushed(), limited={"a": Rest(3_600_000, ":a", in_flight=False)})
-    claim.rest = Rest(3_600_000, NO_KEY, in_flight=False)
-    limited.claimed(claim, 3_599_000)
-    assert list(limited.rested(3_599_500)) == []
-    assert limited.room(0, 1) == 0
-    assert list(limited.rested(1000)) == ["a"]
-    assert limited.room(0, 1) == 1
-    assert limited.next_at() is None
-
-
 def test_a_due_message_without_a_slot_is_not_overtaken_when_its_key_is_free_again(db):
     """Two messages of a partition were released; the first waits for a slot that ends in another partition."""
     order = []
@@ -658,20 +584,3 @@ def test_rows_that_a_failover_brings_back_are_written_again(db, mode):
     publish("t", 1, key="a")
     sub.settle()
     assert not Slots.objects.exclude(subscriber_name="").exists()
-
-
-def test_parked_messages_are_handled_as_soon_as_their_key_is_free(db):
-    done = []
-    one = handler(
-        mode="shared", max_in_flight_per_key=1, limit_by="tenant", function=lambda delivery: done.append(delivery.key)
-    )
-    sub = Sub(one, threads=4)
-    for n in range(60):
-        publish("t", n, key="k", metadata={"tenant": "ab"[n % 2]})
-    until = time.monotonic() + 20
-    while len(done) < 60 and time.monotonic() < until:
-        sub.poller.step()
-        sub.work()
-        sub.poller.sleep()
-    assert len(done) == 60
-    assert time.monotonic() < until - 12, "not one a second"

@@ -24,6 +24,7 @@ from django_mysqlqueue.runtime.priorities import ByPriority, Turns
 from django_mysqlqueue.service import claiming, rollups, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest, Want
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Flushed, Holding, Settlement
+from django_mysqlqueue.service.slots import Reservation, Rest
 from django_mysqlqueue.sql.session import Retry, Session
 from django_mysqlqueue.subscriptions.handler import Handler
 
@@ -167,7 +168,7 @@ class PolledGroup(DeliveringGroup):
             if self.limited.is_unsure:
                 self.limited.found(slots.keys_held(Session(self.using), self.ref, self.context.subscriber))
             self.inbox.return_late(self.ref)
-            for key in self.limited.rested(self.context.clock.now()):
+            for key in self.limited.rested(self.context.clock.now(), self._ask_for_slots):
                 self.notify(key)
             self._resume()
         priorities = self._priorities()
@@ -200,6 +201,11 @@ class PolledGroup(DeliveringGroup):
             self._turns.took(priority, priorities)
         self._after_flush(settlements, claim.flushed if claim is not None else flushed)
         return claim is not None and self._after_claim(wants, max_due, claim, hungry=hungry)
+
+    def _ask_for_slots(self, keys: Sequence[str]) -> list[Rest | None]:
+        """Return, for each limited key, why its next message would get no slot."""
+        session, limits = Session(self.using), self.claimant.limits
+        return Reservation(session, self.ref, limits, self.limited.held(), self.context.lease_ms).ask(keys)
 
     def failed(self) -> int:
         """Note that a turn failed, and pause the group for a while.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.delivery_limits import AHEAD_US, NO_LIMITS, DeliveryLimits
@@ -59,7 +60,7 @@ class Limited:
         self._held_up: set[str] = set()
         """Partitions with a suspected poison message that waits for the end of another one."""
         self._fruitless = 0
-        """Claims in a row that have got no slot."""
+        """Claims and queries in a row that have found no slot."""
         self._sampled_at = time.monotonic()
         self._sampled = 0
         self._recent = 0
@@ -123,11 +124,14 @@ class Limited:
 
     # -- slots ----------------------------------------------------------------
 
+    def held(self) -> Holding:
+        """Return what this process holds now."""
+        held = self._limits.counted(self._inbox.slots(self._ref))
+        return Holding(self._subscriber, held, self._stored, frozenset(self._doubtful))
+
     def holding(self) -> Holding:
         """Return what this process holds now, with the slots to be released, which are taken out of the inbox."""
-        held = self._limits.counted(self._inbox.slots(self._ref))
-        returned = self._inbox.take_returned(self._ref)
-        return Holding(self._subscriber, held, self._stored, frozenset(self._doubtful), returned)
+        return replace(self.held(), returned=self._inbox.take_returned(self._ref))
 
     def news(self) -> Holding | None:
         """Return what this process holds, as ``holding``, if the rows say something else."""
@@ -170,11 +174,14 @@ class Limited:
         if claim.rest is not None:
             self._rest = self._paused(claim.rest, now)
         for key, rest in claim.limited.items():
-            self._resting[key] = self._paused(rest, now)
-            heapq.heappush(self._until, (self._resting[key].until, key))
+            self._wait(key, rest, now)
+
+    def _wait(self, key: str, rest: Rest, now: int) -> None:
+        self._resting[key] = self._paused(rest, now)
+        heapq.heappush(self._until, (self._resting[key].until, key))
 
     def _paused(self, rest: Rest, now: int) -> Rest:
-        """Return a rest that is as long as the pause after this claim, if it has got no slot."""
+        """Return a rest that is as long as the pause after this claim or query, if it has found no slot."""
         if not self._fruitless:
             return rest
         pause = (IN_FLIGHT_PAUSE if rest.in_flight else RATE_PAUSE).delay(self._fruitless)
@@ -199,20 +206,42 @@ class Limited:
         self._held_up.clear()
         return found
 
-    def rested(self, now: int) -> Iterator[str]:
-        """Yield the partitions whose wait is over, and forget that they waited.
+    def rested(self, now: int, ask: Callable[[Sequence[str]], Sequence[Rest | None]]) -> list[str]:
+        """Return the partitions that probably have a slot now, and forget that they waited.
+
+        If it is not certain of one whose wait is over, it is asked for all of which it is not certain: one query for
+        many partitions, which then wait until about the same time.
 
         Args:
             now: the database's time in epoch milliseconds.
+            ask: returns why messages of limited keys get no slot (``Reservation.ask``).
         """
         if self._rest is not None and _is_over(self._rest.until, now):
             self._rest = None
+        over: list[str] = []
+        must_ask = False
         while self._until and _is_over(self._until[0][0], now):
             until, key = heapq.heappop(self._until)
             rest = self._resting.get(key)
             if rest is not None and rest.until == until:
-                del self._resting[key]
-                yield key
+                must_ask = must_ask or not rest.is_certain
+                if rest.is_certain:
+                    over.append(key)
+        if must_ask:
+            over += self._ask(now, ask)
+        for key in over:
+            del self._resting[key]
+        return over
+
+    def _ask(self, now: int, ask: Callable[[Sequence[str]], Sequence[Rest | None]]) -> list[str]:
+        """Ask for all partitions of which it is not certain when they have a slot; return those that have one."""
+        asked = [(key, rest.key) for key, rest in self._resting.items() if not rest.is_certain]
+        found = dict(zip((key for key, _ in asked), ask([one for _, one in asked]), strict=True))
+        self._fruitless += all(found.values())
+        for key, rest in found.items():
+            if rest is not None:
+                self._wait(key, rest, now)
+        return [key for key, rest in found.items() if rest is None]
 
     def next_at(self) -> int | None:
         """Return when the first wait is over, in epoch milliseconds, or None if nothing waits for a time."""
