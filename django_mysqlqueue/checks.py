@@ -34,6 +34,7 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import dialect_of
@@ -180,7 +181,7 @@ def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
     if conf.problems():
         return []  # reported by E001 to E006
     try:
-        handlers = registry.handlers().values()
+        handlers = registry.subscriptions().values()
     except SubscriberError as error:
         return [checks.Error(str(error), id="django_mysqlqueue.E008")]
     groups = {handler.ref.group for handler in handlers}
@@ -341,6 +342,25 @@ def check_registered(*, databases: Sequence[str] | None = None, **kwargs: Any) -
         for one in options
         if one.source and one.registered_text
     ]
+
+
+@checks.register(checks.Tags.database)
+def check_procedures(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn about stored procedures of another release or for other settings, and about missing ones (W021)."""
+    alias = _alias()
+    if alias is None or alias not in (databases or ()) or conf.problems() or not is_server(connections[alias]):
+        return []
+    try:
+        with sessions.sound(alias):
+            state = installing.state(alias)
+    except (SubscriberError, DatabaseError):
+        return []  # E008 reports it; or the server cannot be reached
+    if state.is_current or not (state.is_installed or conf.get_settings().sql_topics):
+        return []
+    text = "The stored procedures for clients in plain SQL are those of another release, or for other settings."
+    if not state.is_installed:
+        text = "MYSQLQUEUE['GROUPS'] has SQL_TOPICS, but the stored procedures for clients in plain SQL are missing."
+    return [checks.Warning(text, hint="Run manage.py queueprocedures.", id="django_mysqlqueue.W021")]
 
 
 def _options_of_groups(databases: Sequence[str] | None) -> Iterable[tuple[GroupRef, Sequence[GroupOption]]]:

@@ -7,7 +7,7 @@ broken rules (``problems``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
 
 RECORD = "record_deliveries"
+SQL_TOPICS = "sql_topics"
 LONGEST_DELAY = 30 * 86400.0
 """Longest visibility timeout, backoff, nack or snooze delay, in seconds."""
 
@@ -85,6 +86,8 @@ class Settings:
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
     """``RECORD_DELIVERIES`` by group, for groups that override it."""
+    sql_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By group, the topics that clients in plain SQL consume."""
     monitoring: Mapping[str, Any] = field(
         default_factory=lambda: {"metrics_token": None, "redact": None, "health": HealthSettings()}, repr=False
     )
@@ -373,6 +376,7 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
         settings,
         topics=by_topic,
         recorded={group: given.pop(RECORD) for group, given in options.items() if RECORD in given},
+        sql_topics={group: given.pop(SQL_TOPICS) for group, given in options.items() if SQL_TOPICS in given},
         groups=options,
         monitoring=monitoring,
     )
@@ -425,6 +429,7 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
         return
     parsers = {name.upper(): parse for name, parse in HANDLER_OPTIONS.items()}
     parsers[RECORD.upper()] = _FIELDS[RECORD]
+    parsers[SQL_TOPICS.upper()] = validators.topics
     parsers |= {name.upper(): _only_in_code for name in CODE_OPTIONS}
     for group, options in raw.items():
         _check_name(f"MYSQLQUEUE['GROUPS'] has {group!r}", group, "E006", problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
@@ -39,6 +39,16 @@ def number(*, minimum: float = 0.0, exclusive: bool = False, maximum: float = 1e
         return float(value)
 
     return parse
+
+
+def topics(value: Any) -> tuple[str, ...]:
+    """Parse a list of names of topics."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise Invalid("must be a list of topics")
+    for one in value:
+        if not isinstance(one, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,120}", one):
+            raise Invalid(f"has {one!r}: a name must be 1 to 120 letters, digits, '.', '_' or '-'")
+    return tuple(dict.fromkeys(value))
 
 
 def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[Any], int]:

@@ -107,7 +107,7 @@ class Step:
     """mariadb, mysql or sqlite; empty for no database."""
     env: dict[str, str] = field(default_factory=dict)
     needs: str = ""
-    """A further requirement: ``browser`` or ``java``."""
+    """A further requirement: ``browser``, ``java`` or ``node``."""
     alone: bool = False
     """Whether it needs its own server: it reads all transactions of the server, or waits for purge."""
 
@@ -141,9 +141,9 @@ def steps() -> list[Step]:
         Step("docs", NEW, docs),
         Step("the rest of the engine, MySQL", NEW, (*of_the_engine, *REPEATED), "mysql"),
         Step("the rest of the engine, MariaDB", OLD, (*of_the_engine, *REPEATED), "mariadb"),
-        Step("processes of the engine, MySQL", NEW, processes_of_the_engine, "mysql"),
+        Step("processes of the engine, MySQL", NEW, processes_of_the_engine, "mysql", needs="node"),
         Step("processes, SQLite", OLD, (*coverage, *processes), "sqlite"),
-        Step("processes of the engine, MariaDB", OLD, processes_of_the_engine, "mariadb"),
+        Step("processes of the engine, MariaDB", OLD, processes_of_the_engine, "mariadb", needs="node"),
         Step("suite, SQLite", NEW, (*timed, in_process[-1] + " and not any_version"), "sqlite"),
         Step("most of the engine, MariaDB", OLD, (*coverage, *of_the_engine, *without_repeated), "mariadb"),
         Step("pipeline, SQLite", OLD, (*coverage, *pipeline), "sqlite", needs="java"),
@@ -277,7 +277,7 @@ class Requirements:
         self._urls = {engine: self._pool.submit(self._url, engine) for engine in sorted(shared)}
         self._needs = {
             name: self._pool.submit(self._lack, name, install)
-            for name, install in (("java", servers.java), ("browser", servers.browser))
+            for name, install in (("java", servers.java), ("browser", servers.browser), ("node", servers.node))
             if any(step.needs == name for step in chosen)
         }
         self._pool.submit(self._announce, time.monotonic())
@@ -325,7 +325,7 @@ class Requirements:
             return f"{engine} is not available: {error}"
 
     @staticmethod
-    def _lack(name: str, install: Callable[[], str]) -> str:
+    def _lack(name: str, install: Callable[[], object]) -> str:
         try:
             install()
         except servers.NotAvailable as error:

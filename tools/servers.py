@@ -38,6 +38,8 @@ JAVA_VERSION = 17
 BROWSER_PACKAGES = ("chromium", "fonts-dejavu-core")
 CLIENT_PACKAGES = ("mariadb-client-core",)
 """The command-line client, which sets up servers of both kinds."""
+NODE_PACKAGES = ("nodejs", "npm")
+NODE_DRIVER = "mysql2@3.24.6"
 MARIADB_PACKAGES = ("mariadb-server-core", *CLIENT_PACKAGES)
 CHROMIUM = "/usr/bin/chromium"
 # Architecture → name of glibc's loader, library folder.
@@ -200,6 +202,27 @@ def java() -> str:
     return found
 
 
+def node() -> Path:
+    """Return a folder in which Node.js finds its driver for MySQL. The driver is downloaded with npm at first.
+
+    Raises:
+        NotAvailable: Node.js or npm is missing, or the driver cannot be downloaded.
+    """
+    if not all(map(shutil.which, ("node", "npm"))):
+        apt_install(NODE_PACKAGES)
+    folder = cache_folder() / f"node-{NODE_DRIVER}"
+    if not (folder / "node_modules" / "mysql2" / "package.json").exists():
+        # Into another folder first: an interrupted download must not look complete.
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as work:
+            command = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "--prefix", work, NODE_DRIVER]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise NotAvailable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(work, folder, symlinks=True)
+    return folder
+
+
 def mysql_folder() -> Path:
     """Return the folder with the unpacked MySQL server. It is downloaded from Debian unstable at first.
 
@@ -351,12 +374,17 @@ def _mysql(folder: Path) -> tuple[list[str], list[list[str]]]:
     return [*start, *options], [[*start, *options, "--initialize-insecure"]]
 
 
-def _client(server: Server, sql: str) -> subprocess.CompletedProcess[str]:
-    client = shutil.which("mariadb") or shutil.which("mysql")
-    if client is None:
+def client() -> list[str]:
+    """Return the command of the command-line client, without options of its configuration files."""
+    found = shutil.which("mariadb") or shutil.which("mysql")
+    if found is None:
         raise NotAvailable("the mariadb client is not installed. Run tools/servers.py install mariadb")
+    return [found, "--no-defaults"]
+
+
+def _client(server: Server, sql: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [client, "--no-defaults", "-uroot", f"--socket={server.socket}", "-e", sql],
+        [*client(), "-uroot", f"--socket={server.socket}", "-e", sql],
         capture_output=True,
         text=True,
         check=False,
@@ -399,7 +427,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="install missing packages")
     installing.add_argument(
-        "engines", nargs="+", choices=(*ENGINES, "driver", "browser", "java"), help="what the packages are for"
+        "engines", nargs="+", choices=(*ENGINES, "driver", "browser", "java", "node"), help="what the packages are for"
     )
     serving = commands.add_parser("run", help="run a command with a private server")
     serving.add_argument("engine", choices=ENGINES, help="the server")
@@ -414,6 +442,8 @@ def main() -> int:
                     browser()
                 elif name == "java":
                     java()
+                elif name == "node":
+                    node()
                 else:
                     install(name)
             return 0

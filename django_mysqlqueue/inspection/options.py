@@ -12,7 +12,7 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options
 from django_mysqlqueue.subscriptions.options import filter_of
-from django_mysqlqueue.subscriptions.registry import handlers
+from django_mysqlqueue.subscriptions.registry import subscriptions
 
 
 def list_options(
@@ -39,7 +39,7 @@ def list_options(
         if group in (None, ref.group) and topic in (None, ref.topic)
     ]
     controls = groups.group_controls(session, refs)
-    known = handlers()
+    known = subscriptions()
     return {ref: tuple(effective_options(ref, controls[ref].options, known)) for ref in refs if ref in controls}
 
 

@@ -18,7 +18,7 @@ from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.subscriptions.registry import handlers
+from django_mysqlqueue.subscriptions.registry import subscriptions
 
 NAMED = 5
 """Maximum number of messages that a preview describes one by one."""
@@ -121,7 +121,7 @@ def _order_warnings(found: FoundGroup) -> list[str]:
     if found.mode != ConsumerGroup.Mode.ORDERED:
         return []
     try:
-        handler = handlers().get(found.ref)
+        handler = subscriptions().get(found.ref)
     except SubscriberError:  # ``check`` reports it. Operators must be able to move retries nevertheless.
         handler = None
     if handler is None:

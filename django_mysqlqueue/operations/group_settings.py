@@ -30,7 +30,7 @@ from django_mysqlqueue.subscriptions.options import (
     rules_of_limits,
     with_registered,
 )
-from django_mysqlqueue.subscriptions.registry import handlers
+from django_mysqlqueue.subscriptions.registry import subscriptions
 
 
 def settings(
@@ -89,7 +89,7 @@ def _handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
         OperationRefused: this project declares two handlers for a group.
     """
     try:
-        handler = handlers().get(ref)
+        handler = subscriptions().get(ref)
         return None if handler is None else with_registered(handler, columns)[0]
     except SubscriberError as error:
         raise OperationRefused(str(error)) from error

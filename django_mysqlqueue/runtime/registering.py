@@ -12,7 +12,7 @@ from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 from django_mysqlqueue.subscriptions.options import registrable
-from django_mysqlqueue.subscriptions.registry import handlers
+from django_mysqlqueue.subscriptions.registry import subscriptions
 
 
 def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
@@ -40,7 +40,7 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED)
     """
     if using != queue_alias():
         return
-    for ref, handler in handlers().items():
+    for ref, handler in subscriptions().items():
         options = {column: value for column, value in registrable(handler).items() if column in columns}
         registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
         for column, value in options.items():

@@ -101,7 +101,7 @@ def effective_options(
         SubscriberError: this project declares two handlers for a group.
     """
     overrides = stored(columns.overrides)
-    handler = (registry.handlers() if handlers is None else handlers).get(ref)
+    handler = (registry.subscriptions() if handlers is None else handlers).get(ref)
     by_name = {one.name: one for one in overrides}
     if handler is None:
         return _without_handler(columns, by_name)

@@ -373,22 +373,60 @@ def handlers() -> dict[GroupRef, Handler]:
     return found
 
 
+def subscriptions() -> dict[GroupRef, Handler]:
+    """Return all handlers, and the groups of ``SQL_TOPICS`` without one: these have options, but no function to call.
+
+    Raises:
+        SubscriberError: two functions are declared for one group and topic, or options do not fit together.
+    """
+    found = handlers()
+    for group, topics in get_settings().sql_topics.items():
+        where = f"MYSQLQUEUE['GROUPS'][{group!r}]"
+        for topic in topics:
+            ref = GroupRef(group, topic)
+            if ref not in found:
+                found[ref] = _resolve(
+                    Declared(ref, _consumed_in_sql, batch=False, options=dict(_WITHOUT_DECORATOR)), where
+                )
+    return found
+
+
+_WITHOUT_DECORATOR = {
+    "mode": "ordered",
+    "atomic": False,
+    "start": "earliest",
+    "on_failure": "skip",
+}
+"""The defaults of ``subscriber``."""
+
+
+def _consumed_in_sql(delivery: Delivery) -> None:
+    raise SubscriberError(f"The group {delivery.group!r} is for clients in plain SQL.")
+
+
 def option_source(ref: GroupRef, name: str) -> str:
-    """Return where an option of a handler comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``.
+    """Return where an option of a subscription comes from: ``GROUPS``, ``@subscriber``, ``MYSQLQUEUE`` or ``default``.
 
     Args:
-        ref: the group and its topic, which must have a handler in this project.
+        ref: the group and its topic, one of ``subscriptions``.
         name: name of the option.
     """
-    declared = next(one for one in _declared if one.ref == ref)
+    declared = next((one for one in _declared if one.ref == ref), None)
     if name in get_settings().groups.get(ref.group, {}):
         return "GROUPS"
-    if name in declared.options:
+    if declared is not None and name in declared.options:
         return "@subscriber"
     return "MYSQLQUEUE" if name.upper() in getattr(django_settings, "MYSQLQUEUE", {}) else "default"
 
 
-def _resolve(declared: Declared) -> Handler:
+def _resolve(declared: Declared, where: str = "") -> Handler:
+    """Return a handler with all options.
+
+    Args:
+        declared: the handler as it was declared.
+        where: its place, for errors (default: the function's dotted name).
+    """
+    where = where or declared.where
     settings = get_settings()
     options: dict[str, Any] = {
         "max_attempts": settings.max_attempts,
@@ -399,14 +437,14 @@ def _resolve(declared: Declared) -> Handler:
         **settings.groups.get(declared.ref.group, {}),
     }
     options["batch_size"] = options.get("batch_size", DEFAULT_BATCH_SIZE) if declared.batch else 1
-    _check_function(declared.where, declared.function, options)
+    _check_function(where, declared.function, options)
     handler = Handler(
         ref=declared.ref,
         function=declared.function,
-        where=declared.where,
+        where=where,
         batch=declared.batch,
         is_async=inspect.iscoroutinefunction(_called(declared.function)),
         **options,
     )
-    _check_rules(declared.where, broken_by(handler))
+    _check_rules(where, broken_by(handler))
     return handler

@@ -1,0 +1,1 @@
+"""Stored procedures with which clients in any language consume messages beside the subscribers in Python."""

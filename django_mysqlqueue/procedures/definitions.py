@@ -1,0 +1,248 @@
+"""The stored procedures as SQL, for one server and the settings of this project.
+
+Each is a file in ``procedures/sql``. Only the others call those whose names begin with ``queue__``. They follow the
+protocol of ``service``: the same locks in the same order, tokens, READ COMMITTED, and the fence of the group. Where a
+subscriber waits for a lock, they leave what is locked to a later call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from django_mysqlqueue.conf import LONGEST_DELAY, Settings
+from django_mysqlqueue.limits import (
+    COALESCE,
+    EXPIRES_AT,
+    EXPIRES_IN,
+    KEY_LENGTH,
+    LANE_LENGTH,
+    LATENCY_BOUNDS_MS,
+    LATEST_DELIVERY,
+    NAME_LENGTH,
+    NOW_MS_MYSQL,
+    PARTITION_PREFIX,
+    PUBLISHER_KEY,
+    REPLACES,
+    TOPIC_COLUMN_LENGTH,
+)
+from django_mysqlqueue.service.leasing import CLOCK_STEP_MS
+from django_mysqlqueue.service.messages import ERROR_LENGTH
+from django_mysqlqueue.service.watermarks import LOOK_AHEAD
+from django_mysqlqueue.subscriptions.handler import Handler
+from django_mysqlqueue.version import __version__
+
+MAX_CLAIM = 1000
+"""Maximum number of messages that a call of ``queue_claim`` returns."""
+MAX_PENDING = 1000
+"""Messages of a partition that may wait for another attempt before no new ones are claimed."""
+PAGE = 500
+"""Number of partitions that one statement looks at, and of due rows that one claim looks at."""
+FIRST_PAGE = 50
+"""The same for the first one, which often suffices."""
+SPARE = 10
+"""Number of partitions that a claim knows in addition to the messages that it wants: some of them may be locked."""
+COMMENT = "django-mysqlqueue"
+_PLACEHOLDER = re.compile(r"\{\{([a-z_.A-Z]+)\}\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """A stored procedure."""
+
+    name: str
+    sql: str
+    """The CREATE PROCEDURE statement."""
+    comment: str
+    """The comment that the server stores. It differs between releases, and between settings."""
+
+    @property
+    def is_public(self) -> bool:
+        """Whether clients call it."""
+        return not self.name.startswith("queue__")
+
+
+def procedures(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -> list[Procedure]:
+    """Return all procedures, those that others call before them.
+
+    Args:
+        settings: the settings of the queue.
+        handlers: the handlers whose options count for their groups; other groups have those of the settings.
+        mariadb: whether the server is MariaDB.
+    """
+    values = _values(settings, handlers, mariadb=mariadb)
+    folder = resources.files(__package__) / "sql"
+    texts = {one.name.removesuffix(".sql"): one.read_text("utf-8") for one in folder.iterdir()}
+    filled = {name: _fill(name, text, values) for name, text in texts.items()}
+    version = hashlib.sha256("\0".join(filled[name] for name in sorted(filled)).encode()).hexdigest()[:16]
+    comment = f"{COMMENT} {__version__} {version}"
+    attributes = f"MODIFIES SQL DATA SQL SECURITY DEFINER COMMENT '{comment}'"
+    ordered = sorted(filled, key=lambda name: (not name.startswith("queue__"), name))
+    return [Procedure(name, filled[name].replace("{{attributes}}", attributes), comment) for name in ordered]
+
+
+def _fill(name: str, text: str, values: Mapping[str, str]) -> str:
+    """Return the statement of a file, with its placeholders filled in, and without its comments."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] == "attributes":
+            return found[0]
+        if found[1] not in values:
+            raise ValueError(f"{name}.sql: unknown placeholder {found[1]}")
+        return values[found[1]]
+
+    sql, filled = "\n".join(lines), ""
+    while sql != filled:  # Values have placeholders, too.
+        sql, filled = _PLACEHOLDER.sub(value, sql), sql
+    return sql
+
+
+def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -> dict[str, str]:
+    bytewise = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if mariadb else 'utf8mb4_0900_bin'}"
+    buckets = len(LATENCY_BOUNDS_MS) + 1
+    numbers = {
+        "key_length": KEY_LENGTH,
+        "lease_ms": round(settings.lease_duration * 1000),
+        "clock_step_ms": CLOCK_STEP_MS,
+        "error_length": ERROR_LENGTH,
+        "look_ahead": LOOK_AHEAD,
+        "max_claim": MAX_CLAIM,
+        "max_pending": MAX_PENDING,
+        "page": PAGE,
+        "first_page": FIRST_PAGE,
+        "spare": SPARE,
+        "priority_share": settings.priority_share,
+        "latest_delivery": LATEST_DELIVERY,
+        "longest_delay": round(LONGEST_DELAY),
+        "lane_sign": len(PARTITION_PREFIX) + 1,
+    }
+    names = {
+        "replaces": REPLACES,
+        "coalesce": COALESCE,
+        "expires_at": EXPIRES_AT,
+        "expires_in": EXPIRES_IN,
+        "lanes": PARTITION_PREFIX,
+        "version": __version__,
+    }
+    return {
+        **{name: str(number) for name, number in numbers.items()},
+        **names,
+        "now": f"({NOW_MS_MYSQL})",
+        "bytewise": bytewise,
+        "group": f"VARCHAR({NAME_LENGTH}) {bytewise}",
+        "topic": f"VARCHAR({TOPIC_COLUMN_LENGTH}) {bytewise}",
+        "key": f"VARCHAR({KEY_LENGTH}) {bytewise}",
+        "last_key": f"REPEAT(CONVERT(X'F48FBFBF' USING utf8mb4), {KEY_LENGTH})",
+        "alive": "h.deregistered_at = 0 AND h.heartbeat_at > {{now}} - {{lease_ms}} "
+        "AND h.heartbeat_at < {{now}} + {{lease_ms}}",
+        "dlq_suffix": _literal(settings.dlq_suffix),
+        "dlq_like": _literal(re.sub(r"([\\%_])", r"\\\1", settings.dlq_suffix)),
+        "code_options": _code_options(settings, handlers),
+        **{
+            f"option.{name}": f"COALESCE(JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.{path}')), "
+            f"JSON_UNQUOTE(JSON_EXTRACT(v_code, '$.\"{name}\"')))"
+            for name, path in _OVERRIDABLE.items()
+        },
+        **{f"override.{name}": f"JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.{name}.value'))" for name in ("filter",)},
+        **{
+            f"limit.{name}": f"COALESCE(JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.{name}.value')), "
+            f"JSON_UNQUOTE(JSON_EXTRACT(v_limits, '$.{name}')), 'null')"
+            for name in ("rate", "rate_per_key", "max_in_flight", "max_in_flight_per_key")
+        },
+        "count_latency": ", ".join(_count_latency(place) for place in range(buckets)),
+        "partitions.ASC": _PARTITIONS.replace("{order}", "ASC"),
+        "partitions.DESC": _PARTITIONS.replace("{order}", "DESC"),
+        "reserved": ", ".join(
+            f"'$.\"{name}\"'" for name in (PUBLISHER_KEY, REPLACES, EXPIRES_AT, EXPIRES_IN, COALESCE)
+        ),
+        "publisher_key": _PUBLISHER_KEY,
+        "priority": _PRIORITY,
+    }
+
+
+_OVERRIDABLE = {
+    "max_attempts": "max_attempts.value",
+    "visibility_timeout": "visibility_timeout.value",
+    **{f"backoff.{name}": f"backoff.value.{name}" for name in ("initial", "factor", "maximum", "jitter")},
+}
+"""Options that the procedures read, and where an override of them is."""
+
+_PARTITIONS = """
+    SELECT p.partition_key, p.last_offset > COALESCE(o.offset_claimed, p_start),
+           p_mode = 'shared' OR h.subscriber_name IS NULL OR h.subscriber_name = p_me,
+           o.offset_claimed IS NULL OR (p_mode = 'ordered' AND l.leased_by IS NULL)
+    FROM (
+      SELECT partition_key, MAX(`offset`) AS last_offset FROM queue_messages FORCE INDEX (queue_messages_partition)
+      WHERE topic = p_topic AND partition_key >= p_from AND partition_key < p_to
+      GROUP BY partition_key ORDER BY partition_key {order} LIMIT v_page
+    ) p
+    LEFT JOIN queue_offsets o FORCE INDEX (PRIMARY)
+      ON o.consumer_group = p_group AND o.topic = p_topic AND o.partition_key = p.partition_key
+    LEFT JOIN queue_partition_leases l FORCE INDEX (PRIMARY)
+      ON l.consumer_group = p_group AND l.topic = p_topic AND l.partition_key = p.partition_key
+    LEFT JOIN queue_subscriber_heartbeats h FORCE INDEX (PRIMARY)
+      ON h.consumer_group = p_group AND h.topic = p_topic AND h.subscriber_name = l.leased_by AND {{alive}}
+    ORDER BY p.partition_key {order}"""
+"""The next partitions of a topic: their keys, whether they have messages above the position, whether another consumer
+owns them, and whether a row is missing that a claim needs."""
+
+_LANE = (
+    f"(LEFT(s.partition_key, {len(PARTITION_PREFIX) + 1}) IN ('{PARTITION_PREFIX}+', '{PARTITION_PREFIX}-') "
+    f"AND SUBSTRING(s.partition_key, {LANE_LENGTH}, 1) = ':')"
+)
+_PARTITION = f"IF({_LANE}, SUBSTRING(s.partition_key, {LANE_LENGTH + 1}), s.partition_key)"
+_PUBLISHER_KEY = (
+    f"IF(LEFT({_PARTITION}, {len(PARTITION_PREFIX)}) = '{PARTITION_PREFIX}', "
+    f"JSON_UNQUOTE(JSON_EXTRACT(m.metadata, '$.\"{PUBLISHER_KEY}\"')), {_PARTITION})"
+)
+"""The publisher's key (``messages.publisher_key``)."""
+_PRIORITY = (
+    f"IF({_LANE}, "
+    f"GREATEST(-100, LEAST(100, CAST(SUBSTRING(s.partition_key, {len(PARTITION_PREFIX) + 1}, 4) AS SIGNED))), 0)"
+)
+"""The priority of a message (``limits.priority_of``)."""
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _count_latency(place: int) -> str:
+    above = f"p_latency > {LATENCY_BOUNDS_MS[place - 1]}" if place else "TRUE"
+    below = f"p_latency <= {LATENCY_BOUNDS_MS[place]}" if place < len(LATENCY_BOUNDS_MS) else "TRUE"
+    return f"latency_{place} = latency_{place} + IF(p_outcome = 'acked' AND {above} AND {below}, p_number, 0)"
+
+
+def _code_options(settings: Settings, handlers: Iterable[Handler]) -> str:
+    """Return an expression for the options that the code has for ``p_group`` and ``p_topic``, as JSON text."""
+    defaults = {
+        "max_attempts": settings.max_attempts,
+        "visibility_timeout": settings.visibility_timeout,
+        "backoff": settings.backoff,
+        "on_failure": "skip",
+        "on_expiry": "skip",
+    }
+    cases = [
+        f"WHEN p_group = {_literal(one.ref.group)} AND p_topic = {_literal(one.ref.topic)} THEN "
+        f"{_literal(_as_json(settings, one.ref.group, {name: getattr(one, name) for name in defaults}))}"
+        for one in sorted(handlers, key=lambda one: one.ref)
+    ]
+    cases += [
+        f"WHEN p_group = {_literal(group)} THEN {_literal(_as_json(settings, group, defaults))}"
+        for group in sorted(settings.recorded)
+    ]
+    default = _literal(_as_json(settings, "", defaults))
+    return f"CASE {' '.join(cases)} ELSE {default} END" if cases else default
+
+
+def _as_json(settings: Settings, group: str, options: Mapping[str, Any]) -> str:
+    backoff = options["backoff"]
+    found = {name: value for name, value in options.items() if name != "backoff"}
+    found |= {f"backoff.{name}": getattr(backoff, name) for name in ("initial", "factor", "maximum", "jitter")}
+    return json.dumps({**found, "record": settings.recorded_of(group)}, sort_keys=True)

@@ -1,0 +1,106 @@
+"""Installing, comparing and removing the stored procedures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.db import connections
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.procedures.definitions import COMMENT, Procedure, procedures
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.registry import subscriptions
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How the procedures of a database compare with those of this release and its settings."""
+
+    missing: tuple[str, ...]
+    different: tuple[str, ...]
+    """Procedures of another release, or for other settings."""
+    unknown: tuple[str, ...]
+    """Procedures of the queue that this release does not have."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether any procedure of the queue is there."""
+        return not self.missing or bool(self.different or self.unknown)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing is to be done."""
+        return not (self.missing or self.different or self.unknown)
+
+
+def wanted(using: str) -> list[Procedure]:
+    """Return the procedures of this release, for a database and the settings.
+
+    Raises:
+        OperationRefused: the database has no stored procedures.
+    """
+    connection = connections[using]
+    if connection.vendor != "mysql":
+        raise OperationRefused(f"The database {using!r} is {connection.display_name}, which has no stored procedures.")
+    return procedures(
+        get_settings(),
+        subscriptions().values(),
+        mariadb=connection.mysql_is_mariadb,  # type: ignore[attr-defined]
+    )
+
+
+def state(using: str) -> State:
+    """Compare the procedures of a database with those of this release and its settings."""
+    expected = {one.name: one.comment for one in wanted(using)}
+    found = _installed(using)
+    return State(
+        missing=tuple(sorted(expected.keys() - found.keys())),
+        different=tuple(sorted(name for name in expected.keys() & found.keys() if found[name] != expected[name])),
+        unknown=tuple(sorted(found.keys() - expected.keys())),
+    )
+
+
+def install(using: str) -> State:
+    """Create the procedures, replace those that differ, and remove those that this release does not have.
+
+    Each statement commits by itself. While a procedure is replaced, a call of it may fail; it is atomic on MariaDB.
+
+    Returns:
+        What was different before.
+    """
+    before = state(using)
+    changed = {*before.missing, *before.different}
+    _run(
+        using,
+        [
+            *(f"DROP PROCEDURE IF EXISTS {name}" for name in (*before.different, *before.unknown)),
+            *(one.sql for one in wanted(using) if one.name in changed),
+        ],
+    )
+    return before
+
+
+def remove(using: str) -> list[str]:
+    """Drop all procedures of the queue, and return their names."""
+    names = sorted(_installed(using))
+    _run(using, (f"DROP PROCEDURE IF EXISTS {name}" for name in names))
+    return names
+
+
+def _installed(using: str) -> dict[str, str]:
+    """Return the comments of the queue's procedures that are there, by name."""
+    rows = Session(using).rows(
+        "SELECT routine_name, routine_comment FROM information_schema.routines "
+        "WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND routine_comment LIKE %s",
+        (f"{COMMENT} %",),
+    )
+    return dict(rows)
+
+
+def _run(using: str, statements: Iterable[str]) -> None:
+    with apart(using), connections[using].cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)

@@ -1,0 +1,12 @@
+-- Deliver a message again in some seconds, without counting an attempt; 0: at once. Returns snoozed, or stale.
+CREATE PROCEDURE queue_snooze(
+  IN p_group {{group}}, IN p_topic {{topic}}, IN p_handle VARCHAR(100) {{bytewise}}, IN p_delay DOUBLE
+)
+  {{attributes}}
+BEGIN
+  IF p_delay IS NULL THEN
+    CALL queue__refuse('delay NULL: must be a number of seconds');
+  END IF;
+  CALL queue__check_delay(p_delay);
+  CALL queue__settle(p_group, p_topic, p_handle, 'snooze', '', ROUND(1000 * p_delay));
+END
