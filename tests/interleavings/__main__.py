@@ -147,7 +147,12 @@ def read(path: Path | None) -> dict[str, Report]:
 def fingerprint() -> str:
     """Of all that the results depend on."""
     files = sorted(
-        [*ROOT.glob("django_mysqlqueue/**/*.py"), *ROOT.glob("tests/interleavings/*.py"), *ROOT.glob("tests/*.py")]
+        [
+            *ROOT.glob("django_mysqlqueue/**/*.py"),
+            *ROOT.glob("django_mysqlqueue/**/*.sql"),
+            *ROOT.glob("tests/interleavings/*.py"),
+            *ROOT.glob("tests/*.py"),
+        ]
     )
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 

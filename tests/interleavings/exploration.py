@@ -14,6 +14,7 @@ from unittest.mock import patch
 from django.db import connections
 from django.test import override_settings
 
+from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.service import publishing
 from tests.crash.crashes import ALIAS
 from tests.interleavings import engine as engines
@@ -81,6 +82,7 @@ def exploring(statistics: Size = "small") -> Iterator[Exploration]:
         stack.enter_context(patch.object(time, "monotonic", engines.monotonic))
         stack.enter_context(patch.object(publishing, "CHUNK_ROWS", 1))
         stack.enter_context(pinned(connections[USING], statistics))
+        installing.install(USING)
         with connections[USING].cursor() as cursor:
             cursor.execute(f"ALTER TABLE queue_messages AUTO_INCREMENT = {pictures.FIRST_OFFSET}")
         waiting = Waiting()

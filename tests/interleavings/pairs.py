@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations_with_replacement
 
+from tests.interleavings import sql_clients as _declared  # noqa: F401
 from tests.interleavings.operations import OPERATIONS, UNDO_OTHERS, both, of
 from tests.interleavings.trials import Pair
 
@@ -122,6 +123,37 @@ def each(world: str, ones: Sequence[str], others: Sequence[str]) -> Iterable[Pai
             if (other, one) not in seen:
                 seen.add((one, other))
                 yield Pair(world, tuple(of((one, other))))
+
+
+CALLS = ("claim in SQL", "ack in SQL", "ack in SQL in a transaction", "nack in SQL", "reject in SQL", "extend in SQL")
+
+
+def sql_clients() -> Iterable[Pair]:
+    """Calls of procedures, between the statements of everybody else."""
+    for_all = (
+        "flush acks",
+        "flush failures",
+        "drop",
+        "seek to the beginning",
+        "seek to the end",
+        "pause",
+        "retry",
+        "dead-letter now",
+        "collect",
+        "sequence",
+        "sweep",
+        "release everything",
+        "ack in a transaction",
+        "record a start",
+    )
+    ordered = ("claim", "claim and flush", "claim again", "take over", "join", "revoke leases", "release leases")
+    ordered_too = ("drop drained leases", "set_mode shared", "beat", "a turn, ordered")
+    shared = ("claim, shared", "claim and flush, shared", "extend all", "set_mode ordered", "a turn, shared")
+    for world, others in (("busy", (*for_all, *ordered, *ordered_too)), ("shared", (*for_all, *shared))):
+        yield from all_of(world, CALLS)
+        yield from each(world, CALLS, others)
+    yield from each("forsaken", CALLS[:2], ("claim", "claim again", "take over", "join", "release everything"))
+    yield from each("used_up", CALLS[:1], ("take over", "claim again", "flush acks"))
 
 
 def expiry() -> Iterable[Pair]:
@@ -450,6 +482,7 @@ def pairs() -> dict[str, Pair]:
         *expiry(),
         *coalescing(),
         *debouncing(),
+        *sql_clients(),
         *special(),
         *situations(),
         *triples(),

@@ -33,6 +33,7 @@ NOTHING: Access = {}
 
 _NAME = re.compile(r"\b(?:" + "|".join(sorted(TABLES, key=len, reverse=True)) + r")\b")
 _TARGET = re.compile(r"\s*(?:INSERT\s+INTO|REPLACE\s+INTO|UPDATE|DELETE\s+FROM)\s+[`\"]?(\w+)", re.IGNORECASE)
+_CALL = re.compile(r"CALL (queue_\w+)")
 _JOINED = re.compile(r"JOIN\s+(\w+)\s+s\b", re.IGNORECASE)
 
 
@@ -58,6 +59,8 @@ def statement(sql: str) -> Statement:
 
 
 def _read(sql: str) -> Statement:
+    if called := _CALL.match(sql):  # It may do anything, in several transactions.
+        return Statement(f"call:{called[1]}", dict.fromkeys(TABLES, WRITE))
     tables = list(dict.fromkeys(_NAME.findall(sql)))
     if not tables:
         return Statement("", NOTHING)

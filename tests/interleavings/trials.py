@@ -138,11 +138,15 @@ class Verdict:
 
     @property
     def passed_over(self) -> bool:
-        """A statement that skips locked rows was run while another transaction had locked some of its table."""
+        """A statement that skips locked rows was run while another transaction had locked some of its table.
+
+        A procedure has such statements.
+        """
         locked: dict[str, Access] = {}
         for step in self.run.steps:
             others = [access for thread, access in locked.items() if thread != step.thread]
-            if "-skip:" in step.label and any(statements.meets(step.access, access.items()) for access in others):
+            skips = "-skip:" in step.label or step.label.startswith("call:")
+            if skips and any(statements.meets(step.access, access.items()) for access in others):
                 return True
             held = {} if step.releases else statements.union(locked.get(step.thread, {}), statements.locks(step.access))
             locked[step.thread] = held
