@@ -45,9 +45,16 @@ PAGE = 500
 """Number of partitions that one statement looks at, and of due rows that one claim looks at."""
 FIRST_PAGE = 50
 """The same for the first one, which often suffices."""
+ROUNDS = 10
+"""Number of times that a claim looks further in a partition, as long as it has only passed messages."""
 SPARE = 10
 """Number of partitions that a claim knows in addition to the messages that it wants: some of them may be locked."""
+LOOKS_AHEAD = 0.02
+"""Share of the claims that look for rows that a clock, corrected since, left far in the future."""
 COMMENT = "django-mysqlqueue"
+SQL_MODE, CHARACTER_SET = "STRICT_TRANS_TABLES", "utf8mb4"
+"""Of the session that creates the procedures. The server stores them, and they apply to all calls."""
+SESSION = (f"SET NAMES {CHARACTER_SET}", f"SET SESSION sql_mode = '{SQL_MODE}'")
 _PLACEHOLDER = re.compile(r"\{\{([a-z_.A-Z]+)\}\}")
 
 
@@ -59,7 +66,7 @@ class Procedure:
     sql: str
     """The CREATE PROCEDURE statement."""
     comment: str
-    """The comment that the server stores. It differs between releases, and between settings."""
+    """The comment that the server stores, with a hash of the statement."""
 
     @property
     def is_public(self) -> bool:
@@ -79,11 +86,15 @@ def procedures(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool
     folder = resources.files(__package__) / "sql"
     texts = {one.name.removesuffix(".sql"): one.read_text("utf-8") for one in folder.iterdir()}
     filled = {name: _fill(name, text, values) for name, text in texts.items()}
-    version = hashlib.sha256("\0".join(filled[name] for name in sorted(filled)).encode()).hexdigest()[:16]
-    comment = f"{COMMENT} {__version__} {version}"
-    attributes = f"MODIFIES SQL DATA SQL SECURITY DEFINER COMMENT '{comment}'"
     ordered = sorted(filled, key=lambda name: (not name.startswith("queue__"), name))
-    return [Procedure(name, filled[name].replace("{{attributes}}", attributes), comment) for name in ordered]
+    return [_procedure(name, filled[name]) for name in ordered]
+
+
+def _procedure(name: str, sql: str) -> Procedure:
+    # The hash is of this one alone: replacing those that clients call would take the privileges on them away.
+    comment = f"{COMMENT} {hashlib.sha256(sql.encode()).hexdigest()[:16]}"
+    attributes = f"MODIFIES SQL DATA SQL SECURITY DEFINER COMMENT '{comment}'"
+    return Procedure(name, sql.replace("{{attributes}}", attributes), comment)
 
 
 def _fill(name: str, text: str, values: Mapping[str, str]) -> str:
@@ -116,10 +127,12 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "max_pending": MAX_PENDING,
         "page": PAGE,
         "first_page": FIRST_PAGE,
+        "rounds": ROUNDS,
         "spare": SPARE,
         "priority_share": settings.priority_share,
         "latest_delivery": LATEST_DELIVERY,
         "longest_delay": round(LONGEST_DELAY),
+        "latest": 2**62,
         "lane_sign": len(PARTITION_PREFIX) + 1,
     }
     names = {
@@ -129,6 +142,7 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "expires_in": EXPIRES_IN,
         "lanes": PARTITION_PREFIX,
         "version": __version__,
+        "looks_ahead": str(LOOKS_AHEAD),
     }
     return {
         **{name: str(number) for name, number in numbers.items()},
@@ -138,11 +152,10 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "group": f"VARCHAR({NAME_LENGTH}) {bytewise}",
         "topic": f"VARCHAR({TOPIC_COLUMN_LENGTH}) {bytewise}",
         "key": f"VARCHAR({KEY_LENGTH}) {bytewise}",
-        "last_key": f"REPEAT(CONVERT(X'F48FBFBF' USING utf8mb4), {KEY_LENGTH})",
+        "last_key": f"REPEAT(CONVERT(X'F48FBFBF' USING utf8mb4), {KEY_LENGTH + 1})",
         "alive": "h.deregistered_at = 0 AND h.heartbeat_at > {{now}} - {{lease_ms}} "
         "AND h.heartbeat_at < {{now}} + {{lease_ms}}",
         "dlq_suffix": _literal(settings.dlq_suffix),
-        "dlq_like": _literal(re.sub(r"([\\%_])", r"\\\1", settings.dlq_suffix)),
         "code_options": _code_options(settings, handlers),
         **{
             f"option.{name}": f"COALESCE(JSON_UNQUOTE(JSON_EXTRACT(v_overrides, '$.{path}')), "
@@ -175,7 +188,12 @@ _OVERRIDABLE = {
 
 _PARTITIONS = """
     SELECT p.partition_key, p.last_offset > COALESCE(o.offset_claimed, p_start),
-           p_mode = 'shared' OR h.subscriber_name IS NULL OR h.subscriber_name = p_me,
+           (p_mode = 'shared' OR h.subscriber_name IS NULL OR h.subscriber_name = p_me)
+             AND NOT (p_strict AND EXISTS (
+               SELECT 1 FROM queue_delivery_state s FORCE INDEX (PRIMARY)
+               WHERE s.consumer_group = p_group AND s.topic = p_topic AND s.partition_key = p.partition_key
+                 AND s.acked = 0
+             )),
            o.offset_claimed IS NULL OR (p_mode = 'ordered' AND l.leased_by IS NULL)
     FROM (
       SELECT partition_key, MAX(`offset`) AS last_offset FROM queue_messages FORCE INDEX (queue_messages_partition)
@@ -234,8 +252,9 @@ def _code_options(settings: Settings, handlers: Iterable[Handler]) -> str:
         for one in sorted(handlers, key=lambda one: one.ref)
     ]
     cases += [
-        f"WHEN p_group = {_literal(group)} THEN {_literal(_as_json(settings, group, defaults))}"
-        for group in sorted(settings.recorded)
+        f"WHEN p_group = {_literal(group)} THEN "
+        f"{_literal(_as_json(settings, group, {**defaults, **settings.groups.get(group, {})}))}"
+        for group in sorted({*settings.recorded, *settings.groups})
     ]
     default = _literal(_as_json(settings, "", defaults))
     return f"CASE {' '.join(cases)} ELSE {default} END" if cases else default
@@ -243,6 +262,6 @@ def _code_options(settings: Settings, handlers: Iterable[Handler]) -> str:
 
 def _as_json(settings: Settings, group: str, options: Mapping[str, Any]) -> str:
     backoff = options["backoff"]
-    found = {name: value for name, value in options.items() if name != "backoff"}
+    found = {name: options[name] for name in ("max_attempts", "visibility_timeout", "on_failure", "on_expiry")}
     found |= {f"backoff.{name}": getattr(backoff, name) for name in ("initial", "factor", "maximum", "jitter")}
     return json.dumps({**found, "record": settings.recorded_of(group)}, sort_keys=True)

@@ -9,10 +9,23 @@ from django.db import connections
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import OperationRefused
-from django_mysqlqueue.procedures.definitions import COMMENT, Procedure, procedures
+from django_mysqlqueue.procedures.definitions import (
+    CHARACTER_SET,
+    COMMENT,
+    SESSION,
+    SQL_MODE,
+    Procedure,
+    procedures,
+)
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.registry import subscriptions
+
+CHANGED = ("sql_mode", "character_set_client", "character_set_results", "collation_connection", "lock_wait_timeout")
+"""The session variables that are set for the installation. The connection is the project's."""
+WAIT = 10
+"""Seconds for which a DROP waits. MySQL lets it wait for each transaction that has called the procedure, and calls
+wait for the DROP meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +67,7 @@ def wanted(using: str) -> list[Procedure]:
 
 def state(using: str) -> State:
     """Compare the procedures of a database with those of this release and its settings."""
-    expected = {one.name: one.comment for one in wanted(using)}
+    expected = {one.name: (one.comment, SQL_MODE, CHARACTER_SET) for one in wanted(using)}
     found = _installed(using)
     return State(
         missing=tuple(sorted(expected.keys() - found.keys())),
@@ -66,20 +79,21 @@ def state(using: str) -> State:
 def install(using: str) -> State:
     """Create the procedures, replace those that differ, and remove those that this release does not have.
 
-    Each statement commits by itself. While a procedure is replaced, a call of it may fail; it is atomic on MariaDB.
+    Each statement commits by itself. On MySQL, a call fails (error 1305) if it comes between the DROP and the CREATE of
+    a procedure that it needs. A DROP that waits for longer than ``WAIT`` for the transaction of a client is an error:
+    install them again.
 
     Returns:
         What was different before.
     """
     before = state(using)
     changed = {*before.missing, *before.different}
-    _run(
-        using,
-        [
-            *(f"DROP PROCEDURE IF EXISTS {name}" for name in (*before.different, *before.unknown)),
-            *(one.sql for one in wanted(using) if one.name in changed),
-        ],
-    )
+    create = [one for one in wanted(using) if one.name in changed]
+    if connections[using].mysql_is_mariadb:  # type: ignore[attr-defined]
+        statements = [one.sql.replace("CREATE PROCEDURE", "CREATE OR REPLACE PROCEDURE", 1) for one in create]
+    else:
+        statements = [sql for one in create for sql in (f"DROP PROCEDURE IF EXISTS {one.name}", one.sql)]
+    _run(using, [*statements, *(f"DROP PROCEDURE IF EXISTS {name}" for name in before.unknown)])
     return before
 
 
@@ -90,17 +104,24 @@ def remove(using: str) -> list[str]:
     return names
 
 
-def _installed(using: str) -> dict[str, str]:
-    """Return the comments of the queue's procedures that are there, by name."""
+def _installed(using: str) -> dict[str, tuple[str, ...]]:
+    """Return the comment, the SQL mode and the character set of each procedure of the queue that is there, by name."""
     rows = Session(using).rows(
-        "SELECT routine_name, routine_comment FROM information_schema.routines "
+        "SELECT routine_name, routine_comment, sql_mode, character_set_client FROM information_schema.routines "
         "WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND routine_comment LIKE %s",
         (f"{COMMENT} %",),
     )
-    return dict(rows)
+    return {name: tuple(rest) for name, *rest in rows}
 
 
 def _run(using: str, statements: Iterable[str]) -> None:
     with apart(using), connections[using].cursor() as cursor:
-        for statement in statements:
+        cursor.execute(f"SELECT {', '.join(f'@@SESSION.{name}' for name in CHANGED)}")
+        before = cursor.fetchone()
+        for statement in (*SESSION, f"SET SESSION lock_wait_timeout = {WAIT}"):
             cursor.execute(statement)
+        try:
+            for statement in statements:
+                cursor.execute(statement)
+        finally:
+            cursor.execute(f"SET {', '.join(f'SESSION {name} = %s' for name in CHANGED)}", before)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from secrets import randbits
 
+from django.db import IntegrityError
+
 from django_mysqlqueue.models import DeliveryState
 from django_mysqlqueue.service import groups, leasing, settling, slots, watermarks
 from django_mysqlqueue.service.claims import Claim, ClaimRequest
@@ -36,7 +38,11 @@ def claim(using: str, request: ClaimRequest) -> Claim:
     Raises:
         CommitOutcomeUnknown: it is unknown whether this process holds the deliveries; see ``undo``.
     """
-    return run(using, lambda session: _claim(session, request))
+    try:
+        return run(using, lambda session: _claim(session, request))
+    except IntegrityError:  # A row is above the position. The next claim finds the position behind it.
+        watermarks.pass_rows(using, request.claimant.ref, {want.key for want in request.wants})
+        raise
 
 
 def _claim(session: Session, request: ClaimRequest) -> Claim:

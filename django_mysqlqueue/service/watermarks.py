@@ -280,6 +280,25 @@ def _delete_passed(session: Session, ref: GroupRef, rows: Sequence[tuple[str, in
             raise Retry
 
 
+def pass_rows(using: str, ref: GroupRef, keys: Collection[str]) -> None:
+    """Move positions to the last state rows of their partitions, where these are above them.
+
+    Only a procedure for clients in plain SQL leaves such rows: on MySQL, if it is killed (KILL QUERY) between its
+    statements, and the client then commits what it has done. It inserts rows in the order of the log.
+    """
+
+    def move(session: Session) -> None:
+        offsets = lock(session, ref, keys)
+        last = (
+            f"SELECT MAX(message_offset) FROM {STATE} WHERE consumer_group = %s AND topic = %s AND partition_key = %s"
+        )
+        found = {key: session.row(last, (*ref, key)) for key in offsets}
+        tops = {key: int(row[0]) for key, row in found.items() if row is not None and row[0] is not None}
+        store(session, ref, offsets, {}, tops)
+
+    run(using, move)
+
+
 def behind(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> tuple[list[str], str | None]:
     """Find partitions whose watermark is below the position, among the next ``limit`` offsets rows of the group.
 

@@ -1,4 +1,5 @@
-"""Procedures that stop after a statement: there, the server ends their connection, as after a crash of the client.
+"""Procedures that stop after a statement: there, the server ends their connection, as after a crash of the client, or
+the statement alone (KILL QUERY), as after a time limit of the client's driver.
 
 The procedures of the package have a call of ``queue__probe`` after each statement that reads or writes rows, or begins
 or ends a transaction.
@@ -21,7 +22,11 @@ PROBE = f"""CREATE PROCEDURE queue__probe() COMMENT '{COMMENT} probe'
 BEGIN
   SET @queue_step = COALESCE(@queue_step, 0) + 1;
   IF @queue_step = @queue_kill THEN
-    KILL CONNECTION_ID();
+    IF @queue_query THEN
+      KILL QUERY CONNECTION_ID();
+    ELSE
+      KILL CONNECTION_ID();
+    END IF;
   END IF;
 END"""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 
 import MySQLdb
 import pytest
+from django.db.models import F
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.models import (
@@ -20,8 +22,9 @@ from django_mysqlqueue.models import (
     Rollup,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.procedures import definitions, installing
 from django_mysqlqueue.service.refs import GroupRef
-from tests.support.harness import lag, sequence
+from tests.support.harness import USING, lag, sequence
 from tests.support.sql_clients import REF, pass_time, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
@@ -165,6 +168,22 @@ def test_after_a_claim_without_messages_new_ones_are_found(connect, mode):
     assert client.claim() == []
     other.nack(held[0]["handle"], delay=0)
     assert numbers(client.claim()) == [0]
+
+
+def test_retries_do_not_hide_new_messages(client):
+    register("ordered")
+    publish_many("t", [Message({"n": n}, key=f"k{n}") for n in range(12)])
+    sequence()
+    for row in client.claim():
+        client.nack(row["handle"], delay=0)
+    publish("t", {"n": 12}, key="zzz")
+    sequence()
+    found = []
+    for _ in range(13):
+        (row,) = client.claim(1)
+        found.append(json.loads(row["payload"])["n"])
+        client.ack(row["handle"])
+    assert sorted(found) == list(range(13))
 
 
 @MODES
@@ -409,9 +428,7 @@ def test_a_partition_has_one_owner(connect):
 
 def test_in_strict_order_nothing_overtakes_a_failure(client, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "GROUPS": {"g": {"SQL_TOPICS": ["t"], "ON_FAILURE": "block"}}}
-    from django_mysqlqueue.procedures import installing
-
-    installing.install("default")
+    installing.install(USING)
     register("ordered")
     publish_numbers(3, keys=1)
     assert numbers(rows := client.claim()) == [0]
@@ -455,6 +472,18 @@ def test_an_ack_commits_with_the_clients_own_changes(client, mode):
     assert nothing_is_left()
 
 
+@pytest.mark.parametrize("outcome", ["ack", "nack", "snooze"])
+def test_with_a_pool_of_connections_a_partition_is_free_at_once(connect, outcome):
+    """A claim, the transaction and the next claim may come from three connections."""
+    register("ordered")
+    publish_numbers(3, keys=1)
+    first, second, third = connect(), connect(), connect()
+    (row,) = first.claim(1)
+    with second.transaction():
+        getattr(second, outcome)(row["handle"])
+    assert numbers(third.claim(1)) == [0 if outcome == "snooze" else 1]
+
+
 @MODES
 def test_a_stale_ack_leaves_the_transaction_to_the_client(connect, mode):
     register(mode)
@@ -483,15 +512,82 @@ def test_other_outcomes_belong_to_the_transaction_too(client, mode, action):
     assert client.ack(row["handle"]) == "acked"
 
 
+@contextlib.contextmanager
+def holding(client, statement, *parameters):
+    """A client has a transaction open, and does not end it."""
+    client.run("START TRANSACTION")
+    client.run(statement, *parameters)
+    yield
+    client.run("ROLLBACK")
+
+
+def impatient(client):
+    client.run("SET SESSION innodb_lock_wait_timeout = 1")
+
+
+@MODES
+def test_a_transaction_that_is_repeated_has_no_effect(client, mode):
+    """Its COMMIT has arrived, but not the answer."""
+    register(mode)
+    publish_numbers(1)
+    (row,) = client.claim()
+    with client.transaction():
+        assert client.ack(row["handle"]) == "acked"
+    with client.transaction():
+        assert client.ack(row["handle"]) == "stale"
+
+
+@MODES
+def test_a_stale_handle_does_not_wait_for_the_transaction_of_another_consumer(connect, mode):
+    register(mode)
+    publish_numbers(2, keys=1)
+    late, other = connect(), connect()
+    (old,) = late.claim(1)
+    pass_time(61)
+    (new,) = other.claim(1)
+    impatient(late)
+    with holding(other, "CALL queue_ack(%s, %s, %s)", *REF, new["handle"]):
+        assert late.ack(old["handle"]) == "stale"
+        assert late.extend(old["handle"]) == "stale"
+
+
+@MODES
+def test_a_row_that_is_locked_after_its_ack_does_not_hold_up_others(connect, mode):
+    register(mode)
+    publish_numbers(3, keys=1)
+    client, other = connect(), connect()
+    rows = client.claim()
+    assert client.ack(rows[1]["handle"]) == "acked"
+    impatient(client)
+    locked = "SELECT 1 FROM queue_delivery_state WHERE message_offset = %s FOR UPDATE"
+    other.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    with holding(other, locked, rows[1]["offset"]):
+        assert client.ack(rows[0]["handle"]) == "acked"
+    assert client.ack(rows[2]["handle"]) == "acked"
+    assert client.claim() == []
+    assert nothing_is_left()
+
+
+@MODES
+def test_a_delivery_can_be_extended_after_an_early_ack(connect, mode):
+    """The ack is in a transaction, which is still open. The extension comes from another connection."""
+    register(mode)
+    publish_numbers(1)
+    client, other = connect(), connect()
+    (row,) = client.claim()
+    impatient(other)
+    with holding(client, "CALL queue_ack(%s, %s, %s)", *REF, row["handle"]):
+        assert other.extend(row["handle"], 60) == "extended"
+    assert client.ack(row["handle"]) == "acked"
+
+
 # -- options of messages --------------------------------------------------------------
 
 
 @MODES
 def test_higher_priorities_come_first(client, mode, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "PRIORITY_SHARE": 0}
-    from django_mysqlqueue.procedures import installing
-
-    installing.install("default")
+    installing.install(USING)
     register(mode)
     for n, priority in enumerate([0, -5, 20, 100, 3, -100]):
         publish("t", {"n": n}, key=f"k{n}", priority=priority)
@@ -506,9 +602,7 @@ def test_higher_priorities_come_first(client, mode, settings):
 @MODES
 def test_a_share_of_the_claims_begins_with_low_priorities(client, mode, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "PRIORITY_SHARE": 2}
-    from django_mysqlqueue.procedures import installing
-
-    installing.install("default")
+    installing.install(USING)
     register(mode)
     publish("t", {"n": 0}, key="a", priority=5)
     publish("t", {"n": 1}, key="a", priority=-5)
@@ -551,6 +645,55 @@ def test_messages_for_another_group_are_passed(client, mode):
 
 
 @MODES
+def test_claims_look_behind_messages_of_other_groups(client, mode):
+    register(mode)
+    rows = [OutboxMessage(topic="t", payload=b"{}", target_group="other") for _ in range(2500)]
+    OutboxMessage.objects.bulk_create(rows)
+    publish("t", {"n": 1}, key="")
+    sequence()
+    assert len(client.claim(1)) == 1
+
+
+@MODES
+def test_one_claim_has_the_order_of_priorities(client, mode):
+    register(mode)
+    for n, priority in enumerate([10, 50, -10, 90, 0, -90]):
+        publish("t", {"n": n}, key=f"k{n}", priority=priority)
+    sequence()
+    assert [row["priority"] for row in client.claim()] == [90, 50, 10, 0, -10, -90]
+
+
+@MODES
+@pytest.mark.parametrize(
+    "key", ["", " ", "a ", "A", "\U0010ffff" * 190, "😀'\"\\%_;--", "\x00\n\t", "[]", "null", "__q:+010:x"]
+)
+def test_odd_keys(client, mode, key):
+    register(mode)
+    publish_many("t", [Message({"n": 0}, key=key), Message({"n": 1}, key="other")])
+    sequence()
+    rows = {row["key"]: row for row in client.claim()}
+    assert rows.keys() == {key, "other"}
+    for row in rows.values():
+        assert client.ack(row["handle"]) == "acked"
+    assert nothing_is_left()
+
+
+@MODES
+def test_no_partition_is_always_the_last(client, mode):
+    register(mode)
+    publish_many("t", [Message({"n": n}, key=f"k{n:03d}") for n in range(150)])
+    sequence()
+    first = set()
+    for _ in range(40):
+        (row,) = client.claim(1)
+        first.add(row["key"])
+        client.ack(row["handle"])
+        ConsumerOffset.objects.all().delete()
+    assert len(first) > 20
+    assert max(first) > "k100"
+
+
+@MODES
 def test_expired_messages_are_passed(client, mode):
     register(mode)
     publish("t", {"n": 0}, key="a", expires_in=0.001)
@@ -569,9 +712,7 @@ def test_expired_messages_are_passed(client, mode):
 @MODES
 def test_expired_messages_are_dead_lettered_if_the_group_wants_that(client, mode, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "GROUPS": {"g": {"SQL_TOPICS": ["t"], "ON_EXPIRY": "dead_letter"}}}
-    from django_mysqlqueue.procedures import installing
-
-    installing.install("default")
+    installing.install(USING)
     register(mode)
     publish("t", {"n": 0}, key="a", expires_in=3600)
     sequence()
@@ -607,6 +748,77 @@ def test_a_message_that_was_deleted_is_settled(client, mode):
     assert client.ack(second["handle"]) == "acked"
     assert client.claim() == []
     assert not DeliveryState.objects.filter(acked=False).exists()
+
+
+@MODES
+def test_a_clock_that_was_corrected_hides_nothing(client, mode, monkeypatch):
+    monkeypatch.setattr(definitions, "LOOKS_AHEAD", 1.0)
+    installing.install(USING)
+    register(mode)
+    publish_numbers(1)
+    (row,) = client.claim()
+    client.nack(row["handle"], delay=60)
+    in_an_hour = int(time.time() * 1000) + 3_600_000
+    DeliveryState.objects.update(invisible_until=in_an_hour + 60_000, delivered_at=in_an_hour)
+    (again,) = client.claim()
+    assert again["attempt"] == 2
+
+
+def test_watermarks_do_not_stick_behind_many_acks(client, monkeypatch):
+    monkeypatch.setattr(definitions, "PAGE", 20)
+    installing.install(USING)
+    register("shared")
+    publish_many("t", [Message({"n": n}, key="a") for n in range(60)])
+    publish_many("t", [Message({"n": n}, key="b") for n in range(3)])
+    sequence()
+    first, *rows = sorted(client.claim(), key=lambda row: row["offset"])
+    client.nack(first["handle"], delay=3600)
+    with client.transaction():
+        for row in rows:
+            client.ack(row["handle"])
+    of_b = DeliveryState.objects.filter(partition_key="b")
+    of_b.update(invisible_until=F("invisible_until") + 10)
+    for _ in range(300):
+        client.claim()
+        if not of_b.exists():
+            break
+    assert not of_b.exists()
+
+
+def test_in_strict_order_partitions_that_wait_do_not_hold_up_others(client, settings):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "GROUPS": {"g": {"SQL_TOPICS": ["t"], "ON_FAILURE": "block"}}}
+    installing.install(USING)
+    register("ordered")
+    publish_many("t", [Message({"n": n}, key=f"k{n % 40}") for n in range(120)])
+    sequence()
+    for row in client.claim(40):
+        assert client.nack(row["handle"], delay=3600) == "failed"
+    # As a subscriber leaves what it had claimed behind them.
+    offsets = {one.partition_key: one.offset_claimed for one in ConsumerOffset.objects.all()}
+    for message in QueueMessage.objects.all():
+        if message.offset > offsets[message.partition_key]:
+            DeliveryState.objects.create(
+                consumer_group="g", topic="t", partition_key=message.partition_key, message_offset=message.offset
+            )
+    ConsumerOffset.objects.update(offset_claimed=QueueMessage.objects.latest("offset").offset)
+    publish("t", {"n": 999}, key="zz")
+    sequence()
+    assert numbers(client.claim(1)) == [999]
+
+
+@pytest.mark.parametrize("level", ["READ UNCOMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_the_isolation_level_of_the_session_has_no_influence(connect, level):
+    register("shared")
+    publish_numbers(1)
+    client, other = connect(), connect()
+    client.run(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
+    (row,) = other.claim()
+    other.snooze(row["handle"])
+    DeliveryState.objects.all().delete()
+    ConsumerOffset.objects.update(offset_claimed=0, offset_acked=0)
+    with holding(other, "UPDATE queue_offsets SET offset_claimed = 1000000000000"):
+        client.claim()
+    assert len(client.claim()) == 1
 
 
 # -- what is refused -------------------------------------------------------------------
@@ -673,9 +885,14 @@ def test_wrong_arguments_of_claims_are_refused(client, arguments, text):
         ("CALL queue_ack('g', 't', 'x')", "handle 'x': must be one that queue_claim has returned"),
         ("CALL queue_ack('g', 't', NULL)", "handle NULL: must be one that queue_claim has returned"),
         ("CALL queue_ack('g', 't', '1')", "handle '1': must be one that queue_claim has returned"),
+        ("CALL queue_ack('g', 't', '01:2')", "handle '01:2': must be one that queue_claim has returned"),
+        (
+            "CALL queue_ack('g', 't', '1:9999999999999999999')",
+            "handle '1:9999999999999999999': must be one that queue_claim has returned",
+        ),
         ("CALL queue_nack('g', 't', '1:2', 'e', -1)", "delay -1: must be 0 to 2592000 seconds"),
         ("CALL queue_snooze('g', 't', '1:2', NULL)", "delay NULL: must be a number of seconds"),
-        ("CALL queue_extend('g', 't', '1:2', 1e9)", "delay 1000000000: must be 0 to 2592000 seconds"),
+        ("CALL queue_extend('g', 't', '1:2', 1e9)", "seconds 1000000000: must be 0 to 2592000 seconds"),
     ],
 )
 def test_wrong_arguments_of_outcomes_are_refused(client, statement, text):
@@ -683,10 +900,32 @@ def test_wrong_arguments_of_outcomes_are_refused(client, statement, text):
     assert refused(client, statement=statement) == text
 
 
+@MODES
+@pytest.mark.parametrize("action", ["ack", "nack", "reject", "snooze", "extend"])
+def test_nobody_settles_what_nobody_holds(client, mode, action):
+    """A row that waits for its next attempt has the token 0."""
+    register(mode)
+    publish_numbers(1)
+    (row,) = client.claim()
+    client.nack(row["handle"], delay=60)
+    before = list(DeliveryState.objects.values())
+    with pytest.raises(MySQLdb.Error, match="must be one that queue_claim has returned"):
+        getattr(client, action)(f"{row['offset']}:0")
+    assert list(DeliveryState.objects.values()) == before
+
+
 @pytest.mark.parametrize("handle", ["1:2", "999999999999999999:9223372036854775807", "1:-2"])
 def test_handles_of_nothing_are_stale(client, handle):
     register("shared")
     assert client.ack(handle) == "stale"
+
+
+def test_claims_want_autocommit(client):
+    register("shared")
+    client.run("SET autocommit = 0")
+    assert "autocommit is off in this session" in refused(client, *REF, 1)
+    client.run("SET autocommit = 1")
+    assert client.claim() == []
 
 
 def test_claims_and_extensions_do_not_belong_in_a_transaction(client):

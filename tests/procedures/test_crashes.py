@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from collections.abc import Iterator
 
 import MySQLdb
@@ -10,9 +12,11 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.procedures import installing
+from tests.conftest import empty
 from tests.procedures import probes
 from tests.support import invariants
-from tests.support.harness import sequence
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.sql_clients import Client, pass_time, register
 from tests.support.tables import Tables
 
@@ -25,9 +29,7 @@ MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 def probed(procedures: None) -> Iterator[None]:
     probes.install()
     yield
-    from django_mysqlqueue.procedures import installing
-
-    installing.remove("default")
+    installing.remove(USING)
 
 
 class Killed(Exception):
@@ -83,39 +85,108 @@ def act(client: Client, done: dict[int, str], known: dict[int, str]) -> None:
             done[number] = result
 
 
-@MODES
-def test_a_client_may_be_lost_after_any_statement(probed, mode, db):
-    step, steps = 0, 0
-    while True:
-        step += 1
-        from tests.conftest import empty
+class Attempt:
+    """What a client has done until a statement was killed, with messages of each kind."""
 
+    def __init__(self, mode: str, step: int, *, query: bool = False) -> None:
         empty()
         fill(mode)
-        done: dict[int, str] = {}
-        known: dict[int, str] = {}
-        before = Tables.read()
-        client = Mortal(step)
+        self.done: dict[int, str] = {}
+        self.known: dict[int, str] = {}
+        self.before = Tables.read()
+        self.client = Mortal(step)
+        self.client.run("SET @queue_query = %s", query)
         try:
-            act(client, done, known)
-            killed = False
+            act(self.client, self.done, self.known)
+            self.killed = False
         except Killed:
-            killed = True
-        client.close()
-        steps += killed
-        after = Tables.read()
-        assert invariants.at_any_moment(after) == [], f"step {step}"
-        assert invariants.between(before, after) == [], f"step {step}"
-        again = drain()
-        where = f"step {step}: {done} of {known}, then {again}"
-        assert not {n for n, result in done.items() if result in ("acked", "dead_lettered")} & set(again), where
+            self.killed = True
+        self.where = f"step {step}: {self.done} of {self.known}"
+
+    @property
+    def settled(self) -> set[int]:
+        """The messages of which the client was told that they are."""
+        return {number for number, result in self.done.items() if result in ("acked", "dead_lettered")}
+
+    def check(self, again: list[int]) -> None:
+        """Of what was left, nothing is missing."""
+        where = f"{self.where}, then {again}"
+        assert not self.settled & set(again), where
         assert invariants.drained(Tables.read()) == [], where
-        handled = set(again) | {n for n, result in done.items() if result in ("acked", "dead_lettered")}
-        maybe = {n for n, action in known.items() if n not in done and action in ("ack", "reject", "in a transaction")}
-        assert handled | maybe == set(range(11)) - {9}, where
-        if not killed:
+        ends = ("ack", "reject", "in a transaction")
+        maybe = {number for number, action in self.known.items() if number not in self.done and action in ends}
+        assert set(again) | self.settled | maybe == set(range(11)) - {9}, where
+
+
+@MODES
+def test_a_client_may_be_lost_after_any_statement(probed, mode):
+    for step in itertools.count(1):
+        attempt = Attempt(mode, step)
+        attempt.client.close()
+        after = Tables.read()
+        assert invariants.at_any_moment(after) == [], attempt.where
+        assert invariants.between(attempt.before, after) == [], attempt.where
+        attempt.check(drain())
+        if not attempt.killed:
             break
-    assert steps > 60
+    assert step > 60
+
+
+STRIDE = 1 if os.environ.get("EVERY_STEP") else 5
+"""Every how many statements one is killed. Each variant begins with another one."""
+VARIANTS = [
+    (mode, then, others)
+    for mode in ("ordered", "shared")
+    for then in ("START TRANSACTION", "COMMIT", "ROLLBACK", "close")
+    for others in ("clients", "subscribers")
+]
+
+
+@pytest.mark.parametrize(("mode", "then", "others"), VARIANTS)
+def test_a_statement_of_a_procedure_may_be_killed(probed, mode, then, others):
+    """The server may leave the transaction of the procedure open, and what the client does next may commit it."""
+    first = 1 + VARIANTS.index((mode, then, others)) % STRIDE
+    for step in itertools.count(first, STRIDE):
+        attempt = Attempt(mode, step, query=True)
+        if then != "close":
+            attempt.client.run(then)
+            attempt.client.run("ROLLBACK")
+        attempt.client.close()
+        attempt.check(drain() if others == "clients" else drain_with_subscribers(mode))
+        if not attempt.killed:
+            break
+    assert step > 60
+
+
+@MODES
+def test_after_a_kill_the_connection_says_what_to_do(probed, mode, engine):
+    register(mode)
+    publish_many("t", [Message({"n": n}, key="k") for n in range(3)])
+    sequence()
+    said = set()
+    for step in itertools.count(1):
+        client = Mortal(step)
+        client.run("SET @queue_query = TRUE")
+        try:
+            client.claim(1)
+        except Killed:
+            said.add(refusal(client))
+            client.run("ROLLBACK")
+            client.claim(1)
+            client.close()
+            pass_time(3600)
+        else:
+            break
+    assert said <= {"", "The last call was killed in its transaction. ROLLBACK, or close the connection"}
+    assert len(said) == 2 or engine == "mariadb"
+
+
+def refusal(client: Client) -> str:
+    try:
+        client.claim(1)
+    except MySQLdb.Error as error:
+        return str(error.args[1])
+    return ""
 
 
 def drain() -> list[int]:
@@ -132,4 +203,21 @@ def drain() -> list[int]:
             assert client.ack(row["handle"]) == "acked"
             found.append(json.loads(row["payload"])["n"])
     client.close()
+    return found
+
+
+def drain_with_subscribers(mode: str) -> list[int]:
+    """The same by a subscriber in Python."""
+    found: list[int] = []
+    sub = Sub(handler(mode=mode, function=lambda delivery: found.append(delivery.payload["n"])), name="healthy")
+    quiet = 0
+    while quiet < 3:
+        pass_time(3600)
+        sub.beat()
+        before = len(found)
+        for group in sub.poller.groups:
+            group.rests_until = 0.0  # It may have seen rows above the position. It continues behind them.
+        sub.settle()
+        quiet = 0 if len(found) > before else quiet + 1
+    sub.leave()
     return found

@@ -70,14 +70,58 @@ def test_what_differs_is_said_without_changing_it(none_installed, capsys):
 @servers_only
 def test_the_statements_can_be_printed(none_installed, capsys):
     text = run(capsys, "--print")
-    assert text.startswith("DELIMITER //\n")
+    session, text = text.split("DELIMITER //\n")
+    assert session == "SET NAMES utf8mb4;\nSET SESSION sql_mode = 'STRICT_TRANS_TABLES';\n"
     assert text.endswith("DELIMITER ;\n")
     assert text.count("CREATE PROCEDURE") == len(installing.wanted(USING))
     assert not installing.state(USING).is_installed
     with connection.cursor() as cursor:
-        for statement in text.removeprefix("DELIMITER //\n").removesuffix("DELIMITER ;\n").split("//\n"):
+        cursor.execute("SELECT @@SESSION.sql_mode")
+        (mode,) = cursor.fetchone()
+        for statement in (*session.split(";\n"), *text.removesuffix("DELIMITER ;\n").split("//\n")):
             if statement.strip():
                 cursor.execute(statement)
+        cursor.execute("SET SESSION sql_mode = %s", (mode,))
+    assert installing.state(USING).is_current
+
+
+@servers_only
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("sql_mode", "NO_BACKSLASH_ESCAPES"), ("sql_mode", ""), ("character_set_client", "latin1")],
+)
+def test_the_session_that_installs_them_has_no_influence(none_installed, variable, value):
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT @@SESSION.{variable}")
+        (before,) = cursor.fetchone()
+        cursor.execute(f"SET SESSION {variable} = %s", (value,))
+        try:
+            installing.install(USING)
+            cursor.execute(f"SELECT @@SESSION.{variable}")
+            assert cursor.fetchone() == (value,)
+        finally:
+            cursor.execute(f"SET SESSION {variable} = %s", (before,))
+        assert installing.state(USING).is_current
+        cursor.execute(
+            "SELECT DISTINCT sql_mode, character_set_client FROM information_schema.routines "
+            "WHERE routine_schema = DATABASE() AND routine_comment LIKE 'django-mysqlqueue %'"
+        )
+        assert cursor.fetchall() == (("STRICT_TRANS_TABLES", "utf8mb4"),)
+
+
+@servers_only
+def test_procedures_that_another_session_has_created_are_replaced(none_installed):
+    installing.install(USING)
+    (one,) = (one for one in installing.wanted(USING) if one.name == "queue__write")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@SESSION.sql_mode")
+        (before,) = cursor.fetchone()
+        cursor.execute("SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'")
+        cursor.execute("DROP PROCEDURE queue__write")
+        cursor.execute(one.sql)
+        cursor.execute("SET SESSION sql_mode = %s", (before,))
+    assert installing.state(USING).different == ("queue__write",)
+    installing.install(USING)
     assert installing.state(USING).is_current
 
 
@@ -214,3 +258,43 @@ def test_their_options_count(none_installed, no_handlers, settings):
     (row,) = client.claim()
     assert client.nack(row["handle"], delay=0) == "dead_lettered"
     client.close()
+
+
+@servers_only
+def test_clients_keep_their_privileges_when_settings_change(none_installed, settings):
+    """Servers revoke the privileges on a procedure that is dropped."""
+    installing.install(USING)
+    before = {one.name: one.comment for one in installing.wanted(USING) if one.is_public}
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "LEASE_DURATION": 60, "MAX_ATTEMPTS": 7, "DLQ_SUFFIX": "_dead"}
+    assert {one.name: one.comment for one in installing.wanted(USING) if one.is_public} == before
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE USER IF NOT EXISTS queue_client@localhost")
+        try:
+            for name in PUBLIC:
+                cursor.execute(f"GRANT EXECUTE ON PROCEDURE {name} TO queue_client@localhost")
+            assert installing.install(USING).different
+            cursor.execute("SHOW GRANTS FOR queue_client@localhost")
+            grants = "\n".join(text for (text,) in cursor.fetchall())
+        finally:
+            cursor.execute("DROP USER queue_client@localhost")
+    assert all(f"`{name}`" in grants for name in PUBLIC)
+
+
+def test_the_procedures_that_clients_call_only_call_another(no_handlers):
+    """So their text need not change with a release."""
+    for one in definitions(conf.get_settings(), [], mariadb=True):
+        if one.is_public:
+            body = one.sql[one.sql.index("BEGIN") :]
+            assert re.fullmatch(r"BEGIN\n  CALL queue__\w+\([^;]*\);\nEND", body), one.name
+
+
+def test_no_expression_outside_a_select_reads_a_table(no_handlers):
+    """InnoDB reads with shared locks there, whatever the isolation level, and waits for those of others."""
+    for one in definitions(conf.get_settings(), [], mariadb=False):
+        for statement in one.sql.split(";"):
+            last = statement.strip().splitlines()[-1] if statement.strip() else ""
+            if re.match(r"\s*(IF|SET|ELSEIF|WHILE|CALL|DECLARE (?!\w+ CURSOR)|CASE)\b", last):
+                assert "SELECT" not in last, f"{one.name}: {last}"
+        assert not re.search(
+            r"\b(IF|SET|ELSEIF|WHILE)\b[^;]*?\bEXISTS \(\s*SELECT", re.sub(r"CURSOR FOR[^;]*;", "", one.sql)
+        )

@@ -11,6 +11,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.humanize import counted
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.procedures import installing
+from django_mysqlqueue.procedures.definitions import SESSION
 
 
 class Command(QueueCommand):
@@ -69,6 +70,8 @@ class Command(QueueCommand):
         self.stdout.write("The procedures are up to date.")
 
     def _print(self, using: str) -> None:
+        for statement in SESSION:
+            self.stdout.write(f"{statement};")
         self.stdout.write("DELIMITER //")
         for one in installing.wanted(using):
             self.stdout.write(f"DROP PROCEDURE IF EXISTS {one.name}//\n{one.sql}//")

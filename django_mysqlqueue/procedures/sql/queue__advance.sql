@@ -3,7 +3,7 @@
 CREATE PROCEDURE queue__advance(IN p_group {{group}}, IN p_topic {{topic}}, IN p_key {{key}})
   {{attributes}}
 BEGIN
-  DECLARE v_acked, v_claimed, v_watermark, v_offset BIGINT;
+  DECLARE v_acked, v_claimed, v_watermark, v_offset, v_locked BIGINT;
   DECLARE v_settled BOOL;
   DECLARE v_deleted INT DEFAULT 0;
   DECLARE v_end BOOL DEFAULT FALSE;
@@ -21,11 +21,18 @@ BEGIN
     IF v_end THEN
       LEAVE walk;
     END IF;
-    IF NOT v_settled THEN
+    IF NOT v_settled OR v_offset > v_claimed THEN
       SET v_watermark = LEAST(v_offset - 1, v_claimed);
       LEAVE walk;
     END IF;
-    -- An ack is never taken back while the partition is locked.
+    -- A transaction that acks a second time may have locked it.
+    SELECT message_offset INTO v_locked FROM queue_delivery_state
+    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = v_offset
+    FOR UPDATE SKIP LOCKED;
+    IF v_end THEN
+      SET v_watermark = v_offset - 1;
+      LEAVE walk;
+    END IF;
     DELETE FROM queue_delivery_state
     WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = v_offset;
     SET v_deleted = v_deleted + 1;

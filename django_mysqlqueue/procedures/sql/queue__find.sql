@@ -5,7 +5,7 @@
 -- messages that came since are looked for.
 CREATE PROCEDURE queue__find(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_mode VARCHAR(10) {{bytewise}}, IN p_me {{key}}, IN p_start BIGINT,
-  IN p_limit INT, OUT p_keys LONGTEXT {{bytewise}}, OUT p_missing LONGTEXT {{bytewise}}
+  IN p_limit INT, IN p_strict BOOL, OUT p_keys LONGTEXT {{bytewise}}, OUT p_missing LONGTEXT {{bytewise}}
 )
   {{attributes}}
 BEGIN
@@ -16,6 +16,8 @@ BEGIN
   DECLARE v_key, v_begin {{key}} DEFAULT '';
   DECLARE v_missing BOOL;
   DECLARE v_end BOOL DEFAULT FALSE;
+  -- Now and then: a clock that was corrected since may have left rows far in the future.
+  DECLARE v_looks_ahead BOOL DEFAULT RAND() < {{looks_ahead}};
   DECLARE v_step INT DEFAULT 0;
   -- One claim in PRIORITY_SHARE begins with the lowest priorities.
   DECLARE v_low_first BOOL DEFAULT {{priority_share}} > 0 AND RAND() * {{priority_share}} < 1;
@@ -26,11 +28,29 @@ BEGIN
       ON l.consumer_group = p_group AND l.topic = p_topic AND l.partition_key = s.partition_key
     LEFT JOIN queue_subscriber_heartbeats h
       ON h.consumer_group = p_group AND h.topic = p_topic AND h.subscriber_name = l.leased_by AND {{alive}}
-    WHERE s.consumer_group = p_group AND s.topic = p_topic AND s.acked = 0 AND s.invisible_until <= v_now
+    WHERE s.consumer_group = p_group AND s.topic = p_topic AND s.acked = 0
+      AND s.invisible_until <= IF(v_looks_ahead, {{latest}}, v_now)
+      AND (s.invisible_until <= v_now OR s.delivered_at > v_now + {{clock_step_ms}})
       AND (h.subscriber_name IS NULL OR h.subscriber_name = p_me)
+      AND (NOT p_strict OR NOT EXISTS (
+        SELECT 1 FROM queue_delivery_state e FORCE INDEX (PRIMARY)
+        WHERE e.consumer_group = p_group AND e.topic = p_topic AND e.partition_key = s.partition_key
+          AND e.message_offset < s.message_offset AND e.acked = 0 AND e.delivery_token = 0
+          AND e.invisible_until > v_now AND e.delivered_at <= v_now + {{clock_step_ms}}
+      ))
     LIMIT {{page}};
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION
+  BEGIN
+    ROLLBACK AND NO CHAIN NO RELEASE;
+    SET @queue__open = NULL;
+    RESIGNAL;
+  END;
   SET p_keys = '[]', p_missing = '[]';
+  -- What another transaction may roll back does not count.
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  SET @queue__open = TRUE;
+  START TRANSACTION READ ONLY;
   IF p_mode = 'ordered' THEN
     OPEN due;
     walk: LOOP
@@ -44,10 +64,11 @@ BEGIN
       END IF;
     END LOOP;
     CLOSE due;
+    SET p_limit = p_limit + JSON_LENGTH(p_keys);
   END IF;
   SELECT MIN(`offset`), MAX(`offset`) INTO v_low, v_high FROM queue_messages;
-  -- A seek, and registering a group again, change this text.
-  SELECT CONCAT_WS('/', consumer_group, topic, id, revision, sought_at, '') INTO v_place
+  -- A seek, registering a group again, and each minute, change this text.
+  SELECT CONCAT_WS('/', consumer_group, topic, id, revision, sought_at, v_now DIV 60000, '') INTO v_place
   FROM queue_consumer_groups WHERE consumer_group = p_group AND topic = p_topic;
   IF LEFT(@queue__idle, CHAR_LENGTH(v_place)) = v_place THEN
     SET v_seen = SUBSTRING(@queue__idle, CHAR_LENGTH(v_place) + 1);
@@ -58,33 +79,36 @@ BEGIN
       SET v_step = 3;
     END IF;
   END IF;
+  SET v_low = v_low + FLOOR(RAND() * (v_high - v_low + 1));  -- In a WHERE, RAND() has another value for each row.
   SELECT m.partition_key INTO v_begin FROM (
     SELECT topic, partition_key FROM queue_messages
-    WHERE `offset` >= v_low + FLOOR(RAND() * (v_high - v_low + 1)) ORDER BY `offset` LIMIT {{look_ahead}}
+    WHERE `offset` >= v_low ORDER BY `offset` LIMIT {{look_ahead}}
   ) m WHERE m.topic = p_topic AND LEFT(m.partition_key, {{lane_sign}}) NOT IN ('{{lanes}}+', '{{lanes}}-') LIMIT 1;
   WHILE v_step < 3 DO
     CASE IF(v_low_first, 2 - v_step, v_step)
       WHEN 0 THEN
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, '{{lanes}}+', '{{lanes}},', TRUE, p_limit, p_keys, p_missing,
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}+', '{{lanes}},', TRUE, p_limit, p_keys, p_missing,
           v_work);
       WHEN 1 THEN
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, v_begin, '{{lanes}}+', FALSE, p_limit, p_keys, p_missing, v_work);
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, v_begin, '{{lanes}}+', FALSE, p_limit, p_keys, p_missing, v_work);
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, GREATEST(v_begin, '{{lanes}}.'), {{last_key}}, FALSE, p_limit, p_keys,
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, GREATEST(v_begin, '{{lanes}}.'), {{last_key}}, FALSE, p_limit, p_keys,
           p_missing, v_work);
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, '', LEAST(v_begin, '{{lanes}}+'), FALSE, p_limit, p_keys, p_missing,
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '', LEAST(v_begin, '{{lanes}}+'), FALSE, p_limit, p_keys, p_missing,
           v_work);
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, '{{lanes}}.', v_begin, FALSE, p_limit, p_keys, p_missing, v_work);
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}.', v_begin, FALSE, p_limit, p_keys, p_missing, v_work);
       ELSE
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, '{{lanes}}-', '{{lanes}}.', FALSE, p_limit, p_keys, p_missing,
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}-', '{{lanes}}.', FALSE, p_limit, p_keys, p_missing,
           v_work);
     END CASE;
     SET v_step = v_step + 1;
   END WHILE;
-  SET @queue__idle = IF(v_work, NULL, CONCAT(v_place, COALESCE(v_high, 0)));
+  SET @queue__idle = IF(v_work OR JSON_LENGTH(p_keys) > 0, NULL, CONCAT(v_place, COALESCE(v_high, 0)));
+  COMMIT AND NO CHAIN NO RELEASE;
+  SET @queue__open = NULL;
 END

@@ -1,4 +1,5 @@
--- Whether the caller has an open transaction. Without one, a savepoint is forgotten at once.
+-- Whether the caller has an open transaction. Without one, a savepoint is forgotten at once. @queue__open is set while a
+-- procedure has one of its own. MySQL runs no handler when a statement is killed (KILL QUERY), so that it stays open.
 CREATE PROCEDURE queue__in_transaction(OUT p_inside BOOL)
   {{attributes}}
 BEGIN
@@ -8,5 +9,9 @@ BEGIN
   ROLLBACK TO SAVEPOINT queue__probe;
   IF p_inside THEN
     RELEASE SAVEPOINT queue__probe;
+    IF @queue__open THEN
+      CALL queue__refuse('The last call was killed in its transaction. ROLLBACK, or close the connection');
+    END IF;
   END IF;
+  SET @queue__open = NULL;
 END

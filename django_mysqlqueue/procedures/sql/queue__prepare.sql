@@ -10,9 +10,11 @@ BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION
   BEGIN
     ROLLBACK AND NO CHAIN NO RELEASE;
+    SET @queue__open = NULL;
     RESIGNAL;
   END;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  SET @queue__open = TRUE;
   START TRANSACTION;
   CALL queue__options(p_group, p_topic, TRUE, v_mode, v_paused, v_start, v_options);
   IF v_mode IS NOT NULL AND NOT v_paused THEN
@@ -28,4 +30,5 @@ BEGIN
     ON DUPLICATE KEY UPDATE consumer_group = p_group;
   END IF;
   COMMIT AND NO CHAIN NO RELEASE;
+  SET @queue__open = NULL;
 END

@@ -1,54 +1,79 @@
--- What an ack in a transaction of the client leaves to the next claim: move the watermarks, and give up the leases.
+-- What an outcome in a transaction of a client leaves to the next claim, of any connection: move the watermarks, and give
+-- the partition back.
 CREATE PROCEDURE queue__sweep(
-  IN p_group {{group}}, IN p_topic {{topic}}, IN p_mode VARCHAR(10) {{bytewise}}, IN p_me {{key}}
+  IN p_group {{group}}, IN p_topic {{topic}}, IN p_mode VARCHAR(10) {{bytewise}}
 )
   {{attributes}}
 BEGIN
   DECLARE v_key, v_owner {{key}};
-  DECLARE v_locked BIGINT;
+  DECLARE v_locked, v_first, v_last BIGINT;
+  DECLARE v_from BIGINT DEFAULT 0;
+  DECLARE v_place, v_rows INT DEFAULT 0;
   DECLARE v_end BOOL DEFAULT FALSE;
-  DECLARE leased CURSOR FOR
-    SELECT partition_key FROM queue_partition_leases FORCE INDEX (queue_leases_owner)
-    WHERE leased_by = p_me AND consumer_group = p_group AND topic = p_topic;
+  DECLARE v_keys LONGTEXT {{bytewise}} DEFAULT '[]';
   DECLARE settled CURSOR FOR
-    SELECT DISTINCT s.partition_key FROM (
+    SELECT s.partition_key FROM (
       SELECT partition_key FROM queue_delivery_state FORCE INDEX (queue_delivery_state_due)
-      WHERE consumer_group = p_group AND topic = p_topic AND acked = 1 LIMIT {{page}}
-    ) s;
+      WHERE consumer_group = p_group AND topic = p_topic AND acked = 1 AND invisible_until >= v_from
+      ORDER BY invisible_until LIMIT {{page}}
+    ) s
+    UNION
+    (SELECT l.partition_key FROM queue_partition_leases l FORCE INDEX (queue_leases_owner)
+     WHERE p_mode = 'ordered' AND l.leased_by >= 'sql:' AND l.leased_by < 'sql;' AND l.consumer_group = p_group
+       AND l.topic = p_topic AND NOT EXISTS (
+         SELECT 1 FROM queue_delivery_state s FORCE INDEX (PRIMARY)
+         WHERE s.consumer_group = p_group AND s.topic = p_topic AND s.partition_key = l.partition_key AND s.acked = 0
+           AND s.delivery_token <> 0
+       )
+     LIMIT {{page}});
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
-  IF p_mode = 'ordered' THEN
-    OPEN leased;
-    walk: LOOP
-      SET v_end = FALSE, v_owner = NULL, v_locked = NULL;
-      FETCH leased INTO v_key;
-      IF v_end THEN
-        LEAVE walk;
-      END IF;
-      SELECT leased_by INTO v_owner FROM queue_partition_leases
-      WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
-      IF v_owner = p_me THEN
-        SELECT offset_acked INTO v_locked FROM queue_offsets
-        WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
-        IF v_locked IS NOT NULL THEN
-          CALL queue__advance(p_group, p_topic, v_key);
-          CALL queue__let_go(p_group, p_topic, v_key);
-        END IF;
-      END IF;
-    END LOOP;
-    CLOSE leased;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION
+  BEGIN
+    ROLLBACK AND NO CHAIN NO RELEASE;
+    SET @queue__open = NULL;
+    RESIGNAL;
+  END;
+  SELECT COUNT(*) INTO v_rows FROM (
+    SELECT 1 FROM queue_delivery_state FORCE INDEX (queue_delivery_state_due)
+    WHERE consumer_group = p_group AND topic = p_topic AND acked = 1 LIMIT {{page}}
+  ) s;
+  IF v_rows = {{page}} THEN
+    -- Many, perhaps behind one message that waits: from a random place, so that others are found, too.
+    SELECT MIN(invisible_until), MAX(invisible_until) INTO v_first, v_last
+    FROM queue_delivery_state FORCE INDEX (queue_delivery_state_due)
+    WHERE consumer_group = p_group AND topic = p_topic AND acked = 1;
+    SET v_from = v_first + FLOOR(RAND() * (v_last - v_first + 1));
   END IF;
   OPEN settled;
   walk: LOOP
-    SET v_end = FALSE, v_locked = NULL;
     FETCH settled INTO v_key;
     IF v_end THEN
       LEAVE walk;
     END IF;
-    SELECT offset_acked INTO v_locked FROM queue_offsets
-    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
-    IF v_locked IS NOT NULL THEN
-      CALL queue__advance(p_group, p_topic, v_key);
-    END IF;
+    SET v_keys = JSON_ARRAY_APPEND(v_keys, '$', v_key);
   END LOOP;
   CLOSE settled;
+  IF JSON_LENGTH(v_keys) > 0 THEN
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    SET @queue__open = TRUE;
+    START TRANSACTION;
+    WHILE v_place < JSON_LENGTH(v_keys) DO
+      SET v_key = JSON_UNQUOTE(JSON_EXTRACT(v_keys, CONCAT('$[', v_place, ']'))), v_owner = NULL, v_locked = NULL;
+      IF p_mode = 'ordered' THEN
+        SELECT leased_by INTO v_owner FROM queue_partition_leases
+        WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
+      END IF;
+      SELECT offset_acked INTO v_locked FROM queue_offsets
+      WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE SKIP LOCKED;
+      IF v_locked IS NOT NULL THEN
+        CALL queue__advance(p_group, p_topic, v_key);
+        IF v_owner LIKE 'sql:%' THEN
+          CALL queue__let_go(p_group, p_topic, v_key);
+        END IF;
+      END IF;
+      SET v_place = v_place + 1;
+    END WHILE;
+    COMMIT AND NO CHAIN NO RELEASE;
+    SET @queue__open = NULL;
+  END IF;
 END

@@ -13,7 +13,7 @@ CREATE PROCEDURE queue__take_again(
 BEGIN
   DECLARE v_due, v_token, v_at, v_created_at, v_expires_at BIGINT;
   DECLARE v_by, v_original_id {{key}};
-  DECLARE v_retries, v_max_attempts INT;
+  DECLARE v_retries, v_max_attempts, v_there INT;
   DECLARE v_error LONGTEXT {{bytewise}};
   DECLARE v_metadata MEDIUMTEXT {{bytewise}};
   DECLARE v_found BOOL DEFAULT TRUE;
@@ -24,10 +24,9 @@ BEGIN
   WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset AND acked = 0
   FOR UPDATE SKIP LOCKED;
   IF NOT v_found THEN
-    SET p_result = IF(EXISTS (
-      SELECT 1 FROM queue_delivery_state
-      WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset AND acked = 0
-    ), 'locked', 'gone');
+    SELECT COUNT(*) INTO v_there FROM queue_delivery_state
+    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset AND acked = 0;
+    SET p_result = IF(v_there, 'locked', 'gone');
   ELSEIF v_due > p_now AND v_at <= p_now + {{clock_step_ms}} AND (p_mode = 'shared' OR v_token = 0) THEN
     SET p_result = 'later';
   ELSE
@@ -45,10 +44,10 @@ BEGIN
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
       CALL queue__event(p_group, p_topic, p_key, p_offset, v_retries + 1, 'deleted', 0, p_me, '', '', p_options);
       SET p_result = 'ended';
-    ELSEIF v_by <> '' AND v_retries >= v_max_attempts AND p_topic NOT LIKE CONCAT('%', {{dlq_like}}) THEN
+    ELSEIF v_by <> '' AND v_retries >= v_max_attempts AND RIGHT(p_topic, CHAR_LENGTH({{dlq_suffix}})) <> {{dlq_suffix}} THEN
       CALL queue__dead_letter(
         p_group, p_topic, p_key, p_offset, v_retries, v_at, v_by,
-        CONCAT(v_error, IF(v_error = '', '', '\n'), 'The subscriber ''', v_by, ''' was lost while it handled attempt ',
+        CONCAT(v_error, IF(v_error = '', '', CHAR(10 USING utf8mb4)), 'The subscriber ''', v_by, ''' was lost while it handled attempt ',
                v_retries, '.'), p_options);
       CALL queue__count(p_group, p_topic, 'dead_lettered', 1, 0);
       SET p_result = 'ended';

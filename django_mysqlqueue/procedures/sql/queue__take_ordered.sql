@@ -10,7 +10,7 @@ take: BEGIN
   DECLARE v_owner {{key}};
   DECLARE v_locked, v_offset, v_due, v_at, v_token BIGINT;
   DECLARE v_strict BOOL DEFAULT JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.on_failure')) = 'block';
-  DECLARE v_unsettled, v_new INT DEFAULT 0;
+  DECLARE v_unsettled, v_new, v_alive, v_held INT DEFAULT 0;
   DECLARE v_end, v_closed BOOL DEFAULT FALSE;
   DECLARE v_result VARCHAR(10) {{bytewise}};
   DECLARE unsettled CURSOR FOR
@@ -22,25 +22,27 @@ take: BEGIN
   SET p_taken = 0, p_suspect = FALSE;
   SELECT leased_by INTO v_owner FROM queue_partition_leases
   WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key FOR UPDATE SKIP LOCKED;
-  IF v_owner IS NULL OR (v_owner NOT IN ('', p_me) AND EXISTS (
-    SELECT 1 FROM queue_subscriber_heartbeats h
-    WHERE h.consumer_group = p_group AND h.topic = p_topic AND h.subscriber_name = v_owner AND {{alive}}
-  )) THEN
+  SELECT COUNT(*) INTO v_alive FROM queue_subscriber_heartbeats h
+  WHERE h.consumer_group = p_group AND h.topic = p_topic AND h.subscriber_name = v_owner AND {{alive}};
+  IF v_owner IS NULL OR (v_owner <> p_me AND v_alive) THEN
     LEAVE take;
   END IF;
   -- What this connection has claimed before, and not settled, is in flight. Nothing overtakes it.
-  IF v_owner = p_me AND EXISTS (
-    SELECT 1 FROM queue_delivery_state FORCE INDEX (PRIMARY)
-    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND acked = 0
-      AND delivery_token <> 0 AND delivered_by = p_me AND invisible_until > p_now
-  ) THEN
-    LEAVE take;
+  IF v_owner = p_me THEN
+    SELECT COUNT(*) INTO v_held FROM queue_delivery_state FORCE INDEX (PRIMARY)
+    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND acked = 0 AND delivery_token <> 0
+      AND delivered_by = p_me AND invisible_until > p_now;
+    IF v_held THEN
+      LEAVE take;
+    END IF;
   END IF;
   SELECT offset_claimed INTO v_locked FROM queue_offsets
   WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key FOR UPDATE SKIP LOCKED;
   IF v_locked IS NULL THEN
     LEAVE take;
   END IF;
+  UPDATE queue_partition_leases SET leased_by = p_me, leased_at = p_now
+  WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key;
   IF v_strict THEN
     SET p_want = 1;
   END IF;
@@ -74,10 +76,7 @@ take: BEGIN
     SET p_taken = p_taken + v_new;
   END IF;
   CALL queue__advance(p_group, p_topic, p_key);
-  IF p_taken > 0 THEN
-    UPDATE queue_partition_leases SET leased_by = p_me, leased_at = p_now
-    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key;
-  ELSE
+  IF p_taken = 0 THEN
     CALL queue__let_go(p_group, p_topic, p_key);
   END IF;
 END

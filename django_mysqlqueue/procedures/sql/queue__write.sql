@@ -1,9 +1,9 @@
 -- Write the outcome of one delivery, if its token is still the row's. p_result: the new state, or stale.
--- p_delay: milliseconds; NULL: the backoff. p_by: whose delivery it was. p_latency: since the message entered the log.
+-- p_inside: whether in a transaction of the client. p_delay: milliseconds; NULL: the backoff. p_by: whose delivery it was. p_latency: since the message entered the log.
 CREATE PROCEDURE queue__write(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_key {{key}}, IN p_offset BIGINT, IN p_token BIGINT,
   IN p_action VARCHAR(10) {{bytewise}}, IN p_error LONGTEXT {{bytewise}}, IN p_delay BIGINT,
-  IN p_options TEXT {{bytewise}}, OUT p_result VARCHAR(20) {{bytewise}}, OUT p_by {{key}}, OUT p_latency BIGINT
+  IN p_options TEXT {{bytewise}}, IN p_inside BOOL, OUT p_result VARCHAR(20) {{bytewise}}, OUT p_by {{key}}, OUT p_latency BIGINT
 )
   {{attributes}}
 BEGIN
@@ -14,11 +14,18 @@ BEGIN
   DECLARE v_error LONGTEXT {{bytewise}} DEFAULT IF(
     CHAR_LENGTH(p_error) <= {{error_length}}, p_error, CONCAT('…', RIGHT(p_error, {{error_length}} - 1)));
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_found = FALSE;
-  SELECT acked, delivery_token, delivered_by, delivered_at, retry_count INTO v_acked, v_token, p_by, v_at, v_retries
-  FROM queue_delivery_state
-  WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset FOR UPDATE;
-  IF v_found AND v_acked AND v_token = p_token AND p_action = 'ack' THEN
-    SET p_result = 'acked', p_latency = NULL;  -- A second ack of the same delivery.
+  -- First without a lock: for a stale handle, the transaction of whoever has the message now is not waited for.
+  SELECT acked, delivery_token INTO v_acked, v_token FROM queue_delivery_state
+  WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
+  IF v_found AND NOT v_acked AND v_token = p_token THEN
+    SELECT acked, delivery_token, delivered_by, delivered_at, retry_count INTO v_acked, v_token, p_by, v_at, v_retries
+    FROM queue_delivery_state
+    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset
+    FOR UPDATE;
+  END IF;
+  IF v_found AND v_acked AND v_token = p_token AND p_action = 'ack' AND NOT p_inside THEN
+    -- A second ack of the same delivery. In a transaction, it is stale: its effects would be there twice.
+    SET p_result = 'acked', p_latency = NULL;
   ELSEIF NOT v_found OR v_acked OR v_token <> p_token THEN
     SET p_result = 'stale';
   ELSE
@@ -31,7 +38,7 @@ BEGIN
       SELECT GREATEST(0, {{now}} - published_at) INTO p_latency FROM queue_messages WHERE `offset` = p_offset;
       CALL queue__event(p_group, p_topic, p_key, p_offset, v_attempt, 'acked', v_at, p_by, '', '', p_options);
       SET p_result = 'acked', p_latency = COALESCE(p_latency, 0);
-    ELSEIF p_topic NOT LIKE CONCAT('%', {{dlq_like}})
+    ELSEIF RIGHT(p_topic, CHAR_LENGTH({{dlq_suffix}})) <> {{dlq_suffix}}
            AND (p_action = 'reject' OR (p_action = 'nack' AND v_attempt >= v_max_attempts)) THEN
       CALL queue__dead_letter(p_group, p_topic, p_key, p_offset, v_attempt, v_at, p_by, v_error, p_options);
       SET p_result = 'dead_lettered';

@@ -6,6 +6,5 @@ CREATE PROCEDURE queue_nack(
 )
   {{attributes}}
 BEGIN
-  CALL queue__check_delay(p_delay);
-  CALL queue__settle(p_group, p_topic, p_handle, 'nack', COALESCE(p_error, ''), ROUND(1000 * p_delay));
+  CALL queue__settle(p_group, p_topic, p_handle, 'nack', p_error, p_delay);
 END

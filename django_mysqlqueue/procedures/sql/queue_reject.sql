@@ -4,5 +4,5 @@ CREATE PROCEDURE queue_reject(
 )
   {{attributes}}
 BEGIN
-  CALL queue__settle(p_group, p_topic, p_handle, 'reject', COALESCE(p_error, ''), NULL);
+  CALL queue__settle(p_group, p_topic, p_handle, 'reject', p_error, NULL);
 END

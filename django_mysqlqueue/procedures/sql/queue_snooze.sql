@@ -4,9 +4,5 @@ CREATE PROCEDURE queue_snooze(
 )
   {{attributes}}
 BEGIN
-  IF p_delay IS NULL THEN
-    CALL queue__refuse('delay NULL: must be a number of seconds');
-  END IF;
-  CALL queue__check_delay(p_delay);
-  CALL queue__settle(p_group, p_topic, p_handle, 'snooze', '', ROUND(1000 * p_delay));
+  CALL queue__settle(p_group, p_topic, p_handle, 'snooze', NULL, p_delay);
 END
