@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 
 import MySQLdb
@@ -25,6 +26,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.procedures import definitions, installing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, lag, sequence
+from tests.support.paths import ROOT
 from tests.support.sql_clients import REF, pass_time, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
@@ -983,3 +985,43 @@ def test_consumers_are_subscribers_of_the_group(client, mode):
     client.claim()
     beat.refresh_from_db()
     assert beat.heartbeat_at == at, "once in five seconds"
+
+
+# -- the page -----------------------------------------------------------------------------
+
+
+def printed(heading):
+    """The statements of a section of docs/howto/sql.md."""
+    text = (ROOT / "docs" / "howto" / "sql.md").read_text()
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"```sql\n(.*?)```", section, re.DOTALL)
+    return [statement for statement in block.split(";\n") if statement.strip()]
+
+
+@MODES
+def test_the_statements_of_the_page(connect, mode):
+    ref = GroupRef("mail", "orders")
+    register(mode, ref)
+    client = connect(ref)
+    for statement in printed("Publish"):
+        client.run(statement)
+    sequence()
+    backlog, deliveries, dead = printed("Look")
+    assert client.run(backlog)[0]["messages"] == 3
+    rows = client.claim()
+    assert [(json.loads(row["payload"])["id"], row["priority"], row["key"]) for row in rows] == [
+        (10, 10, "ada@example.com"),
+        (7, 0, ""),
+        (8, 0, "ada@example.com"),
+    ]
+    assert client.ack(rows[0]["handle"]) == "acked"
+    assert client.nack(rows[1]["handle"], "boom") == "failed"
+    assert client.reject(rows[2]["handle"], "no") == "dead_lettered"
+    sequence()
+    assert client.run(backlog)[0]["messages"] == 1
+    (waiting,) = client.run(deliveries)
+    assert (waiting["retry_count"], waiting["last_error"]) == (1, "boom")
+    (letter,) = client.run(dead)
+    assert (letter["original_id"], letter["failed_group"], letter["last_error"]) == ("order-8", "mail", "no")
+    (scheduled,) = OutboxMessage.objects.all()
+    assert scheduled.deliver_at > time.time() * 1000
