@@ -153,6 +153,10 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "topic": f"VARCHAR({TOPIC_COLUMN_LENGTH}) {bytewise}",
         "key": f"VARCHAR({KEY_LENGTH}) {bytewise}",
         "last_key": f"REPEAT(CONVERT(X'F48FBFBF' USING utf8mb4), {KEY_LENGTH + 1})",
+        "begin": f"{_BEGIN}START TRANSACTION",
+        "begin_reading": f"{_BEGIN}START TRANSACTION READ ONLY",
+        "commit": f"COMMIT AND NO CHAIN NO RELEASE;\n{_CLOSED}",
+        "on_error": _ON_ERROR,
         "alive": "h.deregistered_at = 0 AND h.heartbeat_at > {{now}} - {{lease_ms}} "
         "AND h.heartbeat_at < {{now}} + {{lease_ms}}",
         "dlq_suffix": _literal(settings.dlq_suffix),
@@ -178,6 +182,16 @@ def _values(settings: Settings, handlers: Iterable[Handler], *, mariadb: bool) -
         "priority": _PRIORITY,
     }
 
+
+_BEGIN = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;\nSET @queue__open = TRUE;\n"
+_CLOSED = "SET @queue__open = NULL"
+_ON_ERROR = f"""DECLARE EXIT HANDLER FOR SQLEXCEPTION
+  BEGIN
+    ROLLBACK AND NO CHAIN NO RELEASE;
+    {_CLOSED};
+    RESIGNAL;
+  END"""
+"""A transaction of a procedure, whatever the session's isolation level and ``completion_type`` are."""
 
 _OVERRIDABLE = {
     "max_attempts": "max_attempts.value",

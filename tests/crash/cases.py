@@ -602,6 +602,11 @@ def _(world: World) -> None:
     watermarks.sweep(ALIAS, G, "ab")
 
 
+@case("pass rows", abandoned)
+def _(world: World) -> None:
+    watermarks.pass_rows(ALIAS, G, "ab")
+
+
 @case("put a start on record", claimed, fails=("a1",))
 def _(world: World) -> None:
     settling.record_start(ALIAS, world.held["a1"])

@@ -679,6 +679,12 @@ def _(a: Actor) -> object:
     return watermarks.sweep(ALIAS, G, KEYS)
 
 
+@operation("pass rows")
+def _(a: Actor) -> object:
+    """After a claim that met rows above the position."""
+    return watermarks.pass_rows(ALIAS, G, KEYS)
+
+
 @operation("create offsets rows")
 def _(a: Actor) -> object:
     return watermarks.create_missing(ALIAS, G, KEYS)

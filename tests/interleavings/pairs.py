@@ -154,6 +154,7 @@ def sql_clients() -> Iterable[Pair]:
         yield from each(world, CALLS, others)
     yield from each("forsaken", CALLS[:2], ("claim", "claim again", "take over", "join", "release everything"))
     yield from each("used_up", CALLS[:1], ("take over", "claim again", "flush acks"))
+    yield from each("busy", ("pass rows",), ("claim and flush", "flush acks", "claim in SQL", "seek to the beginning"))
 
 
 def expiry() -> Iterable[Pair]:

@@ -17,21 +17,12 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from tests.support import invariants
 from tests.support.harness import USING, Sub, handler, lag, sequence, take_all
-from tests.support.sql_clients import REF, Client, pass_time, register
+from tests.support.sql_clients import REF, Client, numbers, pass_time, publish_numbers, register
 from tests.support.tables import Tables
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
-
-
-def publish_numbers(count, keys=3):
-    publish_many("t", [Message({"n": n}, key=f"k{n % keys}") for n in range(count)])
-    sequence()
-
-
-def numbers(rows):
-    return [json.loads(row["payload"])["n"] for row in rows]
 
 
 def test_in_shared_mode_each_gets_other_messages(client):

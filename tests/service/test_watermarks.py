@@ -141,3 +141,30 @@ def test_a_flush_moves_a_bounded_number_of_watermarks(db, monkeypatch):
     sub.poller.reset()
     sub.settle()
     assert max(flushed) == 7
+
+
+@pytest.mark.promise("Consumers in plain SQL")
+def test_a_group_continues_behind_rows_above_its_position(db):
+    """A call of a procedure was killed, and its client has committed half of it."""
+    got = Recorder()
+    sub = Sub(handler(mode="shared", function=got))
+    publish_many("t", [Message(n, key="k") for n in range(5)])
+    sequence()
+    first, second, *_ = QueueMessage.objects.order_by("offset")
+    watermarks.create_missing(USING, REF, {"k"})
+    for one in (first, second):
+        DeliveryState.objects.create(
+            consumer_group="g",
+            topic="t",
+            partition_key="k",
+            message_offset=one.offset,
+            delivery_token=7,
+            delivered_by="sql:1",
+            invisible_until=2**62,
+        )
+    for _ in range(3):
+        sub.poller.groups[0].rests_until = 0.0
+        sub.settle()
+    assert got.payloads == [2, 3, 4]
+    assert ConsumerOffset.objects.get().offset_claimed == QueueMessage.objects.latest("offset").offset
+    assert DeliveryState.objects.filter(delivery_token=7).count() == 2

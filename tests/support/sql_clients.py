@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import MySQLdb
+import pytest
 from django.db import connections
 from django.db.models import F
 
-from django_mysqlqueue.models import DeliveryState, SubscriberHeartbeat
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from tests.support.harness import USING
+from tests.support.harness import USING, lag, sequence
 
 REF = GroupRef("g", "t")
 
@@ -92,3 +95,36 @@ def pass_time(seconds: float) -> None:
     milliseconds = int(seconds * 1000)
     DeliveryState.objects.filter(invisible_until__gt=0).update(invisible_until=F("invisible_until") - milliseconds)
     SubscriberHeartbeat.objects.update(heartbeat_at=F("heartbeat_at") - milliseconds)
+
+
+def publish_numbers(count, keys=3, **options):
+    publish_many("t", [Message({"n": n}, key=f"k{n % keys}", **options) for n in range(count)])
+    sequence()
+
+
+def numbers(rows):
+    return [json.loads(row["payload"])["n"] for row in rows]
+
+
+def nothing_is_left():
+    return not (DeliveryState.objects.exists() or PartitionLease.objects.exists() or lag())
+
+
+@contextlib.contextmanager
+def holding(client, statement, *parameters):
+    """A client has a transaction open, and does not end it."""
+    client.run("START TRANSACTION")
+    client.run(statement, *parameters)
+    yield
+    client.run("ROLLBACK")
+
+
+def impatient(client):
+    client.run("SET SESSION innodb_lock_wait_timeout = 1")
+
+
+def refused(client, *arguments, statement="CALL queue_claim(%s, %s, %s)"):
+    with pytest.raises(MySQLdb.Error) as caught:
+        client.run(statement, *arguments)
+    assert caught.value.args[0] == 1644
+    return caught.value.args[1]

@@ -25,16 +25,9 @@ BEGIN
     SELECT k.partition_key
     FROM JSON_TABLE(p_keys, '$[*]' COLUMNS (place FOR ORDINALITY, partition_key {{key}} PATH '$')) k ORDER BY k.place;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION
-  BEGIN
-    ROLLBACK AND NO CHAIN NO RELEASE;
-    SET @queue__open = NULL;
-    RESIGNAL;
-  END;
+  {{on_error}};
   SET p_taken = 0, p_until = 0;
-  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-  SET @queue__open = TRUE;
-  START TRANSACTION;
+  {{begin}};
   CALL queue__options(p_group, p_topic, TRUE, v_mode, v_paused, v_start, v_options);
   IF v_mode IS NOT NULL AND NOT v_paused THEN
     SET v_now = {{now}};
@@ -89,6 +82,5 @@ BEGIN
     END LOOP;
     CLOSE chosen;
   END IF;
-  COMMIT AND NO CHAIN NO RELEASE;
-  SET @queue__open = NULL;
+  {{commit}};
 END

@@ -12,14 +12,6 @@ BEGIN
   DECLARE v_locked BIGINT;
   DECLARE v_extended, v_acked BOOL DEFAULT FALSE;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION
-  BEGIN
-    IF NOT COALESCE(v_inside, TRUE) THEN
-      ROLLBACK AND NO CHAIN NO RELEASE;
-      SET @queue__open = NULL;
-    END IF;
-    RESIGNAL;
-  END;
   CALL queue__in_transaction(v_inside);
   IF v_inside THEN
     CALL queue__refuse('queue_extend: a transaction is open. Its COMMIT would be too late for other consumers');
@@ -30,34 +22,34 @@ BEGIN
   CALL queue__check_delay('seconds', p_seconds);
   CALL queue__parse(p_group, p_topic, p_handle, v_key, v_offset, v_token);
   IF v_key IS NOT NULL THEN
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SET @queue__open = TRUE;
-    START TRANSACTION;
-    CALL queue__options(p_group, p_topic, FALSE, v_mode, v_paused, v_start, v_options);
-    -- Under the lease's lock: whoever takes the partition over has read the heartbeat before, or will find this one.
-    SELECT leased_by INTO v_owner FROM queue_partition_leases
-    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE;
-    SELECT delivered_by INTO v_by FROM queue_delivery_state
-    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key AND message_offset = v_offset
-      AND acked = 0 AND delivery_token = v_token;
-    IF v_by IS NOT NULL THEN
-      -- If a transaction of the client has acked it, nobody else can take it.
-      SELECT delivery_token, acked INTO v_locked, v_acked FROM queue_delivery_state
+    BEGIN
+      {{on_error}};
+      {{begin}};
+      CALL queue__options(p_group, p_topic, FALSE, v_mode, v_paused, v_start, v_options);
+      -- Under the lease's lock: whoever takes the partition over has read the heartbeat before, or will find this one.
+      SELECT leased_by INTO v_owner FROM queue_partition_leases
+      WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key FOR UPDATE;
+      SELECT delivered_by INTO v_by FROM queue_delivery_state
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key AND message_offset = v_offset
-      FOR UPDATE SKIP LOCKED;
-    END IF;
-    IF v_by IS NOT NULL AND (v_locked IS NULL OR (v_locked = v_token AND NOT v_acked))
-       AND (v_mode = 'shared' OR v_owner = v_by) THEN
-      UPDATE queue_delivery_state
-      SET invisible_until = GREATEST(
-        invisible_until, {{now}} + IF(v_mode = 'ordered', {{lease_ms}}, ROUND(1000 * p_seconds)))
-      WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key AND message_offset = v_offset
-        AND v_locked IS NOT NULL;
-      CALL queue__beat(p_group, p_topic, v_by, 0);
-      SET v_extended = TRUE;
-    END IF;
-    COMMIT AND NO CHAIN NO RELEASE;
-    SET @queue__open = NULL;
+        AND acked = 0 AND delivery_token = v_token;
+      IF v_by IS NOT NULL THEN
+        -- If a transaction of the client has acked it, nobody else can take it.
+        SELECT delivery_token, acked INTO v_locked, v_acked FROM queue_delivery_state
+        WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key AND message_offset = v_offset
+        FOR UPDATE SKIP LOCKED;
+      END IF;
+      IF v_by IS NOT NULL AND (v_locked IS NULL OR (v_locked = v_token AND NOT v_acked))
+         AND (v_mode = 'shared' OR v_owner = v_by) THEN
+        UPDATE queue_delivery_state
+        SET invisible_until = GREATEST(
+          invisible_until, {{now}} + IF(v_mode = 'ordered', {{lease_ms}}, ROUND(1000 * p_seconds)))
+        WHERE consumer_group = p_group AND topic = p_topic AND partition_key = v_key AND message_offset = v_offset
+          AND v_locked IS NOT NULL;
+        CALL queue__beat(p_group, p_topic, v_by, 0);
+        SET v_extended = TRUE;
+      END IF;
+      {{commit}};
+    END;
   END IF;
   SELECT IF(v_extended, 'extended', 'stale') AS result;
 END

@@ -40,17 +40,10 @@ BEGIN
       ))
     LIMIT {{page}};
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION
-  BEGIN
-    ROLLBACK AND NO CHAIN NO RELEASE;
-    SET @queue__open = NULL;
-    RESIGNAL;
-  END;
+  {{on_error}};
   SET p_keys = '[]', p_missing = '[]';
   -- What another transaction may roll back does not count.
-  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-  SET @queue__open = TRUE;
-  START TRANSACTION READ ONLY;
+  {{begin_reading}};
   IF p_mode = 'ordered' THEN
     OPEN due;
     walk: LOOP
@@ -109,6 +102,5 @@ BEGIN
     SET v_step = v_step + 1;
   END WHILE;
   SET @queue__idle = IF(v_work OR JSON_LENGTH(p_keys) > 0, NULL, CONCAT(v_place, COALESCE(v_high, 0)));
-  COMMIT AND NO CHAIN NO RELEASE;
-  SET @queue__open = NULL;
+  {{commit}};
 END

@@ -7,15 +7,8 @@ BEGIN
   DECLARE v_paused BOOL;
   DECLARE v_start BIGINT;
   DECLARE v_options TEXT {{bytewise}};
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION
-  BEGIN
-    ROLLBACK AND NO CHAIN NO RELEASE;
-    SET @queue__open = NULL;
-    RESIGNAL;
-  END;
-  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-  SET @queue__open = TRUE;
-  START TRANSACTION;
+  {{on_error}};
+  {{begin}};
   CALL queue__options(p_group, p_topic, TRUE, v_mode, v_paused, v_start, v_options);
   IF v_mode IS NOT NULL AND NOT v_paused THEN
     IF v_mode = 'ordered' THEN
@@ -29,6 +22,5 @@ BEGIN
     FROM JSON_TABLE(p_keys, '$[*]' COLUMNS (partition_key {{key}} PATH '$')) k ORDER BY k.partition_key
     ON DUPLICATE KEY UPDATE consumer_group = p_group;
   END IF;
-  COMMIT AND NO CHAIN NO RELEASE;
-  SET @queue__open = NULL;
+  {{commit}};
 END

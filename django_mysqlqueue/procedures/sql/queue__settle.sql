@@ -37,15 +37,8 @@ settle: BEGIN
       END;
     ELSE
       BEGIN
-        DECLARE EXIT HANDLER FOR SQLEXCEPTION
-        BEGIN
-          ROLLBACK AND NO CHAIN NO RELEASE;
-          SET @queue__open = NULL;
-          RESIGNAL;
-        END;
-        SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-        SET @queue__open = TRUE;
-        START TRANSACTION;
+        {{on_error}};
+        {{begin}};
         CALL queue__options(p_group, p_topic, FALSE, v_mode, v_paused, v_start, v_options);
         -- The only lock that it waits for. It holds no other meanwhile.
         CALL queue__write(
@@ -68,8 +61,7 @@ settle: BEGIN
             CALL queue__count(p_group, p_topic, v_result, 1, v_latency);
           END IF;
         END IF;
-        COMMIT AND NO CHAIN NO RELEASE;
-        SET @queue__open = NULL;
+        {{commit}};
       END;
     END IF;
   END IF;

@@ -27,12 +27,7 @@ BEGIN
        )
      LIMIT {{page}});
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION
-  BEGIN
-    ROLLBACK AND NO CHAIN NO RELEASE;
-    SET @queue__open = NULL;
-    RESIGNAL;
-  END;
+  {{on_error}};
   SELECT COUNT(*) INTO v_rows FROM (
     SELECT 1 FROM queue_delivery_state FORCE INDEX (queue_delivery_state_due)
     WHERE consumer_group = p_group AND topic = p_topic AND acked = 1 LIMIT {{page}}
@@ -54,9 +49,7 @@ BEGIN
   END LOOP;
   CLOSE settled;
   IF JSON_LENGTH(v_keys) > 0 THEN
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SET @queue__open = TRUE;
-    START TRANSACTION;
+    {{begin}};
     WHILE v_place < JSON_LENGTH(v_keys) DO
       SET v_key = JSON_UNQUOTE(JSON_EXTRACT(v_keys, CONCAT('$[', v_place, ']'))), v_owner = NULL, v_locked = NULL;
       IF p_mode = 'ordered' THEN
@@ -73,7 +66,6 @@ BEGIN
       END IF;
       SET v_place = v_place + 1;
     END WHILE;
-    COMMIT AND NO CHAIN NO RELEASE;
-    SET @queue__open = NULL;
+    {{commit}};
   END IF;
 END

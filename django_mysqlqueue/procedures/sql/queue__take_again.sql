@@ -34,10 +34,7 @@ BEGIN
     FROM queue_messages WHERE `offset` = p_offset;
     SET v_max_attempts = NULLIF(JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.max_attempts')), 'null');
     IF v_by <> '' AND v_token < 0 AND v_retries > 0 THEN
-      SET v_wait = JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.initial'))
-        * POW(JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.factor')), LEAST(v_retries - 1, 60));
-      SET v_wait = LEAST(v_wait, JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.maximum')))
-        * (1 + JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.jitter')) * (2 * RAND() - 1));
+      CALL queue__backoff(v_retries, p_options, v_wait);
     END IF;
     IF NOT v_found THEN
       UPDATE queue_delivery_state SET acked = 1, delivery_token = 0, delivered_by = ''
@@ -53,7 +50,7 @@ BEGIN
       SET p_result = 'ended';
     ELSEIF v_wait > 0 THEN
       UPDATE queue_delivery_state
-      SET delivery_token = 0, delivered_at = p_now, invisible_until = p_now + ROUND(1000 * v_wait)
+      SET delivery_token = 0, delivered_at = p_now, invisible_until = p_now + ROUND(v_wait)
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
       CALL queue__event(p_group, p_topic, p_key, p_offset, v_retries, 'lost', v_at, v_by, '', '', p_options);
       SET p_result = 'later';

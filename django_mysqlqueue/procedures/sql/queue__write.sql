@@ -44,10 +44,7 @@ BEGIN
       SET p_result = 'dead_lettered';
     ELSE
       IF v_delay IS NULL THEN
-        SET v_delay = JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.initial'))
-          * POW(JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.factor')), LEAST(v_attempt - 1, 60));
-        SET v_delay = 1000 * LEAST(v_delay, JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.maximum')))
-          * (1 + JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.jitter')) * (2 * RAND() - 1));
+        CALL queue__backoff(v_attempt, p_options, v_delay);
       END IF;
       UPDATE queue_delivery_state
       SET delivery_token = 0, delivered_by = '', delivered_at = {{now}},
