@@ -284,13 +284,18 @@ def pass_rows(using: str, ref: GroupRef, keys: Collection[str]) -> None:
     """Move positions to the last state rows of their partitions, where these are above them.
 
     Only a procedure for clients in plain SQL leaves such rows: on MySQL, if it is killed (KILL QUERY) between its
-    statements, and the client then commits what it has done. It inserts rows in the order of the log.
+    statements, and the client then commits what it has done. It inserts rows in the order of the log. During a seek,
+    there are rows above positions, too: a paused group is left alone.
     """
 
     def move(session: Session) -> None:
+        fence = groups.fence(session, ref)
+        if fence is None or fence.paused:
+            return
         offsets = lock(session, ref, keys)
         last = (
-            f"SELECT MAX(message_offset) FROM {STATE} WHERE consumer_group = %s AND topic = %s AND partition_key = %s"
+            f"SELECT MAX(message_offset) FROM {STATE}{session.dialect.force_index('PRIMARY')} "
+            "WHERE consumer_group = %s AND topic = %s AND partition_key = %s"
         )
         found = {key: session.row(last, (*ref, key)) for key in offsets}
         tops = {key: int(row[0]) for key, row in found.items() if row is not None and row[0] is not None}

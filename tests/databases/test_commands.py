@@ -8,6 +8,7 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ConsumerGroup, Operation, PartitionLease, QueueMessage
+from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.queue_alias import command, on_queue
@@ -73,13 +74,21 @@ def test_every_command_works_where_the_queue_is(named):
     assert on_queue(QueueMessage) == 1
 
 
+@pytest.mark.servers_only
+def test_procedures_are_installed_where_the_queue_is(named):
+    assert "Installed " in command("queueprocedures", *named)
+    assert installing.state(QUEUE).is_current
+    assert "Removed " in command("queueprocedures", "--remove", *named)
+    assert not installing.state(QUEUE).is_installed
+
+
 def test_no_command_is_left_out():
     """A new one has to be in the test above, or say here why it need not be."""
     from django.core.management import get_commands
 
     mine = {name for name, app in get_commands().items() if app == "django_mysqlqueue"}
     here = {"queuesequence", "queuestatus", "queuehealth", "queuegc", "queuegroupmode", "queuedropgroup"}
-    here.add("queuedeadletter")
+    here |= {"queuedeadletter", "queueprocedures"}
     # tests/pipeline: they read and write by connections of their own, made from the alias.
     spark = {"queuearchive", "queuereplay", "queuereport"}
     assert mine == here | {"runsubscriber"} | spark | {line.split()[0] for line, _ in OPERATIONS}

@@ -61,6 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     # Spark looks for its data sources in packages of such names.
     expected |= {"pyspark_mysqlqueue/__init__.py"}
     expected |= {f"django_mysqlqueue/pipeline/{name}" for name in ("log4j2.properties", "report/page.html")}
+    expected |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob("django_mysqlqueue/procedures/sql/*.sql")}
     for folder in DATA:
         for file in (package / folder).rglob("*"):
             # Of translations only what Django reads at run time.

@@ -401,6 +401,8 @@ def _life(*subs: Sub) -> None:
         for _ in sub.poller.maintenance.round():
             pass
         sub.work(50)
+        for work in sub.poller.groups:
+            watermarks.pass_rows(USING, work.ref, {f"k{number}" for number in range(KEYS)})
     assert payloads.deleted(USING, [1, 10**15]) >= {10**15}
     for sub in subs:
         sub.settle(rounds=ROUNDS)
