@@ -132,7 +132,7 @@ def test_a_client_may_be_lost_after_any_statement(probed, mode):
     assert step > 60
 
 
-STRIDE = 1 if os.environ.get("EVERY_STEP") else 5
+STRIDE = 1 if os.environ.get("EVERY_STEP") else 8
 """Every how many statements one is killed. Each variant begins with another one."""
 VARIANTS = [
     (mode, then, others)
