@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from django.db.models import F
 
 from django_mysqlqueue import operations, publish
 from django_mysqlqueue.models import (
     DeliveryEvent,
     DeliveryState,
     OutboxMessage,
+    SubscriberHeartbeat,
 )
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.service.refs import GroupRef
@@ -246,3 +248,16 @@ def test_otherwise_later_messages_do_not_wait(client):
     rows = client.claim(1)
     assert client.nack(rows[0]["handle"], delay=60) == "failed"
     assert numbers(client.claim()) == [1, 2]
+
+
+def test_a_consumer_is_the_owner_as_long_as_it_was_told(client):
+    register("ordered")
+    client.claim()
+    SubscriberHeartbeat.objects.update(heartbeat_at=F("heartbeat_at") - 4000)  # so recent that none is due
+    publish_numbers(1)
+    (row,) = client.claim()
+    assert SubscriberHeartbeat.objects.get().heartbeat_at + 30_000 >= row["invisible_until"]
+    SubscriberHeartbeat.objects.update(heartbeat_at=F("heartbeat_at") - 4000)
+    assert client.extend(row["handle"], 1) == "extended"
+    until = DeliveryState.objects.get().invisible_until
+    assert SubscriberHeartbeat.objects.get().heartbeat_at + 30_000 >= until - 5

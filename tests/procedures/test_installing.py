@@ -6,9 +6,9 @@ import re
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection
 
-from django_mysqlqueue import checks, conf, inspection, operations, subscriber
+from django_mysqlqueue import checks, conf, inspection, operations, publish, subscriber
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.procedures import installing
@@ -16,8 +16,8 @@ from django_mysqlqueue.procedures.definitions import procedures as definitions
 from django_mysqlqueue.runtime.registering import register_groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
-from tests.support.harness import USING
-from tests.support.sql_clients import Client
+from tests.support.harness import USING, sequence
+from tests.support.sql_clients import Client, register
 
 servers_only = pytest.mark.servers_only
 PUBLIC = {"queue_claim", "queue_ack", "queue_nack", "queue_reject", "queue_snooze", "queue_extend"}
@@ -298,3 +298,26 @@ def test_no_expression_outside_a_select_reads_a_table(no_handlers):
         assert not re.search(
             r"\b(IF|SET|ELSEIF|WHILE)\b[^;]*?\bEXISTS \(\s*SELECT", re.sub(r"CURSOR FOR[^;]*;", "", one.sql)
         )
+
+
+@servers_only
+def test_an_installation_does_not_wait_for_long(none_installed, settings, monkeypatch, engine):
+    """MySQL keeps a procedure that a transaction has called until its end."""
+    installing.install(USING)
+    register("shared")
+    publish("t", {"n": 1})
+    sequence()
+    client = Client()
+    (row,) = client.claim()
+    client.run("START TRANSACTION")
+    client.ack(row["handle"])
+    monkeypatch.setattr(installing, "WAIT", 1)
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "DLQ_SUFFIX": "_dead"}
+    if engine == "mysql":
+        with pytest.raises(OperationalError, match="Lock wait timeout exceeded"):
+            installing.install(USING)
+    client.run("COMMIT")
+    installing.install(USING)
+    assert installing.state(USING).is_current
+    assert client.claim() == []
+    client.close()
