@@ -191,7 +191,7 @@ _ON_ERROR = f"""DECLARE EXIT HANDLER FOR SQLEXCEPTION
     {_CLOSED};
     RESIGNAL;
   END"""
-"""A transaction of a procedure, whatever the session's isolation level and ``completion_type`` are."""
+"""A transaction of a procedure, independent of the isolation level and the ``completion_type`` of the session."""
 
 _OVERRIDABLE = {
     "max_attempts": "max_attempts.value",
