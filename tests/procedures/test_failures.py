@@ -8,22 +8,11 @@ import pytest
 from django.db.models import F
 
 from django_mysqlqueue import operations, publish
-from django_mysqlqueue.models import (
-    DeliveryEvent,
-    DeliveryState,
-    OutboxMessage,
-    SubscriberHeartbeat,
-)
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState, OutboxMessage, PartitionLease, SubscriberHeartbeat
 from django_mysqlqueue.procedures import installing
 from django_mysqlqueue.service.refs import GroupRef
 from tests.support.harness import USING, sequence
-from tests.support.sql_clients import (
-    nothing_is_left,
-    numbers,
-    pass_time,
-    publish_numbers,
-    register,
-)
+from tests.support.sql_clients import nothing_is_left, numbers, pass_time, publish_numbers, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
 
@@ -261,3 +250,18 @@ def test_a_consumer_is_the_owner_as_long_as_it_was_told(client):
     assert client.extend(row["handle"], 1) == "extended"
     until = DeliveryState.objects.get().invisible_until
     assert SubscriberHeartbeat.objects.get().heartbeat_at + 30_000 >= until - 5
+
+
+def test_what_a_claim_leaves_has_no_owner(connect):
+    """A lost message is not returned with others. Until it is, anybody may take its partition."""
+    register("ordered")
+    publish_numbers(2, keys=2)
+    lost, client = connect(), connect()
+    rows = {row["key"]: row for row in lost.claim()}
+    lost.close()
+    pass_time(61)
+    DeliveryState.objects.filter(partition_key="k0").update(delivery_token=0, delivered_by="", invisible_until=0)
+    (taken,) = client.claim()
+    assert taken["key"] == "k0"
+    assert PartitionLease.objects.get(partition_key="k1").leased_by == ""
+    assert connect().claim()[0]["offset"] == rows["k1"]["offset"]

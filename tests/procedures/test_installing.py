@@ -17,6 +17,7 @@ from django_mysqlqueue.runtime.registering import register_groups
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
 from tests.support.harness import USING, sequence
+from tests.support.paths import ROOT
 from tests.support.sql_clients import Client, register
 
 servers_only = pytest.mark.servers_only
@@ -87,8 +88,7 @@ def test_the_statements_can_be_printed(none_installed, capsys):
 
 @servers_only
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("sql_mode", "NO_BACKSLASH_ESCAPES"), ("sql_mode", ""), ("character_set_client", "latin1")],
+    ("variable", "value"), [("sql_mode", "NO_BACKSLASH_ESCAPES"), ("sql_mode", ""), ("character_set_client", "latin1")]
 )
 def test_the_session_that_installs_them_has_no_influence(none_installed, variable, value):
     with connection.cursor() as cursor:
@@ -321,3 +321,9 @@ def test_an_installation_does_not_wait_for_long(none_installed, settings, monkey
     assert installing.state(USING).is_current
     assert client.claim() == []
     client.close()
+
+
+def test_lines_are_as_long_as_those_of_python():
+    for path in (ROOT / "django_mysqlqueue" / "procedures" / "sql").iterdir():
+        long = [number for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
+        assert not long, path.name

@@ -6,21 +6,9 @@ import MySQLdb
 import pytest
 
 from django_mysqlqueue import operations, publish
-from django_mysqlqueue.models import (
-    ConsumerGroup,
-    ConsumerOffset,
-    DeliveryState,
-    OutboxMessage,
-    SubscriberHeartbeat,
-)
+from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryState, OutboxMessage, SubscriberHeartbeat
 from tests.support.harness import sequence
-from tests.support.sql_clients import (
-    REF,
-    numbers,
-    publish_numbers,
-    refused,
-    register,
-)
+from tests.support.sql_clients import REF, numbers, publish_numbers, refused, register
 
 pytestmark = [pytest.mark.servers_only, pytest.mark.promise("Consumers in plain SQL")]
 

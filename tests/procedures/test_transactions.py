@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.models import (
-    DeliveryState,
-    OutboxMessage,
-)
+from django_mysqlqueue.models import DeliveryState, OutboxMessage
 from tests.support.sql_clients import (
     REF,
     holding,

@@ -1,5 +1,5 @@
--- Move the watermark of a partition, whose row of queue_offsets is locked, beyond its settled messages, and delete their
--- rows: by their primary keys, because a range would lock the row after it, too.
+-- Move the watermark of a partition, whose row of queue_offsets is locked, beyond its settled messages, and delete
+-- their rows: by their primary keys, because a range would lock the row after it, too.
 CREATE PROCEDURE queue__advance(IN p_group {{group}}, IN p_topic {{topic}}, IN p_key {{key}})
   {{attributes}}
 BEGIN

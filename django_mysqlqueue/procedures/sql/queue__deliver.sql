@@ -12,7 +12,8 @@ BEGIN
   DECLARE v_keys, v_missing LONGTEXT {{bytewise}};
   DECLARE v_me {{key}} DEFAULT LEFT(CONCAT('sql:', CONNECTION_ID(), ':', USER()), {{key_length}});
   IF @@autocommit = 0 THEN
-    CALL queue__refuse('queue_claim: autocommit is off in this session. SET autocommit = 1, and begin transactions yourself');
+    CALL queue__refuse(
+      'queue_claim: autocommit is off in this session. SET autocommit = 1, and begin transactions yourself');
   END IF;
   CALL queue__in_transaction(v_inside);
   IF v_inside THEN
@@ -23,7 +24,8 @@ BEGIN
   END IF;
   CALL queue__options(p_group, p_topic, TRUE, v_mode, v_paused, v_start, v_options);
   IF v_mode IS NULL THEN
-    CALL queue__refuse(CONCAT('There is no consumer group ', COALESCE(p_group, 'NULL'), ' on ', COALESCE(p_topic, 'NULL')));
+    CALL queue__refuse(
+      CONCAT('There is no consumer group ', COALESCE(p_group, 'NULL'), ' on ', COALESCE(p_topic, 'NULL')));
   END IF;
   IF NOT v_paused THEN
     CALL queue__sweep(p_group, p_topic, v_mode);

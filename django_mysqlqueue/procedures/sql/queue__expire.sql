@@ -5,7 +5,8 @@ CREATE PROCEDURE queue__expire(
 )
   {{attributes}}
 BEGIN
-  IF JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.on_expiry')) = 'dead_letter' AND RIGHT(p_topic, CHAR_LENGTH({{dlq_suffix}})) <> {{dlq_suffix}} THEN
+  IF JSON_UNQUOTE(JSON_EXTRACT(p_options, '$.on_expiry')) = 'dead_letter'
+     AND RIGHT(p_topic, CHAR_LENGTH({{dlq_suffix}})) <> {{dlq_suffix}} THEN
     CALL queue__dead_letter(
       p_group, p_topic, p_key, p_offset, p_attempts, 0, p_me,
       CONCAT('The message expired at ', TIMESTAMPADD(MICROSECOND, p_expires_at * 1000, '1970-01-01 00:00:00'),

@@ -7,7 +7,8 @@ CREATE PROCEDURE queue__expiry(
 BEGIN
   DECLARE v_at, v_in TEXT {{bytewise}};
   SET p_expires_at = NULL;
-  IF p_original_id = '' AND p_metadata LIKE '%"mysqlqueue.%' AND JSON_EXTRACT(p_metadata, '$."{{replaces}}"') IS NULL THEN
+  IF p_original_id = '' AND p_metadata LIKE '%"mysqlqueue.%'
+     AND JSON_EXTRACT(p_metadata, '$."{{replaces}}"') IS NULL THEN
     IF JSON_TYPE(JSON_EXTRACT(p_metadata, '$."{{coalesce}}"')) = 'STRING'
        AND CHAR_LENGTH(JSON_UNQUOTE(JSON_EXTRACT(p_metadata, '$."{{coalesce}}"'))) BETWEEN 1 AND {{key_length}} THEN
       CALL queue__refuse('A message has a coalesce key, which only subscribers in Python apply');

@@ -1,8 +1,8 @@
--- At most p_limit partitions from which a claim may take messages, as a JSON array, and those of them for which a row of
--- queue_offsets or a lease is missing. In ordered groups, partitions with messages to be redelivered come first; then,
--- by priority, those with messages above the position. Within the priority 0, the search begins at the partition of a
--- random message, so that no partition is always the last. If nothing was found the last time in this session, only
--- messages that came since are looked for.
+-- Partitions from which a claim may take messages, as a JSON array, and those of them for which a row of queue_offsets
+-- or a lease is missing. In ordered groups, up to p_limit partitions with messages to be redelivered come first; then,
+-- by priority, up to p_limit with messages above the position. Within the priority 0, the search begins at the
+-- partition of a random message, so that no partition is always the last. If nothing was found the last time in this
+-- session, only messages that came since are looked for.
 CREATE PROCEDURE queue__find(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_mode VARCHAR(10) {{bytewise}}, IN p_me {{key}}, IN p_start BIGINT,
   IN p_limit INT, IN p_strict BOOL, OUT p_keys LONGTEXT {{bytewise}}, OUT p_missing LONGTEXT {{bytewise}}
@@ -81,23 +81,25 @@ BEGIN
     CASE IF(v_low_first, 2 - v_step, v_step)
       WHEN 0 THEN
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}+', '{{lanes}},', TRUE, p_limit, p_keys, p_missing,
-          v_work);
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}+', '{{lanes}},', TRUE, p_limit, p_keys,
+          p_missing, v_work);
       WHEN 1 THEN
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, p_strict, v_begin, '{{lanes}}+', FALSE, p_limit, p_keys, p_missing, v_work);
-        CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, p_strict, GREATEST(v_begin, '{{lanes}}.'), {{last_key}}, FALSE, p_limit, p_keys,
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, v_begin, '{{lanes}}+', FALSE, p_limit, p_keys,
           p_missing, v_work);
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, p_strict, '', LEAST(v_begin, '{{lanes}}+'), FALSE, p_limit, p_keys, p_missing,
-          v_work);
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, GREATEST(v_begin, '{{lanes}}.'), {{last_key}}, FALSE,
+          p_limit, p_keys, p_missing, v_work);
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}.', v_begin, FALSE, p_limit, p_keys, p_missing, v_work);
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '', LEAST(v_begin, '{{lanes}}+'), FALSE, p_limit,
+          p_keys, p_missing, v_work);
+        CALL queue__find_in(
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}.', v_begin, FALSE, p_limit, p_keys,
+          p_missing, v_work);
       ELSE
         CALL queue__find_in(
-          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}-', '{{lanes}}.', FALSE, p_limit, p_keys, p_missing,
-          v_work);
+          p_group, p_topic, p_mode, p_me, p_start, p_strict, '{{lanes}}-', '{{lanes}}.', FALSE, p_limit, p_keys,
+          p_missing, v_work);
     END CASE;
     SET v_step = v_step + 1;
   END WHILE;

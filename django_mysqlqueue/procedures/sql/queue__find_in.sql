@@ -3,7 +3,8 @@
 -- any, free or not, has such messages.
 CREATE PROCEDURE queue__find_in(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_mode VARCHAR(10) {{bytewise}}, IN p_me {{key}}, IN p_start BIGINT,
-  IN p_strict BOOL, IN p_from VARCHAR(200) {{bytewise}}, IN p_to VARCHAR(200) {{bytewise}}, IN p_descending BOOL, IN p_limit INT,
+  IN p_strict BOOL, IN p_from VARCHAR(200) {{bytewise}}, IN p_to VARCHAR(200) {{bytewise}}, IN p_descending BOOL,
+  IN p_limit INT,
   INOUT p_keys LONGTEXT {{bytewise}}, INOUT p_missing LONGTEXT {{bytewise}}, INOUT p_work BOOL
 )
   {{attributes}}

@@ -1,5 +1,5 @@
--- Whether the caller has an open transaction. Without one, a savepoint is forgotten at once. @queue__open is set while a
--- procedure has one of its own. MySQL runs no handler when a statement is killed (KILL QUERY), so that it stays open.
+-- Whether the caller has an open transaction. Without one, a savepoint is forgotten at once. @queue__open is set while
+-- a procedure has one of its own. If a statement is killed (KILL QUERY), servers may run no handler, and it stays open.
 CREATE PROCEDURE queue__in_transaction(OUT p_inside BOOL)
   {{attributes}}
 BEGIN

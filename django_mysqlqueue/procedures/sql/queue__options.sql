@@ -1,5 +1,5 @@
--- The state of a group, and its options as JSON, of which all values are texts: overrides first, then those of the code.
--- p_mode is NULL if the group is not registered. With p_claims, the row is locked shared until the COMMIT (the fence),
+-- The state of a group, and its options as JSON, of which all values are texts: overrides first, then those of the
+-- code. p_mode is NULL if the group is not registered. With p_claims, the row is locked shared until the COMMIT (the fence),
 -- and a group with rules that only subscribers in Python apply is refused.
 CREATE PROCEDURE queue__options(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_claims BOOL,
@@ -41,7 +41,8 @@ BEGIN
       IF({{limit.max_in_flight}} = 'null', NULL, 'max_in_flight'),
       IF({{limit.max_in_flight_per_key}} = 'null', NULL, 'max_in_flight_per_key'));
     IF v_found <> '' THEN
-      CALL queue__refuse(CONCAT(p_group, ' on ', p_topic, ' has limits that only subscribers in Python keep: ', v_found));
+      CALL queue__refuse(
+        CONCAT(p_group, ' on ', p_topic, ' has limits that only subscribers in Python keep: ', v_found));
     END IF;
   END IF;
 END

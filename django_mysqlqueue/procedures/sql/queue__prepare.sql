@@ -1,5 +1,5 @@
--- Create missing rows of queue_offsets and leases. Apart from the claim, and in order of key: an INSERT that meets another
--- transaction's waits for it.
+-- Create missing rows of queue_offsets and leases. Apart from the claim, and in order of key: an INSERT that meets that
+-- of another transaction waits for it.
 CREATE PROCEDURE queue__prepare(IN p_group {{group}}, IN p_topic {{topic}}, IN p_keys LONGTEXT {{bytewise}})
   {{attributes}}
 BEGIN

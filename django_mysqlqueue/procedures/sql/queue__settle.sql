@@ -1,11 +1,12 @@
--- Write the outcome of a delivery: in the client's transaction, or in one of its own, which then moves the watermark and
--- gives the partition back. In the first case, the next claim does that. p_delay: seconds; NULL: the backoff.
+-- Write the outcome of a delivery: in the client's transaction, or in one of its own, which then moves the watermark
+-- and gives the partition back. In the first case, the next claim does that. p_delay: seconds; NULL: the backoff.
 CREATE PROCEDURE queue__settle(
-  IN p_group {{group}}, IN p_topic {{topic}}, IN p_handle VARCHAR(100) {{bytewise}}, IN p_action VARCHAR(10) {{bytewise}},
+  IN p_group {{group}}, IN p_topic {{topic}}, IN p_handle VARCHAR(100) {{bytewise}},
+  IN p_action VARCHAR(10) {{bytewise}},
   IN p_error LONGTEXT {{bytewise}}, IN p_delay DOUBLE
 )
   {{attributes}}
-settle: BEGIN
+BEGIN
   DECLARE v_inside, v_paused BOOL;
   DECLARE v_key, v_by, v_owner {{key}};
   DECLARE v_offset, v_token, v_start, v_latency, v_locked BIGINT;
@@ -31,8 +32,8 @@ settle: BEGIN
         SAVEPOINT queue__settle;
         CALL queue__options(p_group, p_topic, FALSE, v_mode, v_paused, v_start, v_options);
         CALL queue__write(
-          p_group, p_topic, v_key, v_offset, v_token, p_action, p_error, ROUND(1000 * p_delay), v_options, TRUE, v_result,
-          v_by, v_latency);
+          p_group, p_topic, v_key, v_offset, v_token, p_action, p_error, ROUND(1000 * p_delay), v_options, TRUE,
+          v_result, v_by, v_latency);
         RELEASE SAVEPOINT queue__settle;
       END;
     ELSE

@@ -1,5 +1,5 @@
--- What an outcome in a transaction of a client leaves to the next claim, of any connection: move the watermarks, and give
--- the partition back.
+-- What an outcome in a transaction of a client leaves to the next claim, of any connection: move the watermarks, and
+-- give the partition back.
 CREATE PROCEDURE queue__sweep(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_mode VARCHAR(10) {{bytewise}}
 )

@@ -21,11 +21,13 @@ BEGIN
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_found = FALSE;
   SELECT invisible_until, delivery_token, delivered_by, delivered_at, retry_count, last_error
   INTO v_due, v_token, v_by, v_at, v_retries, v_error FROM queue_delivery_state
-  WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset AND acked = 0
+  WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset
+    AND acked = 0
   FOR UPDATE SKIP LOCKED;
   IF NOT v_found THEN
     SELECT COUNT(*) INTO v_there FROM queue_delivery_state
-    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset AND acked = 0;
+    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset
+      AND acked = 0;
     SET p_result = IF(v_there, 'locked', 'gone');
   ELSEIF v_due > p_now AND v_at <= p_now + {{clock_step_ms}} AND (p_mode = 'shared' OR v_token = 0) THEN
     SET p_result = 'later';
@@ -41,11 +43,12 @@ BEGIN
       WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key AND message_offset = p_offset;
       CALL queue__event(p_group, p_topic, p_key, p_offset, v_retries + 1, 'deleted', 0, p_me, '', '', p_options);
       SET p_result = 'ended';
-    ELSEIF v_by <> '' AND v_retries >= v_max_attempts AND RIGHT(p_topic, CHAR_LENGTH({{dlq_suffix}})) <> {{dlq_suffix}} THEN
+    ELSEIF v_by <> '' AND v_retries >= v_max_attempts
+           AND RIGHT(p_topic, CHAR_LENGTH({{dlq_suffix}})) <> {{dlq_suffix}} THEN
       CALL queue__dead_letter(
         p_group, p_topic, p_key, p_offset, v_retries, v_at, v_by,
-        CONCAT(v_error, IF(v_error = '', '', CHAR(10 USING utf8mb4)), 'The subscriber ''', v_by, ''' was lost while it handled attempt ',
-               v_retries, '.'), p_options);
+        CONCAT(v_error, IF(v_error = '', '', CHAR(10 USING utf8mb4)), 'The subscriber ''', v_by,
+               ''' was lost while it handled attempt ', v_retries, '.'), p_options);
       CALL queue__count(p_group, p_topic, 'dead_lettered', 1, 0);
       SET p_result = 'ended';
     ELSEIF v_wait > 0 THEN

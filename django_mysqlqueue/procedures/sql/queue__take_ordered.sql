@@ -77,6 +77,8 @@ take: BEGIN
   END IF;
   CALL queue__advance(p_group, p_topic, p_key);
   IF p_taken = 0 THEN
+    UPDATE queue_partition_leases SET leased_by = ''
+    WHERE consumer_group = p_group AND topic = p_topic AND partition_key = p_key;
     CALL queue__let_go(p_group, p_topic, p_key);
   END IF;
 END

@@ -1,14 +1,18 @@
 -- Write the outcome of one delivery, if its token is still the row's. p_result: the new state, or stale.
--- p_inside: whether in a transaction of the client. p_delay: milliseconds; NULL: the backoff. p_by: whose delivery it was. p_latency: since the message entered the log.
+--   p_inside   whether in a transaction of the client
+--   p_delay    milliseconds; NULL: the backoff
+--   p_by       whose delivery it was
+--   p_latency  milliseconds since the message entered the log; NULL: it was acked before
 CREATE PROCEDURE queue__write(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_key {{key}}, IN p_offset BIGINT, IN p_token BIGINT,
   IN p_action VARCHAR(10) {{bytewise}}, IN p_error LONGTEXT {{bytewise}}, IN p_delay BIGINT,
-  IN p_options TEXT {{bytewise}}, IN p_inside BOOL, OUT p_result VARCHAR(20) {{bytewise}}, OUT p_by {{key}}, OUT p_latency BIGINT
+  IN p_options TEXT {{bytewise}}, IN p_inside BOOL, OUT p_result VARCHAR(20) {{bytewise}},
+  OUT p_by {{key}}, OUT p_latency BIGINT
 )
   {{attributes}}
 BEGIN
   DECLARE v_acked, v_found BOOL DEFAULT TRUE;
-  DECLARE v_token, v_at, v_published_at BIGINT;
+  DECLARE v_token, v_at BIGINT;
   DECLARE v_retries, v_attempt, v_max_attempts INT;
   DECLARE v_delay DOUBLE DEFAULT p_delay;
   DECLARE v_error LONGTEXT {{bytewise}} DEFAULT IF(
