@@ -103,6 +103,6 @@ BEGIN
     END CASE;
     SET v_step = v_step + 1;
   END WHILE;
-  SET @queue__idle = IF(v_work OR JSON_LENGTH(p_keys) > 0, NULL, CONCAT(v_place, COALESCE(v_high, 0)));
+  SET @queue__idle = IF(v_work, NULL, CONCAT(v_place, COALESCE(v_high, 0)));
   {{commit}};
 END

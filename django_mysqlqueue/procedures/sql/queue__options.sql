@@ -1,6 +1,6 @@
 -- The state of a group, and its options as JSON, of which all values are texts: overrides first, then those of the
--- code. p_mode is NULL if the group is not registered. With p_claims, the row is locked shared until the COMMIT (the fence),
--- and a group with rules that only subscribers in Python apply is refused.
+-- code. p_mode is NULL if the group is not registered. With p_claims, the row is locked shared until the COMMIT (the
+-- fence), and a group with rules that only subscribers in Python apply is refused.
 CREATE PROCEDURE queue__options(
   IN p_group {{group}}, IN p_topic {{topic}}, IN p_claims BOOL,
   OUT p_mode VARCHAR(10) {{bytewise}}, OUT p_paused BOOL, OUT p_start BIGINT, OUT p_options TEXT {{bytewise}}
