@@ -294,7 +294,13 @@ class Writer:
         return f"{first}: {returned.description}"
 
     def _attributes(self, described: griffe.Class) -> Iterator[str]:
-        """Yield the attributes of the class docstring, then attributes and properties with their own docstring."""
+        """Yield the attributes of the class docstring, then attributes and properties with their own docstring.
+
+        Those of base classes come first, unless the page describes the base class too.
+        """
+        for base in described.resolved_bases:
+            if isinstance(base, griffe.Class) and not (self.index.link(base.name, self.page) or "").startswith("#"):
+                yield from self._attributes(base)
         listed: set[str] = set()
         for section in _parsed(described):
             if section.kind is griffe.DocstringSectionKind.attributes:

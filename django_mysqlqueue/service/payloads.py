@@ -26,6 +26,7 @@ class Body(NamedTuple):
     failed_group: str = ""
     failure_count: int = 0
     last_error: str = ""
+    target_group: str = ""
 
     @property
     def expires_at(self) -> int | None:
@@ -49,7 +50,7 @@ def read(using: str, offsets: Iterable[int]) -> dict[int, Body]:
     for chunk in session.chunks(sorted(offsets)):
         for offset, message_id, payload, *more in session.rows(
             "SELECT m.`offset`, m.id, m.payload, m.metadata, m.original_id, m.published_at, m.created_at, "
-            "m.original_topic, m.failed_group, m.failure_count, m.last_error "
+            "m.original_topic, m.failed_group, m.failure_count, m.last_error, m.target_group "
             f"FROM {LOG} m{session.dialect.force_index('PRIMARY')} "
             f"WHERE m.`offset` IN ({session.dialect.placeholders(len(chunk), '%s')})",
             chunk,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from functools import cached_property
-from typing import Any
 
 from django.db import connections
 
@@ -13,68 +11,35 @@ from django_mysqlqueue.conf import LONGEST_DELAY
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import dead_letters, settling
 from django_mysqlqueue.service.deliveries import OUTCOMES, Action, Claimed, Settlement
-from django_mysqlqueue.service.messages import decode, decode_metadata, duration_ms, public_metadata, publisher_key
+from django_mysqlqueue.service.messages import duration_ms
 from django_mysqlqueue.service.payloads import Body
+from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.connection import in_transaction
 from django_mysqlqueue.subscriptions.handler import Handler
 
 
-class Delivery:
+class Delivery(ReceivedMessage):
     """A delivery of one message to one consumer group.
 
     Returning from the handler acks the message, raising an exception nacks it. To settle it in another way, call one of
     the methods: the last call counts, unless the handler raises after it.
 
     Attributes:
-        id: the message's id; for a dead letter or a redriven message, the id of the original message.
-        topic: the topic of the message.
         group: the consumer group.
-        offset: the message's offset in the log.
         attempt: the number of the attempt, from 1. It grows with each failure.
-        body: the payload's bytes as stored.
-        original_topic: for a dead letter, the topic of the original message; otherwise empty.
-        failed_group: for a dead letter, the group that dead-lettered the message; otherwise empty.
-        failure_count: for a dead letter, the number of failed attempts; otherwise 0.
-        last_error: for a dead letter, the reason (the end of the traceback); otherwise empty.
     """
 
     def __init__(self, handler: Handler, claimed: Claimed, body: Body, using: str) -> None:
+        super().__init__(claimed.ref.topic, claimed.key, claimed.offset, body)
         self._handler = handler
         self._claimed = claimed
-        self._stored = body
         self._using = using
         self._verdict: Settlement | None = None
-        self.id = body.original_id or body.message_id
-        self.topic = claimed.ref.topic
         self.group = claimed.ref.group
-        self.offset = claimed.offset
         self.attempt = claimed.attempt
-        self.body = body.payload
-        self.original_topic = body.original_topic
-        self.failed_group = body.failed_group
-        self.failure_count = body.failure_count
-        self.last_error = body.last_error
 
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}[{self.offset}] to {self.group}, attempt {self.attempt}, id {self.id!r}>"
-
-    @cached_property
-    def _metadata(self) -> dict[str, Any]:
-        return decode_metadata(self._stored.metadata)
-
-    @cached_property
-    def metadata(self) -> dict[str, Any]:
-        """The publisher's metadata, and the ``content_type``."""
-        return public_metadata(self._metadata)
-
-    @cached_property
-    def payload(self) -> Any:
-        """The payload as published: a JSON value or bytes.
-
-        Raises:
-            InvalidMessage: the content type is JSON, but the body is not valid JSON.
-        """
-        return decode(self.body, self._metadata)
 
     @property
     def max_attempts(self) -> int | None:
@@ -93,36 +58,6 @@ class Delivery:
         ``attempt``, even after this was True.
         """
         return dead_letters.is_final(self.topic, self.attempt, self._handler.max_attempts)
-
-    @property
-    def key(self) -> str | None:
-        """The publisher's key, even if it was hashed to a partition; None if there was none."""
-        return publisher_key(self._claimed.key, self._metadata)
-
-    @property
-    def priority(self) -> int:
-        """The publisher's priority, from -100 to 100; higher ones are handled first."""
-        return naming.priority_of(self._claimed.key)
-
-    @property
-    def published_at(self) -> datetime.datetime:
-        """When the message entered the log (aware, UTC, by the database's clock)."""
-        return datetime.datetime.fromtimestamp(self._stored.published_at / 1000, datetime.UTC)
-
-    @property
-    def created_at(self) -> datetime.datetime:
-        """When the publisher wrote the message (aware, UTC, by the database's clock)."""
-        return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
-
-    @property
-    def expires_at(self) -> datetime.datetime | None:
-        """When the message expires (aware, UTC, by the database's clock), or None.
-
-        A handler is called before this time only. It is not interrupted when the time comes, but the message is not
-        retried after it.
-        """
-        at = self._stored.expires_at
-        return None if at is None else datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
 
     @property
     def outcome(self) -> Outcome | None:

@@ -1,0 +1,91 @@
+"""A message as its readers get it: decoded, with the publisher's names instead of the columns'."""
+
+from __future__ import annotations
+
+import datetime
+from functools import cached_property
+from typing import Any
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.service.messages import decode, decode_metadata, public_metadata, publisher_key
+from django_mysqlqueue.service.payloads import Body
+
+
+class ReceivedMessage:
+    """A message in the log.
+
+    Attributes:
+        id: the message's id; for a dead letter or a redriven message, the id of the original message.
+        topic: the topic of the message.
+        offset: the message's offset in the log.
+        body: the payload's bytes as stored.
+        original_topic: for a dead letter, the topic of the original message; otherwise empty.
+        failed_group: for a dead letter, the group that dead-lettered the message; otherwise empty.
+        failure_count: for a dead letter, the number of failed attempts; otherwise 0.
+        last_error: for a dead letter, the reason (the end of the traceback); otherwise empty.
+        target_group: the only group that receives the message, for example after a redrive; empty if all groups do.
+    """
+
+    def __init__(self, topic: str, partition_key: str, offset: int, stored: Body) -> None:
+        self._partition_key = partition_key
+        self._stored = stored
+        self.id = stored.original_id or stored.message_id
+        self.topic = topic
+        self.offset = offset
+        self.body = stored.payload
+        self.original_topic = stored.original_topic
+        self.failed_group = stored.failed_group
+        self.failure_count = stored.failure_count
+        self.last_error = stored.last_error
+        self.target_group = stored.target_group
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.topic}[{self.offset}], id {self.id!r}>"
+
+    @cached_property
+    def _metadata(self) -> dict[str, Any]:
+        return decode_metadata(self._stored.metadata)
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The publisher's metadata, and the ``content_type``."""
+        return public_metadata(self._metadata)
+
+    @cached_property
+    def payload(self) -> Any:
+        """The payload as published: a JSON value or bytes.
+
+        Raises:
+            InvalidMessage: the content type is JSON, but the body is not valid JSON.
+        """
+        return decode(self.body, self._metadata)
+
+    @property
+    def key(self) -> str | None:
+        """The publisher's key, even if it was hashed to a partition; None if there was none."""
+        return publisher_key(self._partition_key, self._metadata)
+
+    @property
+    def priority(self) -> int:
+        """The publisher's priority, from -100 to 100; higher ones are handled first."""
+        return naming.priority_of(self._partition_key)
+
+    @property
+    def published_at(self) -> datetime.datetime:
+        """When the message entered the log (aware, UTC, by the database's clock)."""
+        return datetime.datetime.fromtimestamp(self._stored.published_at / 1000, datetime.UTC)
+
+    @property
+    def created_at(self) -> datetime.datetime:
+        """When the publisher wrote the message (aware, UTC, by the database's clock)."""
+        return datetime.datetime.fromtimestamp(self._stored.created_at / 1000, datetime.UTC)
+
+    @property
+    def expires_at(self) -> datetime.datetime | None:
+        """When the message expires (aware, UTC, by the database's clock), or None.
+
+        A handler is called before this time only. It is not interrupted when the time comes, but the message is not
+        retried after it.
+        """
+        at = self._stored.expires_at
+        return None if at is None else datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
