@@ -14,7 +14,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.service import log, partitions
+from django_mysqlqueue.service import log, log_places, partitions
 from django_mysqlqueue.service.log import first_since
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session, flat
@@ -139,44 +139,15 @@ def _places(
 
     If a walk ended before the log did, the second value is the first and the last offset that it read.
     """
-    comparison, direction = (">", "") if newer else ("<", " DESC")
-    order = f"`offset` {comparison} %s ORDER BY `offset`{direction} LIMIT %s"
     if topic is None:
-        rows = session.rows(
-            f"SELECT `offset` FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE {order}", (start, limit + 1)
-        )
-        return [int(offset) for (offset,) in rows], None
+        return [place.offset for place in log_places.walk(session, start, limit + 1, newer=newer)], None
     most = bounds.merged_partitions
     keys = [key] if key is not None else partitions.in_log(session, topic, after=None, limit=most + 1)
-    if len(keys) > most:
-        return _walk(session, topic, start, bounds.walked, newer=newer)
-    if not keys:
-        return [], None
-    one = (
-        f"SELECT `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
-        f"WHERE topic = %s AND partition_key = %s AND {order}"
-    )
-    rows = session.rows(session.dialect.union(one, len(keys)), flat((topic, each, start, limit + 1) for each in keys))
-    return sorted((int(offset) for (offset,) in rows), reverse=not newer)[: limit + 1], None
-
-
-def _walk(
-    session: Session, topic: str, start: int, length: int, *, newer: bool
-) -> tuple[list[int], tuple[int, int] | None]:
-    """Return a topic's offsets among the next ones of the log, and the range that was read."""
-    comparison, direction = (">", "") if newer else ("<", " DESC")
-    walked = (
-        f"(SELECT `offset` AS place, topic FROM {LOG}{session.dialect.force_index('PRIMARY')} "
-        f"WHERE `offset` {comparison} %s ORDER BY `offset`{direction} LIMIT %s) w"
-    )
-    ends = session.row(f"SELECT COUNT(*), MIN(w.place), MAX(w.place) FROM {walked}", (start, length))
-    rows = session.rows(f"SELECT w.place FROM {walked} WHERE w.topic = %s", (start, length, topic))
-    places = sorted((int(place) for (place,) in rows), reverse=not newer)
-    assert ends is not None  # noqa: S101  # an aggregate has one row
-    if ends[0] < length:
-        return places, None
-    lowest, highest = int(ends[1]), int(ends[2])
-    return places, (lowest, highest) if newer else (highest, lowest)
+    if len(keys) <= most:
+        return log_places.in_partitions(session, topic, keys, start, limit + 1, newer=newer), None
+    walked = log_places.walk(session, start, bounds.walked, newer=newer)
+    looked = (walked[0].offset, walked[-1].offset) if len(walked) == bounds.walked else None
+    return [place.offset for place in walked if place.topic == topic], looked
 
 
 # -- by id --------------------------------------------------------------------

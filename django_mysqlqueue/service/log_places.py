@@ -1,0 +1,88 @@
+"""Searches for the next messages of the log above or below an offset.
+
+``walk`` reads the log along its primary key, so its cost does not depend on topics and partitions. ``in_partitions``
+reads an index, so its cost does not depend on other topics, but grows with the partitions. A result that something has
+cut off (``sql_select_limit``) raises an error: a missing row would be taken for the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.sql.session import Session, flat, last_row
+
+LOG = QueueMessage._meta.db_table
+COLUMNS = "`offset`, topic, partition_key, size"
+
+
+class Place(NamedTuple):
+    """A message's place in the log."""
+
+    offset: int
+    topic: str
+    key: str
+    """The partition key."""
+    size: int
+    """Size of its payload in bytes."""
+
+
+def walk(session: Session, start: int, length: int, *, newer: bool) -> list[Place]:
+    """Return the next messages of all topics, nearest first.
+
+    Args:
+        session: the session.
+        start: the offset above (or below) which to begin.
+        length: maximum number of messages.
+        newer: True for those above ``start``, False for those below it.
+    """
+    rows = session.whole(
+        f"SELECT * FROM (SELECT {COLUMNS} FROM {LOG}{session.dialect.force_index('PRIMARY')} WHERE {_next(newer)}) w"
+        f"{last_row(4)}",
+        (start, length),
+    )
+    return sorted((Place(*row) for row in rows), reverse=not newer)
+
+
+def in_partitions(
+    session: Session, topic: str, keys: Sequence[str], start: int, limit: int, *, newer: bool
+) -> list[int]:
+    """Return the offsets of the next messages of partitions, nearest first.
+
+    Args:
+        session: the session.
+        topic: the topic.
+        keys: the partition keys.
+        start: the offset above (or below) which to begin.
+        limit: maximum number of messages.
+        newer: True for those above ``start``, False for those below it.
+    """
+    if not keys:
+        return []
+    one = (
+        f"SELECT `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+        f"WHERE topic = %s AND partition_key = %s AND {_next(newer)}"
+    )
+    rows = session.whole(
+        session.dialect.union(one, len(keys)) + last_row(1), flat((topic, key, start, limit) for key in keys)
+    )
+    return sorted((int(offset) for (offset,) in rows), reverse=not newer)[:limit]
+
+
+def at(session: Session, offsets: Sequence[int]) -> list[Place]:
+    """Return the places at some offsets, lowest first, without those that are not in the log."""
+    found: list[Place] = []
+    for chunk in session.chunks(sorted(offsets)):
+        rows = session.rows(
+            f"SELECT m.`offset`, m.topic, m.partition_key, m.size FROM {session.dialect.rows(('o',), len(chunk))} "
+            f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
+            chunk,
+        )
+        found += [Place(*row) for row in rows]
+    return sorted(found)
+
+
+def _next(newer: bool) -> str:  # noqa: FBT001
+    """Return the condition, order and limit. Parameters: the start and the limit."""
+    return "`offset` > %s ORDER BY `offset` LIMIT %s" if newer else "`offset` < %s ORDER BY `offset` DESC LIMIT %s"
