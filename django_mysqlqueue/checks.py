@@ -155,7 +155,7 @@ def check_atomic_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
     alias = _alias()
     if alias is None or conf.problems():
         return []
-    others = [model for model in apps.get_models() if model._meta.concrete_model not in MODELS]
+    others = [model for model in apps.get_models() if model._meta.app_label != QueueMessage._meta.app_label]
     if not others or any(router.db_for_write(model) == alias for model in others):
         return []
     try:

@@ -13,9 +13,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
 from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
-from django_mysqlqueue.limits import LATENCY_BOUNDS_MS, LATEST_DELIVERY
+from django_mysqlqueue.limits import KEY_LENGTH, LATENCY_BOUNDS_MS, LATEST_DELIVERY, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.managers import QueueManager
-from django_mysqlqueue.naming import KEY_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.outcomes import Outcome
 
 
@@ -163,8 +162,22 @@ class Dashboard(ConsumerGroup):
         default_permissions = ("view",)
         permissions = [
             ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
-            ("see_payloads", "Can see payloads and metadata of messages"),
         ]
+
+
+class Topic(models.Model):
+    """A topic as an object that permissions can be granted on. It has no table: a topic exists by its messages."""
+
+    name = BytewiseCharField(_("name"), max_length=TOPIC_COLUMN_LENGTH, primary_key=True)
+
+    class Meta:
+        managed = False
+        verbose_name = _("topic")
+        default_permissions = ()
+        permissions = [("see_payloads", "Can see payloads and metadata of messages")]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class DeliveryState(models.Model):

@@ -7,9 +7,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.permissions import SEE_PAYLOADS
 
 OPERATE = "django_mysqlqueue.operate_dashboard"
-SEE_PAYLOADS = "django_mysqlqueue.see_payloads"
 
 
 def may_operate(request: HttpRequest) -> bool:

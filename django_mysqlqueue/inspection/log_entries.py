@@ -142,7 +142,7 @@ def _places(
     if topic is None:
         return [place.offset for place in log_places.walk(session, start, limit + 1, newer=newer)], None
     most = bounds.merged_partitions
-    keys = [key] if key is not None else partitions.in_log(session, topic, after=None, limit=most + 1)
+    keys = [key] if key is not None else list(partitions.last_offsets(session, topic, limit=most + 1))
     if len(keys) <= most:
         return log_places.in_partitions(session, topic, keys, start, limit + 1, newer=newer), None
     walked = log_places.walk(session, start, bounds.walked, newer=newer)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from django_mysqlqueue import log_queries
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QueueMessage
+from django_mysqlqueue.service import partitions
 from django_mysqlqueue.service.sequencing import OUTBOX
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
@@ -85,16 +86,8 @@ class Ends:
         return self._found[topic]
 
     def _read(self, topic: str) -> tuple[dict[str, int], bool]:
-        # Both servers jump from key to key, and stop at the LIMIT, only if the query groups by the whole prefix of the
-        # index and none of its columns is a constant. Otherwise one of them reads everything into a temporary table.
-        rows = self._session.rows(
-            f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
-            f"{self._session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s "
-            "GROUP BY topic, partition_key LIMIT %s",
-            (topic, topic, self.most + 1),
-        )
-        found = {key: int(last) for key, last in rows}
-        if len(rows) <= self.most:
+        found = partitions.last_offsets(self._session, topic, limit=self.most + 1)
+        if len(found) <= self.most:
             return found, True
         newest = self._session.rows(
             "SELECT w.partition_key, w.place FROM (SELECT topic, partition_key, `offset` AS place "

@@ -26,6 +26,25 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
     return _keys(session, LOG, "queue_messages_partition", "topic = %s", (topic,), after, limit, since)
 
 
+def last_offsets(session: Session, topic: str, *, limit: int) -> dict[str, int]:
+    """Return the first partitions of a topic that have messages in the log, with their last offsets, by one query.
+
+    Args:
+        session: the session.
+        topic: the topic.
+        limit: maximum number of partitions.
+    """
+    # Both servers jump from key to key, and stop at the LIMIT, only if the query groups by the whole prefix of the
+    # index and none of its columns is a constant. Otherwise one of them reads everything into a temporary table.
+    rows = session.rows(
+        f"SELECT partition_key, MAX(`offset`) FROM {LOG}"
+        f"{session.dialect.force_index('queue_messages_partition')} WHERE topic >= %s AND topic <= %s "
+        "GROUP BY topic, partition_key LIMIT %s",
+        (topic, topic, limit),
+    )
+    return {key: int(last) for key, last in rows}
+
+
 def in_state(session: Session, ref: GroupRef, *, after: str | None, limit: int) -> list[str]:
     """Return the next partitions that have state rows of a group, in order of key."""
     return _keys(session, STATE, "PRIMARY", "consumer_group = %s AND topic = %s", ref, after, limit)

@@ -346,15 +346,24 @@ def parse_text(name: str, text: str) -> Any:
     if name in TEXTS:
         return text
     if name == "filter":
-        return _parse_filter(text)
+        return parse_filter(name, text)
     if name in DURATIONS:
-        return _parse_duration(name, text)
+        return parse_duration(name, text)
     if re.fullmatch(r"[0-9]{1,12}", text) is None:
         raise ValueError(f"{name}={text!r}: must be an integer")
     return int(text)
 
 
-def _parse_filter(text: str) -> Any:
+def parse_filter(name: str, text: str) -> Any:
+    """Return the filter policy that JSON text describes, without checking its conditions.
+
+    Args:
+        name: the name of the option, for the error.
+        text: the text.
+
+    Raises:
+        ValueError: it is not JSON, or an object names a key twice.
+    """
     twice: list[str] = []
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -365,13 +374,22 @@ def _parse_filter(text: str) -> Any:
     try:
         found = json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError):
-        raise ValueError(f'filter={text!r}: must be JSON such as {{"region": ["eu"]}}') from None
+        raise ValueError(f'{name}={text!r}: must be JSON such as {{"region": ["eu"]}}') from None
     if twice:
-        raise ValueError(f"filter={text!r}: {twice[0]!r} is given twice in one object")
+        raise ValueError(f"{name}={text!r}: {twice[0]!r} is given twice in one object")
     return found
 
 
-def _parse_duration(name: str, text: str) -> float:
+def parse_duration(name: str, text: str) -> float:
+    """Return the seconds that a text such as ``90``, ``1.5s`` or ``10m`` stands for.
+
+    Args:
+        name: the name of the option, for the error.
+        text: the text.
+
+    Raises:
+        ValueError: it is not a duration.
+    """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{name}={text!r}: must be a number of seconds, or a number with ms, s, m, h or d")
@@ -394,7 +412,7 @@ def _parse_backoff(text: str) -> dict[str, float]:
         name = name.strip().lower()
         if name in found:
             raise ValueError(f"backoff={text!r}: {name} is given twice")
-        parse = _parse_duration if name in BACKOFF_DURATIONS else _parse_number
+        parse = parse_duration if name in BACKOFF_DURATIONS else _parse_number
         found[name] = parse(f"backoff: {name}", value.strip())
     return found
 

@@ -48,6 +48,7 @@ OPERATIONS = [
     ("queuescheduled t later --at 2100-01-01T00:00 --noinput", "Messages rescheduled to 2100-01-01"),
     ("queuecancel t later --noinput", "Scheduled messages cancelled: 1."),
     ("queuescheduled", "No messages are scheduled"),
+    ("queuetail t", '"topic":"t"'),
     ("queuerelease g t k --dry-run", "leases will be released: 1."),
 ]
 """A command line, and what it says."""

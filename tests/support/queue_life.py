@@ -62,6 +62,7 @@ from django_mysqlqueue.service.deliveries import Action, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.tails import reading
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag, sequence
 
@@ -111,6 +112,7 @@ def live() -> None:
     _filter()
     _coalesce()
     _debounce()
+    _tail()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -183,6 +185,19 @@ def _filter() -> None:
         assert lag(mode, "filtered") == 0
         groups.register_options(USING, ref, "filter", {}, actor="test")
         sub.leave()
+
+
+def _tail() -> None:
+    """Reads without a group: along the partitions, and along the log because they are many."""
+    session = Session(USING)
+    end = log.end_of_log(session)
+    for limits in (reading.Limits(messages=100), reading.Limits(partitions=1, walked=500)):
+        page = reading.read_topic(session, "t", None, end - 500, limits)
+        reading.read_topic(session, "t", "k1", page.position, limits)
+        reading.read_topics(session, ["t", "wide"], end - 500, end, limits)
+        reading.read_newest(session, "t", None, None, limits)
+        reading.read_newest(session, "t", "k1", end, limits)
+    assert reading.position_since(session, "t", session.now() - 1000) < end
 
 
 def _debounce() -> None:

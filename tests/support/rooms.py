@@ -9,7 +9,7 @@ from pathlib import Path
 import django_mysqlqueue
 
 PACKAGE = Path(django_mysqlqueue.__file__).parent
-ROOMS = ("service", "operations", "inspection")
+ROOMS = ("service", "operations", "inspection", "tails")
 
 
 def sources() -> Iterator[tuple[str, Path]]:

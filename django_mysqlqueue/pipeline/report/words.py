@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import unicodedata
+
+from django_mysqlqueue.escaping import visible
 
 NOTHING = "\N{EN DASH}"
 """Shown instead of a missing value."""
 SHOWN = 120
 """Maximum number of characters of a text that are shown."""
-HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories of characters that are invisible or change the appearance of others."""
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
@@ -18,8 +17,7 @@ def shown(text: str, limit: int = SHOWN) -> str:
 
     HTML is not escaped: the template does that.
     """
-    parts = [f"\\u{ord(one):04x}" if unicodedata.category(one) in HIDDEN else one for one in text[: limit + 1]]
-    found = "".join(parts)
+    found = visible(text[: limit + 1])
     return found[: limit - 1] + "…" if len(found) > limit else found
 
 

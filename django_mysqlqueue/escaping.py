@@ -1,0 +1,16 @@
+"""Escape characters that change what people see. This module does not import Django, because Spark's side has none."""
+
+from __future__ import annotations
+
+import unicodedata
+
+HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
+"""Unicode categories of characters that are invisible or change the appearance of others: control characters, which a
+terminal obeys, and those that change the direction of a text among them."""
+
+
+def visible(text: str) -> str:
+    r"""Return a text on one line, with invisible characters as escape sequences: ``\u202e`` for U+202E."""
+    if text.isprintable():
+        return text
+    return "".join(f"\\u{ord(one):04x}" if unicodedata.category(one) in HIDDEN else one for one in text)

@@ -1,0 +1,392 @@
+"""Followers of the log's end: all of a process share one thread, one connection and one read of new messages.
+
+The hub keeps the newest messages of each topic that is followed. A follower has a position, and takes what is above it.
+If that is older than what the hub keeps, because it begins in the past or is slow, the hub reads a page for it alone.
+Followers do not touch the database, so threads and event loops can both follow.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.db import Error, connections
+
+from django_mysqlqueue.backoff import Backoff, Failures
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.runtime import sessions
+from django_mysqlqueue.runtime.log import error_line, event, is_worth_a_line
+from django_mysqlqueue.service import log
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import READ_SECONDS, close_connections, drop_connection, forget_queries
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.tails.reading import LIMITS, Event, Gap, Limits, Page, read_topic, read_topics
+
+RETRY = Backoff(initial=0.1, maximum=5.0, jitter=0.2)
+"""The pause after an error of the database."""
+IDLE_SECONDS = 60.0
+"""Seconds after which the server may close the hub's connection, because its process has frozen."""
+LATEST = 2**63 - 1
+"""An offset that no message has."""
+OUTAGES = frozenset({"no_answer", "too_many_connections", "busy"})
+"""Kinds of errors after which the hub tries again. Any other error is raised where messages are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubLimits:
+    """Limits of a hub."""
+
+    page: Limits = LIMITS
+    """Limits of one read."""
+    window_messages: int = 1000
+    """Maximum number of messages that it keeps of a topic."""
+    window_bytes: int = 8_388_608
+    """Maximum size of the payloads that it keeps of a topic; the newest message is kept regardless."""
+    linger: float = 5.0
+    """Seconds without followers after which its thread and its connection end."""
+
+
+class Follower:
+    """A reader of one topic, made by ``Hub.join``."""
+
+    def __init__(self, hub: Hub, topic: str, key: str | None, position: int, wake: Callable[[], object]) -> None:
+        self._hub = hub
+        self.topic = topic
+        self.key = key
+        self.position = position
+        """The offset up to which everything was taken."""
+        self.wake = wake
+        self.reported = 0
+        """The end of the last gap that was taken."""
+        self.page: Page | None = None
+        """A page that the hub has read for this follower."""
+        self.is_behind = False
+        """Whether it waits for such a page."""
+        self.has_left = False
+        self.error: BaseException | None = None
+
+    def take(self) -> list[Event]:
+        """Return what follows the position, and move the position past it. This neither queries nor waits.
+
+        If it returned nothing, the hub wakes the follower when there may be something.
+
+        Raises:
+            BaseException: what the hub's thread failed with.
+        """
+        return self._hub.take(self)
+
+    def leave(self) -> None:
+        """Stop following."""
+        self._hub.leave(self)
+
+
+class _Window:
+    """The newest messages and gaps of a topic, and its followers."""
+
+    def __init__(self, topic: str, begin: int) -> None:
+        self.topic = topic
+        self.followers: set[Follower] = set()
+        self.restart(begin)
+
+    def restart(self, begin: int) -> None:
+        """Empty the window: it begins at an offset, because it has missed something before that."""
+        self._begin = begin
+        """The offset above which the window has everything."""
+        self._reported = 0
+        """The end of the last gap."""
+        self._size = 0
+        """Size of the payloads in bytes."""
+        self._events: list[Event] = []
+        self._places: list[int] = []
+        """The offset of each event. That of a gap is one above the position before it."""
+
+    def after(self, position: int) -> list[Event] | None:
+        """Return what is above a position, or None if the window does not have all of it any more."""
+        if position < self._begin:
+            return None
+        return self._events[bisect.bisect_right(self._places, position) :]
+
+    def extend(self, position: int, page: Page, limits: HubLimits) -> bool:
+        """Add what was read above a position, and return whether there was anything."""
+        before = len(self._events)
+        if page.collected > max(position, self._reported):
+            self._reported = page.collected
+            self._add(position + 1, Gap(self.topic, position, page.collected))
+        for message in page.messages:
+            self._add(message.offset, message)
+        has_grown = len(self._events) > before
+        drop = 0
+        while drop < len(self._events) - 1 and (
+            len(self._events) - drop > limits.window_messages or self._size > limits.window_bytes
+        ):
+            self._size -= _size_of(self._events[drop])
+            drop += 1
+        if drop:
+            self._begin = self._places[drop - 1]
+            del self._events[:drop], self._places[:drop]
+        return has_grown
+
+    def _add(self, place: int, one: Event) -> None:
+        self._events.append(one)
+        self._places.append(place)
+        self._size += _size_of(one)
+
+
+def _size_of(one: Event) -> int:
+    return 0 if isinstance(one, Gap) else len(one.body)
+
+
+class Hub:
+    """Reads the log for all followers of a process, on a thread that runs as long as there are followers.
+
+    Args:
+        using: alias of the queue's database.
+        limits: its limits.
+    """
+
+    def __init__(self, using: str, limits: HubLimits | None = None) -> None:
+        self.using = using
+        self._limits = limits or HubLimits()
+        self._changed = threading.Condition()
+        """Guards everything below. It is never held during a statement."""
+        self._windows: dict[str, _Window] = {}
+        self._behind: deque[Follower] = deque()
+        """Followers that wait for a page of their own."""
+        self._position: int | None = None
+        """The offset up to which the windows were read; None before the first read."""
+        self._thread: threading.Thread | None = None
+
+    # -- for followers --------------------------------------------------------
+
+    def join(
+        self, topic: str, key: str | None, position: int, wake: Callable[[], object], *, end: int | None = None
+    ) -> Follower:
+        """Add a follower, and start the thread if it does not run.
+
+        Args:
+            topic: the topic.
+            key: a key with which pages of the past are searched, or None. New messages are not selected by it.
+            position: the offset up to which everything was read.
+            wake: called by the hub's thread when there may be something to take. It must neither block nor raise.
+            end: the end of the log, if the caller has just read it. A hub that has read nothing begins there.
+        """
+        follower = Follower(self, topic, key, position, wake)
+        with self._changed:
+            if self._position is None:
+                self._position = end
+            window = self._windows.get(topic)
+            if window is None:
+                # Unless it is known where the hub begins, its first followers read pages of their own.
+                begin = LATEST if self._position is None else self._position
+                window = self._windows[topic] = _Window(topic, begin)
+            window.followers.add(follower)
+            if self._thread is None:
+                name = f"mysqlqueue-tails-{self.using}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """Remove a follower."""
+        with self._changed:
+            window = self._windows.get(follower.topic)
+            if window is not None:
+                window.followers.discard(follower)
+                if not window.followers:
+                    del self._windows[follower.topic]
+            follower.has_left, follower.page = True, None
+
+    def take(self, follower: Follower) -> list[Event]:
+        """Do the work of ``Follower.take``."""
+        with self._changed:
+            if follower.error is not None:
+                raise follower.error
+            if follower.has_left:
+                return []
+            if follower.page is not None:
+                return self._take_page(follower, follower.page)
+            window = self._windows[follower.topic]
+            events = window.after(follower.position)
+            if events is None:
+                if not follower.is_behind:
+                    follower.is_behind = True
+                    self._behind.append(follower)
+                    self._changed.notify()
+                return []
+            assert self._position is not None  # noqa: S101  # the window has a beginning
+            follower.position = max(follower.position, self._position)
+            return [one for one in events if not self._is_known(follower, one)]
+
+    def _take_page(self, follower: Follower, page: Page) -> list[Event]:
+        events: list[Event] = list(page.messages)
+        gap = Gap(follower.topic, follower.position, page.collected)
+        if gap.until > gap.after and not self._is_known(follower, gap):
+            events.insert(0, gap)
+        follower.position, follower.page = page.position, None
+        return events
+
+    @staticmethod
+    def _is_known(follower: Follower, one: Event) -> bool:
+        """Return whether it is a gap that the follower has seen, and note it otherwise."""
+        if not isinstance(one, Gap):
+            return False
+        is_known = one.until <= follower.reported
+        follower.reported = max(follower.reported, one.until)
+        return is_known
+
+    # -- the thread -----------------------------------------------------------
+
+    def _run(self) -> None:
+        sessions.adopt(
+            self.using, sessions.Timeouts(idle=IDLE_SECONDS, lock_wait=2, network=READ_SECONDS, read=READ_SECONDS)
+        )
+        try:
+            self._loop()
+        except BaseException as error:  # noqa: BLE001  # raised where messages are read
+            self._fail(error)
+        finally:
+            close_connections()
+
+    def _loop(self) -> None:
+        settings = get_settings()
+        # As subscribers poll: often while messages come, then more and more seldom.
+        pace = Backoff(settings.poll_interval, 1.5, max(settings.poll_interval, settings.max_poll_interval), jitter=0.1)
+        quiet, outage, next_poll = 0, Failures(RETRY), 0.0
+        while (due := self._wait(next_poll)) is not None:
+            try:
+                if due:
+                    quiet = 0 if self._poll() else quiet + 1
+                    next_poll = time.monotonic() + (0.0 if not quiet else pace.delay(quiet))
+                self._read_pages()
+            except Error as error:
+                if failures.kind_of(self.using, error) not in OUTAGES:
+                    raise
+                pause = outage.add()
+                if is_worth_a_line(outage.count):
+                    event(logging.WARNING, "tails.failed", error=error_line(error), failures=outage.count)
+                drop_connection(connections[self.using])
+                next_poll = time.monotonic() + pause
+                time.sleep(pause)
+            else:
+                forget_queries(connections[self.using])
+                if count := outage.clear():
+                    event(logging.INFO, "tails.recovered", failures=count)
+
+    def _wait(self, next_poll: float) -> bool | None:
+        """Wait until there is something to do.
+
+        Returns:
+            Whether a poll is due; None if there were no followers for a while: the thread has ended.
+        """
+        deserted_at: float | None = None
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                if self._windows:
+                    deserted_at = None
+                    if now >= next_poll:
+                        return True
+                    if self._behind:
+                        return False
+                    self._changed.wait(next_poll - now)
+                    continue
+                deserted_at = now if deserted_at is None else deserted_at
+                if now >= deserted_at + self._limits.linger:
+                    self._thread, self._position = None, None
+                    self._behind.clear()
+                    return None
+                self._changed.wait(deserted_at + self._limits.linger - now)
+
+    def _poll(self) -> bool:
+        """Read new messages of all topics that are followed, and return whether the log has grown."""
+        session = Session(self.using)
+        end = log.end_of_log(session)
+        with self._changed:
+            position, topics = self._position, list(self._windows)
+            if position is None:
+                self._position = end
+                for window in self._windows.values():
+                    window.restart(end)
+                return False
+        if end < position:
+            self._go_back(end)
+        if end <= position:
+            return False
+        pages = read_topics(session, topics, position, end, self._limits.page)
+        woken: list[Follower] = []
+        with self._changed:
+            self._position = next((page.position for page in pages.values()), end)
+            for topic, window in self._windows.items():
+                if topic not in pages:  # its first follower has joined in the meantime
+                    window.restart(self._position)
+                    woken += window.followers
+                elif window.extend(position, pages[topic], self._limits):
+                    woken += window.followers
+        for follower in woken:
+            follower.wake()
+        return True
+
+    def _go_back(self, end: int) -> None:
+        """Follow a log that has lost its end, for example in a failover: its offsets are assigned again."""
+        with self._changed:
+            self._position = end
+            for window in self._windows.values():
+                window.restart(end)
+                for follower in window.followers:
+                    follower.position = min(follower.position, end)
+
+    def _read_pages(self) -> None:
+        """Read a page for each follower that was behind at the beginning."""
+        with self._changed:
+            waiting = list(self._behind)
+        for follower in waiting:
+            page = None if follower.has_left else self._read_page(follower)
+            with self._changed:
+                self._behind.popleft()
+                follower.page, follower.is_behind = page, False
+            follower.wake()
+
+    def _read_page(self, follower: Follower) -> Page:
+        return read_topic(Session(self.using), follower.topic, follower.key, follower.position, self._limits.page)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            followers = [follower for window in self._windows.values() for follower in window.followers]
+            for follower in followers:
+                follower.error = error
+            self._windows.clear()
+            self._behind.clear()
+            self._thread, self._position = None, None
+        for follower in followers:
+            follower.wake()
+
+
+# -- the hubs of this process -----------------------------------------------------
+
+_hubs: dict[str, Hub] = {}
+_lock = threading.Lock()
+
+
+def hub_of(using: str) -> Hub:
+    """Return the hub of this process for a database."""
+    with _lock:
+        if using not in _hubs:
+            _hubs[using] = Hub(using)
+        return _hubs[using]
+
+
+def _forget() -> None:
+    """Leave a parent's hubs, whose threads a child does not have."""
+    global _lock
+    _lock = threading.Lock()
+    _hubs.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,247 @@
+"""Pages of the log in the order of its offsets, for readers without a consumer group.
+
+A reader keeps its position itself: it has read everything up to an offset. GC does not wait for it. What GC has deleted
+in front of it is a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django.db import DatabaseError
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.limits import HIGHEST_PRIORITY, LANE_KEY_LENGTH, LOWEST_PRIORITY
+from django_mysqlqueue.models import CollectedTopic, QueueMessage
+from django_mysqlqueue.service import log, log_places, partitions, payloads
+from django_mysqlqueue.service.log_places import Place
+from django_mysqlqueue.service.received import ReceivedMessage
+from django_mysqlqueue.sql.session import Session
+
+LOG = QueueMessage._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages that GC deleted before they were read. Those that are left of them follow."""
+
+    topic: str
+    """The topic."""
+    after: int
+    """The offset up to which everything was read."""
+    until: int
+    """The highest offset that GC has deleted from the topic. Messages up to it may be missing."""
+
+
+Event = ReceivedMessage | Gap
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of what one page reads."""
+
+    messages: int = 500
+    """Maximum number of messages of a topic that are read along the index of partitions."""
+    partitions: int = 50
+    """Maximum number of partitions to read this way. If a topic has more, the log is walked."""
+    walked: int = 3000
+    """Number of messages, of all topics, that a walk along the log reads."""
+    size: int = 4_194_304
+    """Payloads of a page, in bytes, after which it ends early. It has at least one message."""
+
+
+LIMITS = Limits()
+
+
+class Page(NamedTuple):
+    """The next messages of a topic."""
+
+    messages: list[ReceivedMessage]
+    position: int
+    """The offset up to which everything was read."""
+    collected: int
+    """The highest offset that GC had deleted from the topic after the messages were read; 0 if it has deleted none.
+
+    If it is above the position before, messages of the topic may be missing: it is read last, so it is not lower than
+    the offset of any message that was deleted before it was read."""
+
+
+def read_topic(session: Session, topic: str, key: str | None, position: int, limits: Limits = LIMITS) -> Page:
+    """Read the next page of a topic.
+
+    Args:
+        session: session on the queue's database.
+        topic: the topic.
+        key: a publisher's key. If it has partitions of its own, only these are read; otherwise all are.
+        position: the offset above which to read.
+        limits: limits of the page.
+    """
+    # Read first: no message up to it can be in a partition that the list of partitions lacks.
+    end = max(position, log.end_of_log(session))
+    keys = partitions_of(session, topic, key, limits.partitions)
+    if keys is None:
+        found, reached = _walk(session, [topic], position, end, limits)
+    else:
+        offsets = log_places.in_partitions(session, topic, keys, position, limits.messages, newer=True)
+        reached = min(offsets[-1], end) if len(offsets) == limits.messages else end
+        found = log_places.at(session, [offset for offset in offsets if offset <= reached])
+    found, reached = _cut(found, reached, limits.size)
+    messages = _messages(session, found)
+    return Page(messages, reached, collected(session, [topic]).get(topic, NOTHING).offset)
+
+
+def read_topics(
+    session: Session, topics: Collection[str], position: int, end: int, limits: Limits = LIMITS
+) -> dict[str, Page]:
+    """Read the next messages of several topics along the log, up to the same position for all of them.
+
+    Args:
+        session: session on the queue's database.
+        topics: the topics.
+        position: the offset above which to read.
+        end: the end of the log.
+        limits: limits of the page.
+    """
+    found, reached = _cut(*_walk(session, topics, position, end, limits), limits.size)
+    messages = _messages(session, found)
+    marks = collected(session, topics)
+    return {
+        topic: Page([one for one in messages if one.topic == topic], reached, marks.get(topic, NOTHING).offset)
+        for topic in topics
+    }
+
+
+def read_newest(
+    session: Session, topic: str, key: str | None, before: int | None, limits: Limits = LIMITS
+) -> tuple[list[ReceivedMessage], int | None]:
+    """Read the newest messages of a topic, or those before an offset.
+
+    Args:
+        session: session on the queue's database.
+        topic: the topic.
+        key: as for ``read_topic``.
+        before: only messages below this offset; None: the newest ones.
+        limits: limits of the page.
+
+    Returns:
+        The messages, newest first, and the offset before which to continue; None if there are no more.
+    """
+    start = 2**63 - 1 if before is None else before
+    keys = partitions_of(session, topic, key, limits.partitions)
+    if keys is None:
+        walked = log_places.walk(session, start, limits.walked, newer=False)
+        more = walked[-1].offset if len(walked) == limits.walked else None
+        found = [place for place in walked if place.topic == topic]
+    else:
+        offsets = log_places.in_partitions(session, topic, keys, start, limits.messages, newer=False)
+        more = offsets[-1] if len(offsets) == limits.messages else None
+        found = log_places.at(session, offsets)[::-1]
+    shown, last = _cut(found, more or 0, limits.size)
+    return _messages(session, shown)[::-1], more if len(shown) == len(found) else last
+
+
+def partitions_of(session: Session, topic: str, key: str | None, most: int) -> list[str] | None:
+    """Return the partitions in which messages with a key are, or all partitions of the topic.
+
+    Args:
+        session: session on the queue's database.
+        topic: the topic.
+        key: the publisher's key. If it is hashed to a partition, the result is the same as without it: the number of
+            partitions may have been another one when older messages were published.
+        most: maximum number of partitions.
+
+    Returns:
+        The partitions; None if there are more.
+    """
+    if key is None or get_settings().partitions_of(topic) is not None:
+        found = list(partitions.last_offsets(session, topic, limit=most + 1))
+        return found if len(found) <= most else None
+    priorities = range(LOWEST_PRIORITY, HIGHEST_PRIORITY + 1) if len(key) <= LANE_KEY_LENGTH else (0,)
+    lanes = [naming.lane(key, priority) for priority in priorities]
+    rows = session.rows(
+        f"SELECT v.k FROM {session.dialect.rows(('k',), len(lanes))} WHERE EXISTS (SELECT 1 "
+        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
+        "WHERE m.topic = %s AND m.partition_key = v.k)",
+        (*lanes, topic),
+    )
+    return sorted(lane for (lane,) in rows)
+
+
+class Mark(NamedTuple):
+    """What GC has deleted from a topic."""
+
+    offset: int
+    """The highest offset."""
+    published_at: int
+    """When the last of the messages entered the log, in epoch milliseconds."""
+
+
+NOTHING = Mark(0, 0)
+
+
+def collected(session: Session, topics: Collection[str]) -> dict[str, Mark]:
+    """Return what GC has deleted from topics; nothing for those from which it has deleted nothing."""
+    found = CollectedTopic.objects.using(session.using).filter(topic__in=sorted(topics))
+    return {
+        topic: Mark(offset, at) for topic, offset, at in found.values_list("topic", "collected_offset", "published_at")
+    }
+
+
+def position_since(session: Session, topic: str, moment: int) -> int:
+    """Return the position before the first message of a topic that entered the log at a time or later.
+
+    If GC has deleted such messages, it is before the last of them, so that reading from it begins with a gap.
+
+    Args:
+        session: session on the queue's database.
+        topic: the topic.
+        moment: the time in epoch milliseconds.
+    """
+    first = log.first_since(session, moment)
+    mark = collected(session, [topic]).get(topic, NOTHING)
+    return (min(first, mark.offset) if mark.published_at >= moment else first) - 1
+
+
+def _walk(
+    session: Session, topics: Collection[str], position: int, end: int, limits: Limits
+) -> tuple[list[Place], int]:
+    """Return the places of topics among the next messages of the log, and the offset up to which they are all."""
+    walked = log_places.walk(session, position, limits.walked, newer=True)
+    last = walked[-1].offset if walked else position
+    reached = last if len(walked) == limits.walked else max(last, end)
+    wanted = set(topics)
+    return [place for place in walked if place.topic in wanted], reached
+
+
+def _cut(places: Sequence[Place], reached: int, size: int) -> tuple[list[Place], int]:
+    """Return the first places whose payloads fit, at least one, and the offset up to which they are all."""
+    total = 0
+    for number, place in enumerate(places):
+        total += place.size
+        if number and total > size:
+            return list(places[:number]), places[number - 1].offset
+    return list(places), reached
+
+
+def _messages(session: Session, places: Iterable[Place]) -> list[ReceivedMessage]:
+    """Return the messages at some places, lowest offset first, without those that were deleted in the meantime.
+
+    Raises:
+        DatabaseError: a result lacks a message that is in the log.
+    """
+    ordered = sorted(places)
+    found = payloads.read(session.using, [place.offset for place in ordered])
+    missing = {place.offset for place in ordered} - found.keys()
+    if missing and (lost := missing - payloads.deleted(session.using, missing)):
+        raise DatabaseError(
+            f"The database returned a result without {len(lost)} of the messages that were asked for (the first has "
+            f"the offset {min(lost)}): something truncates results, for example sql_select_limit."
+        )
+    return [
+        ReceivedMessage(place.topic, place.key, place.offset, found[place.offset])
+        for place in ordered
+        if place.offset in found
+    ]

@@ -1,0 +1,304 @@
+"""A topic as server-sent events, which a page follows with ``EventSource``.
+
+The format is that of the HTML standard: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_not_required
+from django.core.handlers.asgi import ASGIRequest
+from django.db import Error, connections
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.permissions import SEE_PAYLOADS, has_permission
+from django_mysqlqueue.redaction import redacted
+from django_mysqlqueue.service import log
+from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.received import ReceivedMessage
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.subscriptions.options import parse_duration, parse_filter
+from django_mysqlqueue.tails.api import AsyncTail, Tail, make_request
+from django_mysqlqueue.tails.formats import as_dict, as_json
+from django_mysqlqueue.tails.reading import Event, Gap
+
+RECONNECT_MS = 3000
+"""Milliseconds that a browser waits before it connects again."""
+PARAMETERS = ("key", "offset", "since", "where")
+
+
+class _Listeners:
+    """Counts the streams of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def enter(self, most: int) -> bool:
+        """Count one more, unless there are as many as allowed."""
+        with self._lock:
+            if self.count >= most:
+                return False
+            self.count += 1
+            return True
+
+    def leave(self) -> None:
+        """Count one less."""
+        with self._lock:
+            self.count -= 1
+
+
+LISTENERS = _Listeners()
+
+
+@method_decorator(login_not_required, name="dispatch")  # It checks permissions itself: EventSource shows no login page.
+class TailView(View):
+    """Stream a topic as server-sent events. Route it as ``path("tail/<str:topic>/", TailView.as_view())``.
+
+    The data of a message is a JSON object as ``manage.py queuetail --format json`` prints it, and the event's id is
+    the offset. A gap is an event of type ``gap``. A browser that connects again sends the last id as
+    ``Last-Event-ID``, and continues there. Otherwise the stream begins with the next message, or where the query string
+    says: ``offset`` and ``since`` (such as ``10m``). ``key`` and ``where`` (a filter as JSON) select messages. All
+    are as for ``tail``.
+
+    The response is 403 without the permission, 400 if a parameter is invalid, and 503 if the process has too many
+    streams, or the database does not answer. With ``REDACT`` set, payloads and metadata are redacted.
+
+    Attributes:
+        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        topics: the topics that may be followed; None: all.
+        max_listeners: maximum number of streams in this process. Under WSGI, each occupies a thread.
+        max_duration: seconds after which a stream ends. The browser then connects again, and permissions are checked
+            again.
+        heartbeat: seconds without an event after which the stream sends its position, so that a connection that has
+            ended is noticed, and a browser that connects again need not read what did not match.
+    """
+
+    http_method_names = ["get", "options"]
+    using: str | None = None
+    topics: Sequence[str] | None = None
+    max_listeners: int = 100
+    max_duration: float = 600.0
+    heartbeat: float = 15.0
+
+    def has_permission(self, request: HttpRequest, topic: str) -> bool:
+        """Return whether the user may follow a topic. Override this for pages that are public or have other rules.
+
+        Args:
+            request: the request.
+            topic: the name of the topic.
+        """
+        user = getattr(request, "user", None)  # Without AuthenticationMiddleware, requests have no user.
+        return user is not None and has_permission(user, SEE_PAYLOADS, topic)
+
+    def serialize(self, message: ReceivedMessage) -> dict[str, Any] | None:
+        """Return what the stream sends of a message: JSON values, or None to leave it out. It must not query.
+
+        Args:
+            message: the message.
+        """
+        found = as_dict(message)
+        if get_settings().redact is None:
+            return found
+        if found.pop("payload_base64", None) is not None:
+            found["payload"] = message.body.decode(errors="backslashreplace")
+        for name, kind in (("payload", "payload"), ("metadata", "metadata"), ("last_error", "error")):
+            if name in found:
+                found[name] = _redacted(found[name], topic=message.topic, kind=kind)
+        return found
+
+    def get(self, request: HttpRequest, topic: str) -> HttpResponseBase:
+        """Start a stream.
+
+        Args:
+            request: the request.
+            topic: the name of the topic.
+        """
+        if (self.topics is not None and topic not in self.topics) or not self.has_permission(request, topic):
+            return _text(f"You do not have permission to follow the topic {topic!r}.", 403)
+        alias = queue_alias(self.using)
+        try:
+            with bounded(alias):
+                found = self._request(request, topic, alias)
+        except (InvalidMessage, ValueError) as error:
+            return _text(f"{error}.", 400)
+        except Error as error:
+            if failures.kind_of(alias, error) is None:
+                raise
+            return _text(f"{failures.summarize(alias, error)}.", 503)
+        if not LISTENERS.enter(self.max_listeners):
+            response = _text(f"There are {self.max_listeners} streams already. Try again later.", 503)
+            response["Retry-After"] = "30"
+            return response
+        stream = (_AsyncStream if isinstance(request, ASGIRequest) else _Stream)(self, found)
+        answer = StreamingHttpResponse(stream, content_type="text/event-stream; charset=utf-8")
+        answer["Cache-Control"] = "no-store"
+        answer["X-Accel-Buffering"] = "no"  # nginx would collect the events
+        answer["Content-Encoding"] = "identity"  # so would GZipMiddleware
+        return answer
+
+    def _request(self, request: HttpRequest, topic: str, alias: str) -> Any:
+        """Return the arguments of the tail, with the position at which it begins as an offset.
+
+        Raises:
+            ValueError: a parameter is invalid.
+        """
+        unknown = sorted(set(request.GET) - {*PARAMETERS})
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is not a parameter. Parameters: {', '.join(PARAMETERS)}")
+        last, offset, since, where = (
+            request.headers.get("Last-Event-ID"),
+            *(request.GET.get(name) for name in ("offset", "since", "where")),
+        )
+        found = make_request(
+            topic,
+            since=None if since is None or last else parse_duration("since", since),
+            offset=_integer("Last-Event-ID", last) + 1
+            if last
+            else None
+            if offset is None
+            else _integer("offset", offset),
+            key=request.GET.get("key"),
+            where=None if where is None else parse_filter("where", where),
+            follow=True,
+            limit=None,
+            using=alias,
+        )
+        # A position beyond the end comes from a log that has lost its end: offsets are assigned again.
+        end = log.end_of_log(Session(alias))
+        return found._replace(since=None, offset=min(found.start(), end) + 1, end=end)
+
+
+class _Chunks:
+    """What ``_Stream`` and ``_AsyncStream`` have in common."""
+
+    def __init__(self, view: TailView, tail: Tail | AsyncTail) -> None:
+        self._view = view
+        self._tail = tail
+        self._ends_at = time.monotonic() + view.max_duration
+        self._sent: int | None = None
+        """The last id that was sent."""
+        # Even if nobody closes the response, for example because a middleware has replaced it.
+        self._leave = weakref.finalize(self, LISTENERS.leave)
+
+    @property
+    def _timeout(self) -> float:
+        return min(self._view.heartbeat, max(0.0, self._ends_at - time.monotonic()))
+
+    @property
+    def _is_over(self) -> bool:
+        return not self._leave.alive or time.monotonic() >= self._ends_at
+
+    def _first(self, position: int) -> bytes:
+        # An id without data makes no event, but is what the browser sends if it connects again before the first one.
+        self._sent = position
+        return f"retry: {RECONNECT_MS}\nid: {position}\n\n".encode()
+
+    def _position(self) -> bytes:
+        self._sent = self._tail.position
+        return f"id: {self._sent}\n\n".encode()
+
+    def _event(self, one: Event) -> bytes:
+        if isinstance(one, Gap):
+            # What is left of the messages in the gap comes after it, so the id is the position before it.
+            self._sent = one.after
+            return f"event: gap\nid: {one.after}\ndata: {as_json(as_dict(one))}\n\n".encode()
+        content = self._view.serialize(one)
+        self._sent = one.offset
+        return b"" if content is None else f"id: {one.offset}\ndata: {as_json(content)}\n\n".encode()
+
+    def close(self) -> None:
+        """End the stream. Django calls this when the response has been sent, or the client has gone."""
+        self._tail.close()
+        self._leave()
+
+
+class _Stream(_Chunks):
+    """The chunks of a stream under WSGI."""
+
+    def __init__(self, view: TailView, request: Any) -> None:
+        super().__init__(view, Tail(request))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        tail = self._tail
+        assert isinstance(tail, Tail)  # noqa: S101  # the constructor made it
+        if self._sent is None:
+            _close_connections()
+            return self._first(tail.position or 0)
+        while not self._is_over:
+            if not tail.wait(self._timeout):
+                return self._position()
+            if chunk := self._event(next(tail)):
+                return chunk
+        self.close()
+        raise StopIteration
+
+
+class _AsyncStream(_Chunks):
+    """The chunks of a stream under ASGI."""
+
+    def __init__(self, view: TailView, request: Any) -> None:
+        super().__init__(view, AsyncTail(request))
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        tail = self._tail
+        assert isinstance(tail, AsyncTail)  # noqa: S101  # the constructor made it
+        if self._sent is None:
+            await tail.start()
+            await sync_to_async(_close_connections)()
+            return self._first(tail.position or 0)
+        while not self._is_over:
+            if not await tail.wait(self._timeout):
+                return self._position()
+            if chunk := self._event(await anext(tail)):
+                return chunk
+        self.close()
+        raise StopAsyncIteration
+
+
+def _close_connections() -> None:
+    """Close the request's connections: the stream needs none, and may last for minutes."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:  # of a TestCase
+            connection.close()
+
+
+def _redacted(value: Any, *, topic: str, kind: str) -> Any:
+    """Return a JSON value, redacted as text; a text that is no longer JSON becomes a string."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    found = redacted(text, topic=topic, kind=kind)
+    if found == text:
+        return value
+    try:
+        return json.loads(found)
+    except ValueError:
+        return found
+
+
+def _integer(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ValueError(f"{name} {text!r}: must be an integer from 0 to 2**63 - 1")
+    return int(text)
+
+
+def _text(text: str, status: int) -> HttpResponse:
+    return HttpResponse(f"{text}\n", status=status, content_type="text/plain; charset=utf-8")

@@ -1,0 +1,354 @@
+"""``tail(follow=True)``: followers of a process share a thread and its reads, and miss nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+
+import pytest
+from django.db import OperationalError, ProgrammingError, connection
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.models import QueueMessage, Sequencer
+from django_mysqlqueue.service import retention
+from django_mysqlqueue.tails import Gap, following, tail
+from tests.support.harness import USING, sequence
+from tests.tails.conftest import POLL
+
+WAIT = 20.0
+
+
+def send(*payloads, topic="t", key="k", **options):
+    publish_many(topic, (Message(payload, key=key, **options) for payload in payloads))
+    sequence()
+
+
+def take(follower, number):
+    """The next payloads; fails when they do not come."""
+    found = []
+    for _ in range(number):
+        assert follower.wait(WAIT), f"only {found} came"
+        one = next(follower)
+        found.append(one if isinstance(one, Gap) else one.payload)
+    return found
+
+
+def collect(settings):
+    settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0, "POLL_INTERVAL": POLL, "MAX_POLL_INTERVAL": POLL}
+    retention.collect(USING)
+
+
+def test_it_begins_with_the_next_message_and_waits_for_more(db):
+    send("old")
+    with tail("t", follow=True) as follower:
+        assert not follower.wait(0.1)
+        send(1, 2)
+        assert take(follower, 2) == [1, 2]
+        assert not follower.wait(5 * POLL)
+        send(3)
+        assert take(follower, 1) == [3]
+        assert follower.position == QueueMessage.objects.latest("offset").offset
+    assert list(follower) == []
+
+
+def test_a_message_that_is_published_after_the_call_is_not_missed(db):
+    """The iteration may begin later."""
+    with tail("t", follow=True) as follower:
+        send(1)
+        time.sleep(5 * POLL)
+        assert take(follower, 1) == [1]
+
+
+def test_it_begins_in_the_past_and_follows_from_there(db):
+    send(*range(50))
+    with tail("t", offset=0, follow=True) as follower, tail("t", since=3600, follow=True) as other:
+        assert take(follower, 50) == list(range(50))
+        send(50)
+        assert take(follower, 1) == [50]
+        assert take(other, 51) == list(range(51))
+
+
+def test_it_ends_at_the_limit(db):
+    send(*range(3))
+    with tail("t", offset=0, follow=True, limit=5) as follower:
+        send(*range(3, 9))
+        assert [one.payload for one in follower] == [0, 1, 2, 3, 4]
+
+
+def test_each_follower_has_its_own_topic_key_and_filter(db):
+    filters = [{}, {"key": "a"}, {"where": {"n": [{"numeric": [">", 4]}]}}, {"key": "a", "where": {"n": [6]}}]
+    followers = [tail("t", follow=True, **options) for options in filters]
+    other = tail("other", follow=True)
+    for number in range(8):
+        publish("t", number, key="ab"[number % 2], metadata={"n": number})
+        publish("other", -number)
+    sequence()
+    expected = [list(range(8)), [0, 2, 4, 6], [5, 6, 7], [6]]
+    assert [take(one, len(found)) for one, found in zip(followers, expected, strict=True)] == expected
+    assert take(other, 8) == [-number for number in range(8)]
+    for follower in (*followers, other):
+        assert not follower.wait(3 * POLL)
+        follower.close()
+
+
+def test_a_follower_of_a_topic_that_joins_later_misses_nothing(db):
+    with tail("other", follow=True) as first:
+        send("x", topic="other")
+        take(first, 1)
+        send(1)
+        with tail("t", offset=0, follow=True) as follower:
+            send(2)
+            assert take(follower, 2) == [1, 2]
+
+
+def test_one_that_joins_while_the_log_is_read_misses_nothing(db, monkeypatch):
+    """Its topic is not among those that are read just now."""
+    real, joined = following.read_topics, []
+
+    def join_meanwhile(session, topics, *args):
+        found = real(session, topics, *args)
+        if not joined:
+            joined.append(tail("t", offset=position + 1, follow=True))
+        return found
+
+    with tail("other", follow=True) as first:
+        assert not first.wait(3 * POLL)
+        position = first.position or 0
+        publish("other", "x")
+        publish("t", 1)
+        monkeypatch.setattr(following, "read_topics", join_meanwhile)
+        sequence()
+        take(first, 1)
+        assert take(joined[0], 1) == [1]
+        joined[0].close()
+
+
+def test_a_slow_follower_reads_what_the_hub_no_longer_keeps(db, monkeypatch):
+    monkeypatch.setattr(following.HubLimits.__init__, "__defaults__", (following.LIMITS, 10, 8_388_608, 0.05))
+    with tail("t", follow=True) as slow, tail("t", follow=True) as fast:
+        for start in range(0, 100, 5):
+            send(*range(start, start + 5))
+            assert take(fast, 5) == list(range(start, start + 5))
+        assert take(slow, 100) == list(range(100))
+        send(100)
+        assert take(slow, 1) == take(fast, 1) == [100]
+
+
+def test_the_hub_keeps_a_bounded_size(db, monkeypatch):
+    monkeypatch.setattr(following.HubLimits.__init__, "__defaults__", (following.LIMITS, 1000, 10_000, 0.05))
+    with tail("t", follow=True) as follower:
+        assert not follower.wait(3 * POLL)
+        for number in range(10):
+            send(f"{number}{'x' * 4000}")
+        assert [one[0] for one in take(follower, 10)] == [str(number) for number in range(10)]
+        (window,) = following.hub_of(USING)._windows.values()
+        assert len(window._events) <= 3
+        send("y" * 50_000)
+        assert take(follower, 1) == ["y" * 50_000]
+        assert len(window._events) == 1
+
+
+# -- gaps ------------------------------------------------------------------------
+
+
+@pytest.mark.promise("Tails")
+def test_messages_that_gc_deletes_before_they_are_read_are_a_gap(db, settings, monkeypatch):
+    real = following.read_topics
+    begun, ready = threading.Event(), threading.Event()
+
+    def late(*args):
+        begun.set()
+        assert ready.wait(WAIT)
+        return real(*args)
+
+    with tail("t", follow=True) as follower:
+        assert not follower.wait(3 * POLL)
+        before = follower.position
+        monkeypatch.setattr(following, "read_topics", late)
+        send(1, 2)
+        assert begun.wait(WAIT)
+        last = QueueMessage.objects.latest("offset").offset
+        collect(settings)
+        send(3)
+        ready.set()
+        assert take(follower, 2) == [Gap("t", before, last), 3]
+        send(4)
+        assert take(follower, 1) == [4], "the gap comes once"
+
+
+@pytest.mark.promise("Tails")
+def test_one_that_begins_before_what_gc_has_deleted_gets_one_gap(db, settings):
+    send(1, 2)
+    last = QueueMessage.objects.latest("offset").offset
+    collect(settings)
+    with tail("t", offset=1, follow=True) as follower:
+        assert take(follower, 1) == [Gap("t", 0, last)]
+        send(3)
+        assert take(follower, 1) == [3]
+
+
+def test_a_log_that_has_lost_its_end_is_followed_from_its_new_end(db):
+    """As after a failover to a replica that lacked some transactions: offsets are assigned again."""
+    send(1, 2, 3)
+    with tail("t", offset=0, follow=True) as follower:
+        assert take(follower, 3) == [1, 2, 3]
+        first, *_, last = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)
+        QueueMessage.objects.filter(offset__gt=first).delete()
+        Sequencer.objects.update(last_offset=first)
+        deadline = time.monotonic() + WAIT
+        while follower._follower.position > first:
+            assert time.monotonic() < deadline
+            time.sleep(POLL)
+        QueueMessage.objects.create(
+            offset=first + 1, topic="t", partition_key="k", message_id="i", payload=b"9", created_at=1, published_at=1
+        )
+        assert first + 1 <= last
+        assert take(follower, 1) == [9]
+
+
+# -- cost ------------------------------------------------------------------------
+
+
+@pytest.mark.promise("Tails")
+def test_a_hundred_followers_ask_the_database_as_often_as_one(db, hubs):
+    def cost(number):
+        hubs.sent.clear()
+        followers = [tail("t", follow=True) for _ in range(number)]
+        assert not followers[0].wait(10 * POLL)
+        quiet = len(hubs.sent)
+        for one in range(10):
+            send(one)
+            for follower in followers:
+                assert take(follower, 1) == [one]
+        reads = sum("payload" in sql for sql in hubs.sent)
+        for follower in followers:
+            follower.close()
+        threads = [one for one in threading.enumerate() if one.name.startswith("mysqlqueue-tails-")]
+        assert len(threads) == 1
+        threads[0].join(WAIT)
+        return quiet, reads
+
+    send(0)
+    one, hundred = cost(1), cost(100)
+    assert one[1] == hundred[1] == 10, "contents are read once"
+    # Polls by the clock; on a slow machine fewer of them.
+    assert 0 < hundred[0] <= 2 * one[0] + 2
+
+
+def test_an_idle_hub_sends_one_small_statement_a_poll(db, hubs):
+    with tail("t", follow=True) as follower:
+        assert not follower.wait(5 * POLL)
+        hubs.sent.clear()
+        assert not follower.wait(10 * POLL)
+        assert len(set(hubs.sent)) == 1
+        assert "MAX(m.`offset`)" in hubs.sent[0]
+
+
+def test_the_thread_ends_some_time_after_the_last_follower(db):
+    hub = following.hub_of(USING)
+    with tail("t", follow=True):
+        first = hub._thread
+    with tail("t", follow=True):
+        assert hub._thread is first, "a page that is loaded again needs no new one"
+    first.join(WAIT)
+    assert hub._thread is None
+    with tail("t", follow=True) as follower:
+        send(1)
+        assert take(follower, 1) == [1]
+
+
+def test_one_that_was_forgotten_is_closed(db):
+    hub = following.hub_of(USING)
+    follower = tail("t", follow=True)
+    assert hub._windows
+    del follower
+    gc.collect()
+    assert not hub._windows
+
+
+# -- faults ----------------------------------------------------------------------
+
+
+def test_an_error_that_will_not_pass_is_raised_where_messages_are_read(db, monkeypatch):
+    def fail(*args):
+        raise ProgrammingError("no such table")
+
+    followers = [tail("t", follow=True), tail("other", follow=True)]
+    with monkeypatch.context() as patch:
+        patch.setattr(following, "read_topics", fail)
+        send(1)
+        for follower in followers:
+            with pytest.raises(ProgrammingError, match="no such table"):
+                next(follower)
+    for follower in followers:
+        follower.close()
+    with tail("t", offset=0, follow=True) as follower:
+        assert take(follower, 1) == [1], "others are not affected"
+
+
+def test_a_bug_in_the_thread_does_not_leave_followers_waiting(db, monkeypatch):
+    def fail(*args):
+        raise ZeroDivisionError
+
+    with tail("t", follow=True) as follower:
+        monkeypatch.setattr(following, "read_topics", fail)
+        send(1)
+        with pytest.raises(ZeroDivisionError):
+            next(follower)
+
+
+def test_an_outage_delays_followers_and_is_logged(db, monkeypatch, caplog):
+    real, failures = following.log.end_of_log, iter([True, True, True])
+
+    def fail(session):
+        if next(failures, False):
+            raise (
+                OperationalError(2013, "Lost connection")
+                if connection.vendor != "sqlite"
+                else OperationalError("database is locked")
+            )
+        return real(session)
+
+    caplog.set_level("INFO", "django_mysqlqueue.subscriber")
+    with tail("t", follow=True) as follower:
+        assert not follower.wait(3 * POLL)
+        monkeypatch.setattr(following.log, "end_of_log", fail)
+        send(1)
+        assert take(follower, 1) == [1]
+        send(2)
+        assert take(follower, 1) == [2]
+    events = [record.mysqlqueue for record in caplog.records]
+    assert [(one["event"], one["failures"]) for one in events] == [
+        ("tails.failed", 1),
+        ("tails.failed", 2),
+        ("tails.recovered", 3),
+    ]
+
+
+def test_a_child_of_a_fork_has_hubs_of_its_own(db):
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite's connections must not be carried across a fork")
+    with tail("t", follow=True) as follower:
+        send(1)
+        assert take(follower, 1) == [1]
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            ok = not following._hubs
+            os.write(write, b"1" if ok else b"0")
+            os._exit(0)
+        assert os.read(read, 1) == b"1"
+        os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
+        send(2)
+        assert take(follower, 1) == [2], "the parent's hub goes on"
+
+
+def test_another_thread_closes_it(db):
+    follower = tail("t", follow=True)
+    threading.Timer(0.05, follower.close).start()
+    assert list(follower) == []
+    assert not follower.wait(1)
