@@ -11,6 +11,7 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.models import ArchiveSegment, QueueMessage
 from django_mysqlqueue.pipeline import checksums
 from django_mysqlqueue.pipeline.archive import files, manifest, run
+from django_mysqlqueue.pipeline.databases import Place
 from django_mysqlqueue.pipeline.errors import PipelineError
 from django_mysqlqueue.pipeline.reading import Span
 from django_mysqlqueue.service import archiving
@@ -18,6 +19,7 @@ from django_mysqlqueue.sql.session import Session
 from tests.support.archives import HOME, held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
+from tests.support.roles import PASSWORD, account, user_of
 from tests.support.spark_log import HOSTILE, expected
 
 # -- growing ------------------------------------------------------------------
@@ -54,6 +56,25 @@ def test_it_goes_on_where_it_was(job):
     assert run.grow(job).segments == 0
     some(5, "other")
     assert (run.grow(job).rows, ArchiveSegment.objects.count()) == (5, 2)
+    assert held(job) == expected()
+
+
+@pytest.mark.promise("Roles")
+@pytest.mark.servers_only
+def test_an_archiver_needs_no_more_than_its_role(job, tmp_path):
+    some(10)
+    with account("archiver") as own:
+        names = {"host": "host", "port": "port", "unix_socket": "socket", "db": "database", "database": "database"}
+        details = {names[name]: value for name, value in own.get_connection_params().items() if name in names}
+        options = tmp_path / "archiver.cnf"
+        lines = [
+            f"{name} = {value}"
+            for name, value in (details | {"user": user_of("archiver"), "password": PASSWORD}).items()
+        ]
+        options.write_text("\n".join(["[client]", *lines]))
+        theirs = run.Job(job.spark, Place(defaults_file=str(options)), job.root)
+        assert run.grow(theirs).rows == 10
+        assert run.verify(theirs) == []
     assert held(job) == expected()
 
 
