@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.utils.module_loading import import_string
 
 from django_mysqlqueue.conf import get_settings
+
+
+def hook() -> Callable[..., str] | None:
+    """Return the function in the setting ``REDACT``, or None.
+
+    Raises:
+        ImproperlyConfigured: the setting is invalid.
+        ImportError: the function cannot be imported.
+    """
+    found = get_settings().redact
+    return import_string(found) if isinstance(found, str) else found
 
 
 def redacted(text: str, *, topic: str, kind: str) -> str:
@@ -17,10 +30,7 @@ def redacted(text: str, *, topic: str, kind: str) -> str:
         topic: the topic of the message.
         kind: ``"payload"``, ``"metadata"`` or ``"error"``.
     """
-    settings = get_settings()
-    hook = settings.redact
-    if hook is None:
+    function = hook()
+    if function is None:
         return text
-    if isinstance(hook, str):
-        hook = import_string(hook)
-    return str(hook(text, topic=topic.removesuffix(settings.dlq_suffix), kind=kind))
+    return str(function(text, topic=topic.removesuffix(get_settings().dlq_suffix), kind=kind))

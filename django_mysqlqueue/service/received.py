@@ -42,6 +42,10 @@ class ReceivedMessage:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic}[{self.offset}], id {self.id!r}>"
 
+    def undecoded(self) -> ReceivedMessage:
+        """Return the message without the decoded values of this one, which somebody may have changed."""
+        return ReceivedMessage(self.topic, self._partition_key, self.offset, self._stored)
+
     @cached_property
     def _metadata(self) -> dict[str, Any]:
         return decode_metadata(self._stored.metadata)

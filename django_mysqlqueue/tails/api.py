@@ -24,7 +24,7 @@ from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tails.following import Follower, hub_of
-from django_mysqlqueue.tails.reading import Event, Gap, position_since, read_newest, read_topic
+from django_mysqlqueue.tails.reading import Event, Gap, own_copy, position_since, read_newest, read_topic
 
 NEWEST = 10
 """Number of messages without ``since``, ``offset``, ``follow`` and ``limit``."""
@@ -75,16 +75,15 @@ class TailRequest(NamedTuple):
             return False
         return self.where is None or self.where.matches(one.metadata)
 
-    def newest(self) -> list[ReceivedMessage]:
-        """Return the newest messages, oldest first."""
-        session, found, before, searched = Session(self.using), list[ReceivedMessage](), None, 0
+    def newest(self, end: int) -> list[ReceivedMessage]:
+        """Return the newest messages up to the end of the log, oldest first."""
+        session, found, searched = Session(self.using), list[ReceivedMessage](), 0
         wanted = NEWEST if self.limit is None else self.limit
-        while len(found) < wanted and searched < SEARCHED:
+        before: int | None = end + 1
+        while before is not None and len(found) < wanted and searched < SEARCHED:
             messages, before = read_newest(session, self.topic, self.key, before)
             searched += len(messages)
             found += [one for one in messages if self.selects(one)]
-            if before is None:
-                break
         return found[:wanted][::-1]
 
 
@@ -136,7 +135,9 @@ def _since(value: object) -> int | datetime.datetime | None:
         return value
     seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 1e10:
-        raise InvalidMessage(f"since {value!r}: must be an aware datetime, a timedelta, or seconds, and not negative")
+        raise InvalidMessage(
+            f"since {value!r}: must be an aware datetime, or seconds or a timedelta, from 0 to 10**10 s"
+        )
     return round(seconds * 1000)
 
 
@@ -159,6 +160,7 @@ class _Reader:
         """The end of the log at the beginning, for a tail that ends there."""
         self._follower: Follower | None = None
         self._leave: Any = None
+        self._closed = False
 
     @property
     def topic(self) -> str:
@@ -167,17 +169,25 @@ class _Reader:
 
     @property
     def position(self) -> int | None:
-        """The offset up to which everything was read: continue later from ``position + 1``. None before the start."""
+        """The offset up to which everything was returned or does not match. None before the start.
+
+        To continue later, pass ``position + 1`` as ``offset``.
+        """
         if self._ready:
             first = self._ready[0]
             return first.after if isinstance(first, Gap) else first.offset - 1
         return self._position if self._follower is None else self._follower.position
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be more: it was neither closed, nor has it returned as many messages as its limit."""
+        return not self._has_ended
+
     def _start(self, wake: Any) -> None:
         """Find the position from which to read. This queries the database."""
         if self._request.is_newest:
-            self._add(self._request.newest())
-            self._position = self._end = self._ready[-1].offset if self._ready else 0  # type: ignore[union-attr]
+            self._position = self._end = log.end_of_log(Session(self._request.using))
+            self._add(self._request.newest(self._end))
             return
         self._position = self._request.start()
         if self._request.follow:
@@ -197,17 +207,21 @@ class _Reader:
     def _read_page(self) -> None:
         """Read the next page of a tail that does not follow. This queries the database."""
         assert self._position is not None  # noqa: S101  # it has started
+        assert self._end is not None  # noqa: S101  # it does not follow
         page = read_topic(Session(self._request.using), self._request.topic, self._request.key, self._position)
         if page.collected > max(self._position, self._reported):
             self._reported = page.collected
             self._add([Gap(self._request.topic, self._position, page.collected)])
-        self._add(one for one in page.messages if self._end is None or one.offset <= self._end)
-        self._position = page.position
+        self._add(one for one in page.messages if one.offset <= self._end)
+        self._position = min(page.position, self._end)
 
-    def _take(self) -> None:
-        """Take what the hub has for a tail that follows. This neither queries nor waits."""
+    def _take(self) -> bool:
+        """Take what the hub has for a tail that follows, and return whether something is ready. This does not wait."""
         assert self._follower is not None  # noqa: S101  # it follows
-        self._add(self._follower.take())
+        while not self._ready and (events := self._follower.take()) is not None:
+            # Others get the same messages, so each reader gets copies, which it may change.
+            self._ready.extend(own_copy(one) for one in events if self._request.selects(one))
+        return bool(self._ready)
 
     def _add(self, events: Iterable[Event]) -> None:
         self._ready.extend(one for one in events if self._request.selects(one))
@@ -215,7 +229,7 @@ class _Reader:
     @property
     def _is_over(self) -> bool:
         """Whether there will be nothing more than what was read."""
-        return self._end is not None and self._position is not None and self._position >= self._end
+        return self._closed or (self._end is not None and self._position is not None and self._position >= self._end)
 
     def _next(self) -> Event:
         one = self._ready.popleft()
@@ -223,10 +237,16 @@ class _Reader:
             self._left -= 1
         return one
 
+    @property
+    def _has_ended(self) -> bool:
+        return self._closed or self._left == 0
+
     def _end_here(self) -> None:
-        self._left = 0
-        self._ready.clear()
-        if self._leave is not None:
+        self._closed = True
+        self._leave_if_closed()
+
+    def _leave_if_closed(self) -> None:
+        if self._closed and self._leave is not None:
             self._leave()
 
 
@@ -245,7 +265,7 @@ class Tail(_Reader):
         return self
 
     def __next__(self) -> Event:
-        while self._left != 0:
+        while not self._has_ended:
             if self._ready:
                 return self._next()
             if self._follower is not None:
@@ -258,21 +278,26 @@ class Tail(_Reader):
         raise StopIteration
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until there is something to return, for a tail that follows.
+        """Wait until there is something to return. A tail that does not follow reads up to its end.
 
         Args:
-            timeout: maximum number of seconds; None: no limit.
+            timeout: maximum number of seconds for a tail that follows; None: no limit.
 
         Returns:
             Whether there is.
         """
+        if self._follower is None:
+            while not self._ready and not self._is_over:
+                self._read_page()
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._ready and self._left != 0:
+        while not self._ready:
             self._woken.clear()
-            self._take()
-            if not self._ready and not self._woken.wait(None if deadline is None else deadline - time.monotonic()):
+            # After the clear: a close() in another thread is either seen here, or wakes.
+            if self._has_ended or self._follower is None or self._take():
                 break
-        return bool(self._ready)
+            if not self._woken.wait(None if deadline is None else deadline - time.monotonic()):
+                break
+        return bool(self._ready) and not self._has_ended
 
     def close(self) -> None:
         """Stop. Calls of ``next()`` raise ``StopIteration``, in another thread too."""
@@ -297,12 +322,13 @@ class AsyncTail(_Reader):
     def __init__(self, request: TailRequest) -> None:
         super().__init__(request)
         self._woken = asyncio.Event()
+        self._starting = asyncio.Lock()
 
     def __aiter__(self) -> AsyncTail:
         return self
 
     async def __anext__(self) -> Event:
-        while self._left != 0:
+        while not self._has_ended:
             await self.start()
             if self._ready:
                 return self._next()
@@ -317,7 +343,9 @@ class AsyncTail(_Reader):
 
     async def start(self) -> None:
         """Find the position from which to read, unless this was done before. The first iteration calls this."""
-        if self._position is None:
+        async with self._starting:
+            if self._position is not None or self._closed:
+                return
             loop, woken = asyncio.get_running_loop(), self._woken
 
             def wake() -> None:
@@ -325,25 +353,28 @@ class AsyncTail(_Reader):
                     loop.call_soon_threadsafe(woken.set)
 
             await sync_to_async(self._start)(wake)
+            self._leave_if_closed()  # in the meantime
 
     async def wait(self, timeout: float | None) -> bool:
-        """Wait until there is something to return, for a tail that follows.
+        """Wait until there is something to return. A tail that does not follow reads up to its end.
 
         Args:
-            timeout: maximum number of seconds; None: no limit.
+            timeout: maximum number of seconds for a tail that follows; None: no limit.
 
         Returns:
             Whether there is.
         """
         await self.start()
+        if self._follower is None:
+            while not self._ready and not self._is_over:
+                await sync_to_async(self._read_page)()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not self._ready and self._left != 0:
+                while not (self._has_ended or self._ready or self._follower is None):
                     self._woken.clear()
-                    self._take()
-                    if not self._ready:
+                    if not self._take():
                         await self._woken.wait()
-        return bool(self._ready)
+        return bool(self._ready) and not self._has_ended
 
     def close(self) -> None:
         """Stop. Iterations end, in another task too."""

@@ -71,10 +71,12 @@ class Follower:
         self.has_left = False
         self.error: BaseException | None = None
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[Event] | None:
         """Return what follows the position, and move the position past it. This neither queries nor waits.
 
-        If it returned nothing, the hub wakes the follower when there may be something.
+        Returns:
+            Messages and gaps, which may be none, in which case there may be more; None if there is nothing now: the hub
+            wakes the follower when there may be something.
 
         Raises:
             BaseException: what the hub's thread failed with.
@@ -82,7 +84,7 @@ class Follower:
         return self._hub.take(self)
 
     def leave(self) -> None:
-        """Stop following."""
+        """Stop following. This takes no lock: the garbage collector may call it at any instruction of any thread."""
         self._hub.leave(self)
 
 
@@ -98,8 +100,8 @@ class _Window:
         """Empty the window: it begins at an offset, because it has missed something before that."""
         self._begin = begin
         """The offset above which the window has everything."""
-        self._reported = 0
-        """The end of the last gap."""
+        self._gap: Gap | None = None
+        """The last gap."""
         self._size = 0
         """Size of the payloads in bytes."""
         self._events: list[Event] = []
@@ -110,14 +112,19 @@ class _Window:
         """Return what is above a position, or None if the window does not have all of it any more."""
         if position < self._begin:
             return None
-        return self._events[bisect.bisect_right(self._places, position) :]
+        events = self._events[bisect.bisect_right(self._places, position) :]
+        gap = self._gap
+        if gap is not None and gap.after < position < gap.until:
+            # The follower was ahead of the hub, so the gap begins below its position.
+            events.insert(0, Gap(self.topic, position, gap.until))
+        return events
 
     def extend(self, position: int, page: Page, limits: HubLimits) -> bool:
         """Add what was read above a position, and return whether there was anything."""
         before = len(self._events)
-        if page.collected > max(position, self._reported):
-            self._reported = page.collected
-            self._add(position + 1, Gap(self.topic, position, page.collected))
+        if page.collected > max(position, 0 if self._gap is None else self._gap.until):
+            self._gap = Gap(self.topic, position, page.collected)
+            self._add(position + 1, self._gap)
         for message in page.messages:
             self._add(message.offset, message)
         has_grown = len(self._events) > before
@@ -153,6 +160,8 @@ class Hub:
     def __init__(self, using: str, limits: HubLimits | None = None) -> None:
         self.using = using
         self._limits = limits or HubLimits()
+        self._leaving: deque[Follower] = deque()
+        """Followers that have left, and that the thread has not removed yet."""
         self._changed = threading.Condition()
         """Guards everything below. It is never held during a statement."""
         self._windows: dict[str, _Window] = {}
@@ -178,6 +187,11 @@ class Hub:
         """
         follower = Follower(self, topic, key, position, wake)
         with self._changed:
+            if self._thread is None:
+                name = f"mysqlqueue-tails-{self.using}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()  # It may fail. Otherwise it waits for the lock.
+                self._thread = thread
             if self._position is None:
                 self._position = end
             window = self._windows.get(topic)
@@ -186,43 +200,33 @@ class Hub:
                 begin = LATEST if self._position is None else self._position
                 window = self._windows[topic] = _Window(topic, begin)
             window.followers.add(follower)
-            if self._thread is None:
-                name = f"mysqlqueue-tails-{self.using}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
             self._changed.notify()
         return follower
 
     def leave(self, follower: Follower) -> None:
-        """Remove a follower."""
-        with self._changed:
-            window = self._windows.get(follower.topic)
-            if window is not None:
-                window.followers.discard(follower)
-                if not window.followers:
-                    del self._windows[follower.topic]
-            follower.has_left, follower.page = True, None
+        """Do the work of ``Follower.leave``."""
+        follower.has_left, follower.page = True, None
+        self._leaving.append(follower)
 
-    def take(self, follower: Follower) -> list[Event]:
+    def take(self, follower: Follower) -> list[Event] | None:
         """Do the work of ``Follower.take``."""
         with self._changed:
             if follower.error is not None:
                 raise follower.error
             if follower.has_left:
-                return []
+                return None
             if follower.page is not None:
                 return self._take_page(follower, follower.page)
-            window = self._windows[follower.topic]
-            events = window.after(follower.position)
+            events = self._windows[follower.topic].after(follower.position)
             if events is None:
                 if not follower.is_behind:
                     follower.is_behind = True
                     self._behind.append(follower)
                     self._changed.notify()
-                return []
+                return None
             assert self._position is not None  # noqa: S101  # the window has a beginning
             follower.position = max(follower.position, self._position)
-            return [one for one in events if not self._is_known(follower, one)]
+            return [one for one in events if not self._is_known(follower, one)] if events else None
 
     def _take_page(self, follower: Follower, page: Page) -> list[Event]:
         events: list[Event] = list(page.messages)
@@ -244,10 +248,10 @@ class Hub:
     # -- the thread -----------------------------------------------------------
 
     def _run(self) -> None:
-        sessions.adopt(
-            self.using, sessions.Timeouts(idle=IDLE_SECONDS, lock_wait=2, network=READ_SECONDS, read=READ_SECONDS)
-        )
         try:
+            sessions.adopt(
+                self.using, sessions.Timeouts(idle=IDLE_SECONDS, lock_wait=2, network=READ_SECONDS, read=READ_SECONDS)
+            )
             self._loop()
         except BaseException as error:  # noqa: BLE001  # raised where messages are read
             self._fail(error)
@@ -264,7 +268,7 @@ class Hub:
                 if due:
                     quiet = 0 if self._poll() else quiet + 1
                     next_poll = time.monotonic() + (0.0 if not quiet else pace.delay(quiet))
-                self._read_pages()
+                self._read_page()
             except Error as error:
                 if failures.kind_of(self.using, error) not in OUTAGES:
                     raise
@@ -289,6 +293,7 @@ class Hub:
         with self._changed:
             while True:
                 now = time.monotonic()
+                self._remove_followers()
                 if self._windows:
                     deserted_at = None
                     if now >= next_poll:
@@ -307,14 +312,12 @@ class Hub:
     def _poll(self) -> bool:
         """Read new messages of all topics that are followed, and return whether the log has grown."""
         session = Session(self.using)
-        end = log.end_of_log(session)
         with self._changed:
             position, topics = self._position, list(self._windows)
-            if position is None:
-                self._position = end
-                for window in self._windows.values():
-                    window.restart(end)
-                return False
+        end = log.end_of_log(session)
+        if position is None:
+            self._begin(end)
+            return False
         if end < position:
             self._go_back(end)
         if end <= position:
@@ -333,6 +336,22 @@ class Hub:
             follower.wake()
         return True
 
+    def _begin(self, end: int) -> None:
+        with self._changed:
+            if self._position is None:  # otherwise a follower has told it in the meantime
+                self._position = end
+                for window in self._windows.values():
+                    window.restart(end)
+
+    def _remove_followers(self) -> None:
+        while self._leaving:
+            follower = self._leaving.popleft()
+            window = self._windows.get(follower.topic)
+            if window is not None:
+                window.followers.discard(follower)
+                if not window.followers:
+                    del self._windows[follower.topic]
+
     def _go_back(self, end: int) -> None:
         """Follow a log that has lost its end, for example in a failover: its offsets are assigned again."""
         with self._changed:
@@ -340,21 +359,30 @@ class Hub:
             for window in self._windows.values():
                 window.restart(end)
                 for follower in window.followers:
-                    follower.position = min(follower.position, end)
+                    follower.position, follower.page = min(follower.position, end), None
+                    follower.reported = min(follower.reported, end)
 
-    def _read_pages(self) -> None:
-        """Read a page for each follower that was behind at the beginning."""
+    def _read_page(self) -> None:
+        """Read a page for the follower that has been behind for the longest time. The others wait for their turn."""
         with self._changed:
-            waiting = list(self._behind)
-        for follower in waiting:
-            page = None if follower.has_left else self._read_page(follower)
-            with self._changed:
-                self._behind.popleft()
-                follower.page, follower.is_behind = page, False
-            follower.wake()
+            if not self._behind:
+                return
+            follower = self._behind[0]
+            # If reading fails, the next one is tried next.
+            self._behind.rotate(-1)
+        page = None
+        if not follower.has_left:
+            session = Session(self.using)
+            page = read_topic(session, follower.topic, follower.key, follower.position, self._limits.page)
+        with self._changed:
+            self._behind.remove(follower)
+            follower.page, follower.is_behind = page, False
+        follower.wake()
 
-    def _read_page(self, follower: Follower) -> Page:
-        return read_topic(Session(self.using), follower.topic, follower.key, follower.position, self._limits.page)
+    def abandon(self) -> None:
+        """Leave it to the parent, in a child that was forked: the thread is not here, and may have held the lock."""
+        self._changed = threading.Condition()
+        self._fail(RuntimeError("The process has forked. Call tail() again in the child."))
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -383,9 +411,10 @@ def hub_of(using: str) -> Hub:
 
 
 def _forget() -> None:
-    """Leave a parent's hubs, whose threads a child does not have."""
     global _lock
     _lock = threading.Lock()
+    for hub in _hubs.values():
+        hub.abandon()
     _hubs.clear()
 
 

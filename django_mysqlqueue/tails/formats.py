@@ -55,11 +55,16 @@ def _payload(one: ReceivedMessage) -> dict[str, Any]:
     return {"payload": payload}
 
 
-def as_json(value: Any) -> str:
-    """Return JSON on one line, in UTF-8 unless it contains a lone surrogate, which UTF-8 cannot encode."""
+def as_json(value: Any, *, encoding: str = "utf-8") -> str:
+    """Return JSON on one line. If an encoding lacks a character (UTF-8: a lone surrogate), it is in ASCII.
+
+    Args:
+        value: JSON values.
+        encoding: the encoding in which the text will be written.
+    """
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        text.encode()
+        text.encode(encoding)
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":"))
     return text

@@ -39,6 +39,11 @@ class Gap:
 Event = ReceivedMessage | Gap
 
 
+def own_copy(one: Event) -> Event:
+    """Return an event that shares no decoded payload or metadata with the original."""
+    return one if isinstance(one, Gap) else one.undecoded()
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of what one page reads."""
@@ -115,28 +120,27 @@ def read_topics(
 
 
 def read_newest(
-    session: Session, topic: str, key: str | None, before: int | None, limits: Limits = LIMITS
+    session: Session, topic: str, key: str | None, before: int, limits: Limits = LIMITS
 ) -> tuple[list[ReceivedMessage], int | None]:
-    """Read the newest messages of a topic, or those before an offset.
+    """Read the last messages of a topic before an offset.
 
     Args:
         session: session on the queue's database.
         topic: the topic.
         key: as for ``read_topic``.
-        before: only messages below this offset; None: the newest ones.
+        before: only messages below this offset, which is at most one above the end of the log.
         limits: limits of the page.
 
     Returns:
         The messages, newest first, and the offset before which to continue; None if there are no more.
     """
-    start = 2**63 - 1 if before is None else before
     keys = partitions_of(session, topic, key, limits.partitions)
     if keys is None:
-        walked = log_places.walk(session, start, limits.walked, newer=False)
+        walked = log_places.walk(session, before, limits.walked, newer=False)
         more = walked[-1].offset if len(walked) == limits.walked else None
         found = [place for place in walked if place.topic == topic]
     else:
-        offsets = log_places.in_partitions(session, topic, keys, start, limits.messages, newer=False)
+        offsets = log_places.in_partitions(session, topic, keys, before, limits.messages, newer=False)
         more = offsets[-1] if len(offsets) == limits.messages else None
         found = log_places.at(session, offsets)[::-1]
     shown, last = _cut(found, more or 0, limits.size)
@@ -156,7 +160,8 @@ def partitions_of(session: Session, topic: str, key: str | None, most: int) -> l
     Returns:
         The partitions; None if there are more.
     """
-    if key is None or get_settings().partitions_of(topic) is not None:
+    # Dead letters are in the partitions of their topic.
+    if key is None or get_settings().partitions_of(naming.first_topic(topic)) is not None:
         found = list(partitions.last_offsets(session, topic, limit=most + 1))
         return found if len(found) <= most else None
     priorities = range(LOWEST_PRIORITY, HIGHEST_PRIORITY + 1) if len(key) <= LANE_KEY_LENGTH else (0,)

@@ -6,6 +6,8 @@ The format is that of the HTML standard: https://html.spec.whatwg.org/multipage/
 from __future__ import annotations
 
 import json
+import logging
+import os
 import threading
 import time
 import weakref
@@ -23,6 +25,7 @@ from django.views import View
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.permissions import SEE_PAYLOADS, has_permission
+from django_mysqlqueue.redaction import hook as redaction_hook
 from django_mysqlqueue.redaction import redacted
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.publishing import queue_alias
@@ -35,33 +38,40 @@ from django_mysqlqueue.tails.api import AsyncTail, Tail, make_request
 from django_mysqlqueue.tails.formats import as_dict, as_json
 from django_mysqlqueue.tails.reading import Event, Gap
 
+logger = logging.getLogger("django_mysqlqueue.tails")
+
 RECONNECT_MS = 3000
 """Milliseconds that a browser waits before it connects again."""
 PARAMETERS = ("key", "offset", "since", "where")
 
 
 class _Listeners:
-    """Counts the streams of this process."""
+    """The streams of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.count = 0
+        self._tokens: set[object] = set()
 
-    def enter(self, most: int) -> bool:
-        """Count one more, unless there are as many as allowed."""
-        with self._lock:
-            if self.count >= most:
-                return False
-            self.count += 1
-            return True
+    def __len__(self) -> int:
+        return len(self._tokens)
 
-    def leave(self) -> None:
-        """Count one less."""
+    def enter(self, most: int) -> object | None:
+        """Count one more and return its token, or None if there are as many as allowed."""
         with self._lock:
-            self.count -= 1
+            if len(self._tokens) >= most:
+                return None
+            token = object()
+            self._tokens.add(token)
+            return token
+
+    def leave(self, token: object) -> None:
+        """Count one less. This takes no lock: the garbage collector may call it at any instruction."""
+        self._tokens.discard(token)
 
 
 LISTENERS = _Listeners()
+# A child has none of its parent's streams, and may not have the thread that held the lock.
+os.register_at_fork(after_in_child=LISTENERS.__init__)  # type: ignore[misc]
 
 
 @method_decorator(login_not_required, name="dispatch")  # It checks permissions itself: EventSource shows no login page.
@@ -105,7 +115,10 @@ class TailView(View):
         return user is not None and has_permission(user, SEE_PAYLOADS, topic)
 
     def serialize(self, message: ReceivedMessage) -> dict[str, Any] | None:
-        """Return what the stream sends of a message: JSON values, or None to leave it out. It must not query.
+        """Return what the stream sends of a message: JSON values, or None to leave it out.
+
+        A message for which this raises an exception is logged and left out. This must not query: under ASGI it runs in
+        the event loop.
 
         Args:
             message: the message.
@@ -129,6 +142,7 @@ class TailView(View):
         """
         if (self.topics is not None and topic not in self.topics) or not self.has_permission(request, topic):
             return _text(f"You do not have permission to follow the topic {topic!r}.", 403)
+        redaction_hook()  # An invalid REDACT is an error here, not in the middle of the stream.
         alias = queue_alias(self.using)
         try:
             with bounded(alias):
@@ -139,11 +153,16 @@ class TailView(View):
             if failures.kind_of(alias, error) is None:
                 raise
             return _text(f"{failures.summarize(alias, error)}.", 503)
-        if not LISTENERS.enter(self.max_listeners):
+        token = LISTENERS.enter(self.max_listeners)
+        if token is None:
             response = _text(f"There are {self.max_listeners} streams already. Try again later.", 503)
             response["Retry-After"] = "30"
             return response
-        stream = (_AsyncStream if isinstance(request, ASGIRequest) else _Stream)(self, found)
+        try:
+            stream = (_AsyncStream if isinstance(request, ASGIRequest) else _Stream)(self, found, token)
+        except BaseException:
+            LISTENERS.leave(token)
+            raise
         answer = StreamingHttpResponse(stream, content_type="text/event-stream; charset=utf-8")
         answer["Cache-Control"] = "no-store"
         answer["X-Accel-Buffering"] = "no"  # nginx would collect the events
@@ -185,40 +204,54 @@ class TailView(View):
 class _Chunks:
     """What ``_Stream`` and ``_AsyncStream`` have in common."""
 
-    def __init__(self, view: TailView, tail: Tail | AsyncTail) -> None:
+    def __init__(self, view: TailView, tail: Tail | AsyncTail, token: object) -> None:
         self._view = view
         self._tail = tail
-        self._ends_at = time.monotonic() + view.max_duration
-        self._sent: int | None = None
-        """The last id that was sent."""
+        now = time.monotonic()
+        self._heartbeat_at = now + view.heartbeat
+        self._ends_at = now + view.max_duration
+        self._has_begun = False
         # Even if nobody closes the response, for example because a middleware has replaced it.
-        self._leave = weakref.finalize(self, LISTENERS.leave)
+        self._leave = weakref.finalize(self, LISTENERS.leave, token)
 
     @property
     def _timeout(self) -> float:
-        return min(self._view.heartbeat, max(0.0, self._ends_at - time.monotonic()))
+        return max(0.0, min(self._heartbeat_at, self._ends_at) - time.monotonic())
 
     @property
     def _is_over(self) -> bool:
         return not self._leave.alive or time.monotonic() >= self._ends_at
 
-    def _first(self, position: int) -> bytes:
+    def _first(self) -> bytes:
         # An id without data makes no event, but is what the browser sends if it connects again before the first one.
-        self._sent = position
-        return f"retry: {RECONNECT_MS}\nid: {position}\n\n".encode()
+        self._has_begun = True
+        return f"retry: {RECONNECT_MS}\nid: {self._tail.position or 0}\n\n".encode()
 
-    def _position(self) -> bytes:
-        self._sent = self._tail.position
-        return f"id: {self._sent}\n\n".encode()
+    def _quiet(self) -> bytes:
+        """Return a heartbeat if it is time for one."""
+        if time.monotonic() < self._heartbeat_at:
+            return b""
+        self._heartbeat_at = time.monotonic() + self._view.heartbeat
+        return f"id: {self._tail.position}\n\n".encode()
 
     def _event(self, one: Event) -> bytes:
+        """Return an event, or nothing if the message is left out."""
         if isinstance(one, Gap):
             # What is left of the messages in the gap comes after it, so the id is the position before it.
-            self._sent = one.after
-            return f"event: gap\nid: {one.after}\ndata: {as_json(as_dict(one))}\n\n".encode()
-        content = self._view.serialize(one)
-        self._sent = one.offset
-        return b"" if content is None else f"id: {one.offset}\ndata: {as_json(content)}\n\n".encode()
+            chunk = f"event: gap\nid: {one.after}\ndata: {as_json(as_dict(one))}\n\n"
+        else:
+            try:
+                content = self._view.serialize(one)
+                data = None if content is None else as_json(content)
+            except Exception:
+                # It must not end the stream: the browser would connect again, and get the same message again.
+                logger.exception("TailView.serialize failed for the message at offset %d of %r", one.offset, one.topic)
+                data = None
+            if data is None:
+                return self._quiet()
+            chunk = f"id: {one.offset}\ndata: {data}\n\n"
+        self._heartbeat_at = time.monotonic() + self._view.heartbeat
+        return chunk.encode()
 
     def close(self) -> None:
         """End the stream. Django calls this when the response has been sent, or the client has gone."""
@@ -229,8 +262,8 @@ class _Chunks:
 class _Stream(_Chunks):
     """The chunks of a stream under WSGI."""
 
-    def __init__(self, view: TailView, request: Any) -> None:
-        super().__init__(view, Tail(request))
+    def __init__(self, view: TailView, request: Any, token: object) -> None:
+        super().__init__(view, Tail(request), token)
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -238,14 +271,17 @@ class _Stream(_Chunks):
     def __next__(self) -> bytes:
         tail = self._tail
         assert isinstance(tail, Tail)  # noqa: S101  # the constructor made it
-        if self._sent is None:
-            _close_connections()
-            return self._first(tail.position or 0)
-        while not self._is_over:
-            if not tail.wait(self._timeout):
-                return self._position()
-            if chunk := self._event(next(tail)):
-                return chunk
+        try:
+            if not self._has_begun:
+                _close_connections()
+                return self._first()
+            while not self._is_over:
+                chunk = self._event(next(tail)) if tail.wait(self._timeout) else self._quiet()
+                if chunk:
+                    return chunk
+        except BaseException:
+            self.close()
+            raise
         self.close()
         raise StopIteration
 
@@ -253,8 +289,8 @@ class _Stream(_Chunks):
 class _AsyncStream(_Chunks):
     """The chunks of a stream under ASGI."""
 
-    def __init__(self, view: TailView, request: Any) -> None:
-        super().__init__(view, AsyncTail(request))
+    def __init__(self, view: TailView, request: Any, token: object) -> None:
+        super().__init__(view, AsyncTail(request), token)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -262,15 +298,19 @@ class _AsyncStream(_Chunks):
     async def __anext__(self) -> bytes:
         tail = self._tail
         assert isinstance(tail, AsyncTail)  # noqa: S101  # the constructor made it
-        if self._sent is None:
-            await tail.start()
-            await sync_to_async(_close_connections)()
-            return self._first(tail.position or 0)
-        while not self._is_over:
-            if not await tail.wait(self._timeout):
-                return self._position()
-            if chunk := self._event(await anext(tail)):
-                return chunk
+        try:
+            if not self._has_begun:
+                await tail.start()
+                await sync_to_async(_close_connections)()
+                return self._first()
+            while not self._is_over:
+                chunk = self._event(await anext(tail)) if await tail.wait(self._timeout) else self._quiet()
+                if chunk:
+                    return chunk
+        except BaseException:
+            # Django does not close a response whose asynchronous iterator has raised.
+            self.close()
+            raise
         self.close()
         raise StopAsyncIteration
 

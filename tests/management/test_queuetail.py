@@ -137,8 +137,11 @@ def test_without_messages_it_says_so_beside_the_output(db, capsys):
     ("arguments", "text"),
     [
         (["tt"], "There is no topic 'tt'"),
-        (["t", "--since", "yesterday"], "--since='yesterday': must be a number of seconds"),
-        (["t", "--since", "2020-99-01"], "'2020-99-01' is not a valid date and time"),
+        (
+            ["t", "--since", "yesterday"],
+            "--since 'yesterday': must be a length of time such as 10m, or a time such as 2026",
+        ),
+        (["t", "--since", "2020-99-01"], "--since '2020-99-01': must be a length of time"),
         (["t", "--where", "{"], "--where='{': must be JSON"),
         (["t", "--where", '{"a": 1}'], "where: filter"),
         (["t", "--offset", "-1"], "offset -1: must be an integer"),
@@ -189,6 +192,44 @@ def test_a_reader_that_ends_is_no_error(db):
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(WAIT) == 0
+
+
+@pytest.mark.processes
+def test_following_ends_when_nobody_reads_any_more(db):
+    """Not only with the next message."""
+    send(1)
+    process = start("t", "--follow", "--offset", "0", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert json.loads(process.stdout.readline())["payload"] == 1
+    process.stdout.close()
+    assert process.wait(WAIT) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_an_output_that_lacks_characters_gets_them_escaped(db, kind):
+    send("é\u20ac")
+    env = {"PYTHONIOENCODING": "ascii"}
+    process = start("t", "--format", kind, "--no-color", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    out, err = process.communicate(timeout=WAIT)
+    assert (process.returncode, err) == (0, b"")
+    if kind == "json":
+        assert json.loads(out)["payload"] == "é\u20ac"
+    else:
+        assert rb'"\xe9\u20ac"' in out
+
+
+@pytest.mark.processes
+def test_an_output_that_is_full_is_one_line(db):
+    send(1)
+    with open("/dev/full", "wb") as full:
+        process = start("t", stdout=full, stderr=subprocess.PIPE, text=True)
+        _, err = process.communicate(timeout=WAIT)
+    assert process.returncode == 1
+    assert "The output cannot be written: [Errno 28]" in err
 
 
 @pytest.mark.processes

@@ -30,6 +30,8 @@ class Public(TailView):
         return True
 
     def serialize(self, message: ReceivedMessage) -> dict[str, Any] | None:
+        if message.payload == "raise":
+            raise ValueError("on purpose")
         return None if message.payload == "secret" else {"payload": message.payload}
 
 

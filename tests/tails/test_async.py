@@ -79,6 +79,9 @@ def test_waiting_ends_at_the_timeout_and_by_cancelling(db):
             await anext(follower)
 
     run(follow)
+    thread = following.hub_of(USING)._thread
+    if thread is not None:
+        thread.join(20)
     assert not following.hub_of(USING)._windows
 
 
@@ -90,6 +93,40 @@ def test_another_task_closes_it(db):
         return [one async for one in follower]
 
     assert run(follow) == []
+
+
+def test_two_tasks_that_start_it_join_once(db):
+    async def follow():
+        follower = atail("t", follow=True)
+        await asyncio.gather(follower.start(), follower.start(), follower.wait(0))
+        (window,) = following.hub_of(USING)._windows.values()
+        assert len(window.followers) == 1
+        follower.close()
+
+    run(follow)
+
+
+def test_one_that_was_closed_before_it_began_does_not_begin(db):
+    async def follow():
+        follower = atail("t", follow=True)
+        follower.close()
+        assert not await follower.wait(None)
+        assert [one async for one in follower] == []
+
+    run(follow)
+    assert following.hub_of(USING)._thread is None
+
+
+def test_waiting_for_one_that_does_not_follow_reads_it(db):
+    send(1)
+
+    async def read():
+        reader = atail("t", offset=0)
+        assert await reader.wait(None)
+        assert (await anext(reader)).payload == 1
+        assert not await reader.wait(None)
+
+    run(read)
 
 
 def test_a_loop_that_ended_does_not_disturb_the_others(db):

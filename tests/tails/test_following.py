@@ -35,6 +35,13 @@ def take(follower, number):
     return found
 
 
+def until(condition):
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(POLL)
+
+
 def collect(settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0, "POLL_INTERVAL": POLL, "MAX_POLL_INTERVAL": POLL}
     retention.collect(USING)
@@ -265,7 +272,7 @@ def test_one_that_was_forgotten_is_closed(db):
     assert hub._windows
     del follower
     gc.collect()
-    assert not hub._windows
+    until(lambda: not hub._windows)
 
 
 # -- faults ----------------------------------------------------------------------
@@ -328,23 +335,80 @@ def test_an_outage_delays_followers_and_is_logged(db, monkeypatch, caplog):
 
 
 def test_a_child_of_a_fork_has_hubs_of_its_own(db):
+    """The hub's thread is not in the child, which must neither wait for it nor for its lock."""
     if connection.vendor == "sqlite":
         pytest.skip("SQLite's connections must not be carried across a fork")
     with tail("t", follow=True) as follower:
         send(1)
         assert take(follower, 1) == [1]
         read, write = os.pipe()
-        child = os.fork()
+        with following.hub_of(USING)._changed:
+            child = os.fork()
         if not child:
-            ok = not following._hubs
-            os.write(write, b"1" if ok else b"0")
+            found = b"hangs"
+            try:
+                next(follower)
+            except RuntimeError as error:
+                found = str(error).encode()
+            os.write(write, found if not following._hubs else b"hubs")
             os._exit(0)
-        assert os.read(read, 1) == b"1"
+        assert os.read(read, 100) == b"The process has forked. Call tail() again in the child."
         os.waitpid(child, 0)
         os.close(read)
         os.close(write)
         send(2)
-        assert take(follower, 1) == [2], "the parent's hub goes on"
+        assert take(follower, 1) == [2], "the parent's hub is not affected"
+
+
+def test_readers_of_the_past_do_not_delay_those_of_the_end(db, monkeypatch):
+    """Between two of their pages, the hub polls."""
+    real, slow = following.read_topic, []
+
+    def read(*args):
+        slow.append(True)
+        time.sleep(0.2)
+        return real(*args)
+
+    send(*range(10))
+    monkeypatch.setattr(following, "read_topic", read)
+    with tail("u", follow=True) as live:
+        assert not live.wait(3 * POLL)
+        readers = [tail("t", offset=0, follow=True) for _ in range(10)]
+        for reader in readers:
+            assert not reader._take()
+        until(lambda: slow)
+        begun = time.monotonic()
+        send("now", topic="u")
+        assert take(live, 1) == ["now"]
+        assert time.monotonic() - begun < 1.5, "not after all ten"
+        for reader in readers:
+            assert take(reader, 10) == list(range(10))
+            reader.close()
+
+
+def test_a_page_that_fails_does_not_stop_the_others(db, monkeypatch):
+    real = following.read_topic
+
+    def read(session, topic, *args):
+        if topic == "t":
+            raise OperationalError(2013, "Lost") if connection.vendor == "mysql" else OperationalError("locked")
+        return real(session, topic, *args)
+
+    monkeypatch.setattr(following, "RETRY", following.Backoff(initial=0.01, maximum=0.02))
+    monkeypatch.setattr(following, "read_topic", read)
+    send(1)
+    send(2, topic="u")
+    with tail("t", offset=0, follow=True) as stuck, tail("u", offset=0, follow=True) as other:
+        assert not stuck.wait(5 * POLL)
+        assert take(other, 1) == [2]
+
+
+def test_waiting_for_a_tail_that_does_not_follow_reads_it(db):
+    send(1)
+    reader = tail("t", offset=0)
+    assert reader.wait(0)
+    assert next(reader).payload == 1
+    assert not reader.wait(None)
 
 
 def test_another_thread_closes_it(db):

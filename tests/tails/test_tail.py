@@ -252,7 +252,7 @@ def test_a_page_needs_a_bounded_number_of_statements(db):
         ({"since": 60, "offset": 1}, "since and offset were both given"),
         ({"offset": -1}, "offset -1: must be an integer from 0"),
         ({"offset": True}, "offset True"),
-        ({"since": -5}, "since -5: must be an aware datetime, a timedelta, or seconds, and not negative"),
+        ({"since": -5}, r"since -5: must be an aware datetime, or seconds or a timedelta, from 0 to 10\*\*10 s"),
         ({"since": datetime.datetime(2026, 1, 1)}, "must be an aware datetime"),  # noqa: DTZ001
         ({"since": "10m"}, "since '10m'"),
         ({"since": float("nan")}, "since nan"),

@@ -15,7 +15,7 @@ from django_mysqlqueue.models import QueueMessage, Topic
 from django_mysqlqueue.service import retention
 from django_mysqlqueue.tails import views
 from tests.support.harness import USING, sequence
-from tests.tails.servers import Asgi, Stream, Wsgi
+from tests.tails.servers import HEARTBEAT, Asgi, Stream, Wsgi
 
 WAIT = 20.0
 
@@ -39,7 +39,7 @@ def server(request, db, settings):
     found = {"wsgi": Wsgi, "asgi": Asgi}[request.param]()
     yield found
     found.stop()
-    until(lambda: views.LISTENERS.count == 0)
+    until(lambda: len(views.LISTENERS) == 0)
 
 
 @pytest.fixture
@@ -222,6 +222,27 @@ def test_a_subclass_has_its_own_rules_and_fields(server):
     assert refusal(Stream(server, "/public/u/"))[0] == 403, "only its topics"
 
 
+def test_a_message_that_cannot_be_serialized_is_left_out_and_logged(server, caplog):
+    """If it ended the stream, the browser would get it again and again, and nothing after it."""
+    stream = Stream(server, "/public/t/").first()
+    send({"total": 1}, "raise", {"total": 2})
+    assert stream.take(2) == [{"total": 1}, {"total": 2}]
+    assert "TailView.serialize failed for the message at offset" in caplog.text
+    stream.close()
+
+
+def test_heartbeats_come_while_all_is_left_out(server):
+    stream = Stream(server, "/public/t/").first()
+    stop = time.monotonic() + 3 * HEARTBEAT
+    while time.monotonic() < stop:
+        send("secret")
+        time.sleep(HEARTBEAT / 10)
+    stream.blocks = 0
+    before = stream.last_id
+    assert stream.first().last_id > before
+    stream.close()
+
+
 def test_redact(open_stream, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "REDACT": "tests.tails.test_view.hide"}
     stream = open_stream().first()
@@ -233,6 +254,14 @@ def test_redact(open_stream, settings):
     assert (first["payload"], first["metadata"]["token"]) == ({"card": "****", "total": 5}, "****")
     assert second["payload"] == "\\xff****"
     assert "payload_base64" not in second
+
+
+def test_an_invalid_redact_shows_nothing(open_stream, settings, caplog):
+    settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "REDACT": "tests.nothing.here"}
+    stream = open_stream()
+    assert stream.response.status == 500
+    stream.close()
+    assert len(views.LISTENERS) == 0
 
 
 def hide(text, *, topic, kind):
@@ -284,7 +313,7 @@ def test_streams_are_bounded_and_those_that_were_left_are_not_counted(open_strea
     assert refused.response.headers["Retry-After"] == "30"
     assert refusal(refused) == (503, "There are 2 streams already. Try again later.\n")
     streams[0].close()
-    until(lambda: views.LISTENERS.count == 1)
+    until(lambda: len(views.LISTENERS) == 1)
     assert open_stream("/few/t/").first().response.status == 200
 
 
@@ -293,7 +322,7 @@ def test_a_stream_ends_after_its_longest_duration(open_stream):
     begun = time.monotonic()
     assert stream.response.read().startswith(b"id: ")
     assert time.monotonic() - begun < 5
-    until(lambda: views.LISTENERS.count == 0)
+    until(lambda: len(views.LISTENERS) == 0)
 
 
 @pytest.mark.servers_only

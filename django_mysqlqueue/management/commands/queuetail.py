@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import select
 import sys
 from typing import Any
 
@@ -24,6 +25,8 @@ from django_mysqlqueue.tails.reading import Event, Gap
 
 SHOWN = 2000
 """Maximum number of characters of a payload in a line of text."""
+READER_SECONDS = 1.0
+"""Seconds between two looks whether somebody still reads the output."""
 INTERRUPTED = 130
 """The exit status after Ctrl+C, as shells have it."""
 
@@ -93,18 +96,39 @@ class Command(QueueCommand):
         except BrokenPipeError:
             # The reader has ended, such as head. Python would report that it could not write the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            raise CommandError(f"The output cannot be written: {error}.") from error
 
     def _print(self, found: Tail, *, as_text: bool, follow: bool) -> None:
         if as_text and follow and self.stderr.isatty():
             text = f"Following {found.topic!r} from offset {(found.position or 0) + 1}. Press Ctrl+C to stop."
             self.stderr.write(text, self.style.NOTICE)
         number = 0
-        for number, one in enumerate(found, start=1):  # noqa: B007
-            self.stdout.write(self._line(one) if as_text else as_json(as_dict(one)))
+        while not follow or self._waits(found):
+            one = next(found, None)
+            if one is None:
+                break
+            number += 1
+            self.stdout.write(self._line(one) if as_text else as_json(as_dict(one), encoding=self._encoding))
             if follow:
                 self.stdout.flush()
         if as_text and not number:
             self.stderr.write("No messages.", self.style.NOTICE)
+
+    def _waits(self, found: Tail) -> bool:
+        """Wait until there is a message, or the limit is reached.
+
+        Raises:
+            BrokenPipeError: whoever reads the output has ended.
+        """
+        while found.is_open and not found.wait(READER_SECONDS):
+            if self.stdout is not None and _has_lost_reader(self.stdout):
+                raise BrokenPipeError
+        return True
+
+    @property
+    def _encoding(self) -> str:
+        return getattr(self.stdout, "encoding", None) or "utf-8"
 
     def _line(self, one: Event) -> str:
         if isinstance(one, Gap):
@@ -125,7 +149,7 @@ class Command(QueueCommand):
         if one.failed_group:
             text = f"failed in {one.failed_group} after {one.failure_count} attempts: {last_line(one.last_error)}"
             parts.append(self.style.ERROR(visible(shortened(text, most=SHOWN))))
-        return "  ".join(parts)
+        return "  ".join(parts).encode(self._encoding, "backslashreplace").decode(self._encoding)
 
 
 def _payload(one: ReceivedMessage) -> str:
@@ -140,6 +164,21 @@ def _since(text: str | None) -> float | datetime.datetime | None:
     try:
         return parse_duration("--since", text)
     except ValueError:
-        if "-" not in text:
-            raise
-    return moment(text)
+        pass
+    try:
+        return moment(text)
+    except CommandError:
+        raise CommandError(
+            f"--since {text!r}: must be a length of time such as 10m, or a time such as 2026-11-21T03:00."
+        ) from None
+
+
+def _has_lost_reader(out: Any) -> bool:
+    """Return whether the output is a pipe that nobody reads any more."""
+    try:
+        descriptor = out.fileno()
+    except (AttributeError, OSError, ValueError):  # not a file
+        return False
+    events = select.poll()
+    events.register(descriptor, 0)  # errors are always reported
+    return any(found & select.POLLERR for _, found in events.poll(0))
