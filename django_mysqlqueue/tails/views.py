@@ -27,6 +27,7 @@ from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.permissions import SEE_PAYLOADS, has_permission
 from django_mysqlqueue.redaction import hook as redaction_hook
 from django_mysqlqueue.redaction import redacted
+from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.received import ReceivedMessage
@@ -37,8 +38,6 @@ from django_mysqlqueue.subscriptions.options import parse_duration, parse_filter
 from django_mysqlqueue.tails.api import AsyncTail, Tail, make_request
 from django_mysqlqueue.tails.formats import as_dict, as_json
 from django_mysqlqueue.tails.reading import Event, Gap
-
-logger = logging.getLogger("django_mysqlqueue.tails")
 
 RECONNECT_MS = 3000
 """Milliseconds that a browser waits before it connects again."""
@@ -245,7 +244,7 @@ class _Chunks:
                 data = None if content is None else as_json(content)
             except Exception:
                 # It must not end the stream: the browser would connect again, and get the same message again.
-                logger.exception("TailView.serialize failed for the message at offset %d of %r", one.offset, one.topic)
+                event(logging.ERROR, "stream.message_left_out", exc_info=True, topic=one.topic, offset=one.offset)
                 data = None
             if data is None:
                 return self._quiet()

@@ -26,7 +26,7 @@ from django_mysqlqueue.tails.reading import Event, Gap
 SHOWN = 2000
 """Maximum number of characters of a payload in a line of text."""
 READER_SECONDS = 1.0
-"""Seconds between two looks whether somebody still reads the output."""
+"""Seconds between two checks whether the output is still read."""
 INTERRUPTED = 130
 """The exit status after Ctrl+C, as shells have it."""
 
@@ -119,7 +119,7 @@ class Command(QueueCommand):
         """Wait until there is a message, or the limit is reached.
 
         Raises:
-            BrokenPipeError: whoever reads the output has ended.
+            BrokenPipeError: the process that reads the output has ended.
         """
         while found.is_open and not found.wait(READER_SECONDS):
             if self.stdout is not None and _has_lost_reader(self.stdout):
