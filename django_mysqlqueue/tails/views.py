@@ -242,7 +242,7 @@ class _Chunks:
             try:
                 content = self._view.serialize(one)
                 data = None if content is None else as_json(content)
-            except Exception:
+            except Exception:  # noqa: BLE001
                 # It must not end the stream: the browser would connect again, and get the same message again.
                 event(logging.ERROR, "stream.message_left_out", exc_info=True, topic=one.topic, offset=one.offset)
                 data = None
