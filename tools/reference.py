@@ -311,8 +311,9 @@ class Writer:
                     listed.update(names)
                     types = [self._type(described, name) for name in names]
                     yield self._item(names, types, self._prose(one.description))
+        private = {name for name in described.members if name.startswith("_")}
         for member in described.members.values():
-            if isinstance(member, griffe.Attribute) and member.docstring and member.name not in listed:
+            if isinstance(member, griffe.Attribute) and member.docstring and member.name not in listed | private:
                 text = "\n\n".join(self._sections(member))
                 yield self._item([member.name], [self._type(described, member.name)], text)
 

@@ -75,6 +75,11 @@ class ReceivedMessage:
         return naming.priority_of(self._partition_key)
 
     @property
+    def published_ms(self) -> int:
+        """When the message entered the log, in epoch milliseconds."""
+        return self._stored.published_at
+
+    @property
     def published_at(self) -> datetime.datetime:
         """When the message entered the log (aware, UTC, by the database's clock)."""
         return datetime.datetime.fromtimestamp(self._stored.published_at / 1000, datetime.UTC)

@@ -30,6 +30,8 @@ NEWEST = 10
 """Number of messages without ``since``, ``offset``, ``follow`` and ``limit``."""
 SEARCHED = 10_000
 """Number of a topic's newest messages in which those with a key, or that match a filter, are searched."""
+SEARCHED_PAGES = 50
+"""Number of pages of the log in which they are searched: of a topic with many partitions, a page can have none."""
 LARGEST_OFFSET = 2**63 - 1
 Since = float | datetime.timedelta | datetime.datetime
 
@@ -80,7 +82,9 @@ class TailRequest(NamedTuple):
         session, found, searched = Session(self.using), list[ReceivedMessage](), 0
         wanted = NEWEST if self.limit is None else self.limit
         before: int | None = end + 1
-        while before is not None and len(found) < wanted and searched < SEARCHED:
+        for _ in range(SEARCHED_PAGES):
+            if before is None or len(found) >= wanted or searched >= SEARCHED:
+                break
             messages, before = read_newest(session, self.topic, self.key, before)
             searched += len(messages)
             found += [one for one in messages if self.selects(one)]
@@ -145,7 +149,7 @@ def _is_integer(value: object, lowest: int, highest: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
 
 
-class _Reader:
+class BaseTail:
     """What ``Tail`` and ``AsyncTail`` have in common: the events that were read and not yet returned."""
 
     def __init__(self, request: TailRequest) -> None:
@@ -250,7 +254,7 @@ class _Reader:
             self._leave()
 
 
-class Tail(_Reader):
+class Tail(BaseTail):
     """An iterator over the messages of a topic, made by ``tail``. It yields ``ReceivedMessage`` and ``Gap``.
 
     Close it, or use it in a ``with`` statement, to stop following.
@@ -313,7 +317,7 @@ class Tail(_Reader):
         self.close()
 
 
-class AsyncTail(_Reader):
+class AsyncTail(BaseTail):
     """An asynchronous iterator over the messages of a topic, made by ``atail``.
 
     It yields ``ReceivedMessage`` and ``Gap``. Close it, or use it in an ``async with`` statement, to stop following.
@@ -417,8 +421,8 @@ def tail(
 
     Args:
         topic: the topic, which may be a DLQ topic.
-        since: begin with the first message that entered the log at this time or later: an aware datetime, or a length
-            of time before now as a timedelta or in seconds.
+        since: begin with the first message that entered the log at this time or later: an aware datetime, or a
+            duration before now as a timedelta or in seconds.
         offset: begin with this offset; 0: with the oldest message. Without ``since`` and ``offset``, a tail that
             follows begins with the next message; otherwise it returns the newest messages, as many as ``limit``
             (default: 10).

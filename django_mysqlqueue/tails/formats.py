@@ -30,19 +30,28 @@ def as_dict(one: Event) -> dict[str, Any]:
         "key": one.key,
         "id": one.id,
         "priority": one.priority,
-        "created_at": one.created_at.isoformat(timespec="milliseconds"),
-        "published_at": one.published_at.isoformat(timespec="milliseconds"),
+        "created_at": _moment(one, "created_at"),
+        "published_at": _moment(one, "published_at"),
         "metadata": one.metadata,
         **_payload(one),
     }
-    if one.expires_at is not None:
-        found["expires_at"] = one.expires_at.isoformat(timespec="milliseconds")
+    if (expires_at := _moment(one, "expires_at")) is not None:
+        found["expires_at"] = expires_at
     if one.target_group:
         found["target_group"] = one.target_group
     if one.failed_group:
         for name in ("original_topic", "failed_group", "failure_count", "last_error"):
             found[name] = getattr(one, name)
     return found
+
+
+def _moment(one: ReceivedMessage, name: str) -> str | None:
+    """Return a time in ISO 8601; None if there is none, or if Python has no date for what plain SQL has stored."""
+    try:
+        found = getattr(one, name)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return None if found is None else str(found.isoformat(timespec="milliseconds"))
 
 
 def _payload(one: ReceivedMessage) -> dict[str, Any]:

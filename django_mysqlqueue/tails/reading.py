@@ -26,7 +26,7 @@ LOG = QueueMessage._meta.db_table
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Messages that GC deleted before they were read. Those that are left of them follow."""
+    """Messages that GC deleted before they were read. Messages of the range that still exist follow."""
 
     topic: str
     """The topic."""

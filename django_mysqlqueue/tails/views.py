@@ -16,6 +16,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
@@ -78,7 +79,8 @@ class TailView(View):
     """Stream a topic as server-sent events. Route it as ``path("tail/<str:topic>/", TailView.as_view())``.
 
     The data of a message is a JSON object as ``manage.py queuetail --format json`` prints it, and the event's id is
-    the offset. A gap is an event of type ``gap``. A browser that connects again sends the last id as
+    the offset. A gap is an event of type ``gap``. Events of type ``position`` say at the beginning, and when there was
+    nothing else for a while, up to which offset the stream has come. A browser that connects again sends the last id as
     ``Last-Event-ID``, and continues there. Otherwise the stream begins with the next message, or where the query string
     says: ``offset`` and ``since`` (such as ``10m``). ``key`` and ``where`` (a filter as JSON) select messages. All
     are as for ``tail``.
@@ -139,6 +141,8 @@ class TailView(View):
             request: the request.
             topic: the name of the topic.
         """
+        if isinstance(self.topics, str):
+            raise ImproperlyConfigured(f"TailView: topics={self.topics!r}: must be a list of topics")
         if (self.topics is not None and topic not in self.topics) or not self.has_permission(request, topic):
             return _text(f"You do not have permission to follow the topic {topic!r}.", 403)
         redaction_hook()  # An invalid REDACT is an error here, not in the middle of the stream.
@@ -222,16 +226,20 @@ class _Chunks:
         return not self._leave.alive or time.monotonic() >= self._ends_at
 
     def _first(self) -> bytes:
-        # An id without data makes no event, but is what the browser sends if it connects again before the first one.
+        # The browser sends the id if it connects again before the first message.
         self._has_begun = True
-        return f"retry: {RECONNECT_MS}\nid: {self._tail.position or 0}\n\n".encode()
+        return f"retry: {RECONNECT_MS}\n".encode() + self._position()
+
+    def _position(self) -> bytes:
+        position = self._tail.position or 0
+        return f'event: position\nid: {position}\ndata: {{"position":{position}}}\n\n'.encode()
 
     def _quiet(self) -> bytes:
         """Return a heartbeat if it is time for one."""
         if time.monotonic() < self._heartbeat_at:
             return b""
         self._heartbeat_at = time.monotonic() + self._view.heartbeat
-        return f"id: {self._tail.position}\n\n".encode()
+        return self._position()
 
     def _event(self, one: Event) -> bytes:
         """Return an event, or nothing if the message is left out."""

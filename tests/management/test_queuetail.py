@@ -139,9 +139,9 @@ def test_without_messages_it_says_so_beside_the_output(db, capsys):
         (["tt"], "There is no topic 'tt'"),
         (
             ["t", "--since", "yesterday"],
-            "--since 'yesterday': must be a length of time such as 10m, or a time such as 2026",
+            "--since 'yesterday': must be a duration such as 10m, or a time such as 2026",
         ),
-        (["t", "--since", "2020-99-01"], "--since '2020-99-01': must be a length of time"),
+        (["t", "--since", "2020-99-01"], "--since '2020-99-01': must be a duration"),
         (["t", "--where", "{"], "--where='{': must be JSON"),
         (["t", "--where", '{"a": 1}'], "where: filter"),
         (["t", "--offset", "-1"], "offset -1: must be an integer"),

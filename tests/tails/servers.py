@@ -38,9 +38,10 @@ class Public(TailView):
 urlpatterns = [
     path("tail/<str:topic>/", TailView.as_view(heartbeat=HEARTBEAT)),
     path("public/<str:topic>/", Public.as_view(heartbeat=HEARTBEAT, topics=["t"])),
+    path("wrong/<str:topic>/", Public.as_view(topics="topic")),
     path("few/<str:topic>/", TailView.as_view(heartbeat=HEARTBEAT, max_listeners=2)),
     path("short/<str:topic>/", TailView.as_view(heartbeat=HEARTBEAT, max_duration=0.5)),
-    path("seldom/<str:topic>/", TailView.as_view(heartbeat=3)),
+    path("seldom/<str:topic>/", TailView.as_view(heartbeat=1.5)),
     path("elsewhere/<str:topic>/", TailView.as_view(using="queue")),
 ]
 
@@ -104,7 +105,7 @@ class Stream:
             name, _, value = line.decode().rstrip("\n").partition(": ")
             if name == "":
                 self.blocks += 1
-                if data:
+                if data and kind != "position":
                     yield kind, json.loads("\n".join(data))
                 kind, data = "message", []
             elif name == "id":

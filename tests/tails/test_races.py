@@ -219,6 +219,53 @@ def test_one_that_joins_while_the_hub_begins_gets_nothing_from_before(db, monkey
         joined[0].close()
 
 
+@pytest.mark.promise("Tails")
+def test_a_message_that_gc_deletes_before_the_hub_reads_is_in_a_gap_even_if_it_was_seen_before(
+    db, settings, monkeypatch
+):
+    """What GC has deleted is read after the messages, not before."""
+    walk, done = reading.log_places.walk, []
+    with tail("t", follow=True) as follower:
+        assert not follower.wait(3 * POLL)
+        before = follower.position
+
+        def first_delete(session, start, length, *, newer):
+            if in_the_hub() and not done:
+                done.append(True)
+                collect(settings)
+            return walk(session, start, length, newer=newer)
+
+        monkeypatch.setattr(reading.log_places, "walk", first_delete)
+        send(1)
+        assert take(follower, 1) == [Gap("t", before, Sequencer.objects.get().last_offset)]
+
+
+def test_one_that_is_ahead_of_the_hub_gets_nothing_from_before_its_offset(db, monkeypatch):
+    held, begun, ready = threading.Event(), threading.Event(), threading.Event()
+    real = following.log.end_of_log
+
+    def late(session):
+        if held.is_set() and in_the_hub():
+            begun.set()
+            assert ready.wait(WAIT)
+        return real(session)
+
+    monkeypatch.setattr(following.log, "end_of_log", late)
+    with tail("t", follow=True) as first:
+        assert not first.wait(3 * POLL)
+        held.set()
+        assert begun.wait(WAIT)
+        send(1, 2, 3)
+        second = tail("t", follow=True)
+        assert not second._take()
+        held.clear()
+        ready.set()
+        send(4)
+        assert take(first, 4) == [1, 2, 3, 4]
+        assert take(second, 1) == [4]
+        second.close()
+
+
 # -- messages ----------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from django_mysqlqueue import InvalidMessage, Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
 from django_mysqlqueue.service import log_places, retention
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.tails import Gap, ReceivedMessage, reading, tail
+from django_mysqlqueue.tails import Gap, ReceivedMessage, formats, reading, tail
 from tests.support.harness import USING, sequence
 
 MORNING = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -164,6 +164,31 @@ def test_since_begins_with_a_gap_if_gc_has_deleted_messages_from_that_time_on(db
     assert payloads(tail("t", since=3600)) == ["later"]
 
 
+def test_a_gap_is_reported_once(db, ways):
+    """Though there are many pages up to its end."""
+    fill(30)
+    offsets = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    QueueMessage.objects.filter(offset=offsets[28]).delete()
+    CollectedTopic.objects.create(topic="t", collected_offset=offsets[28], published_at=1)
+    begin, *rest = tail("t", offset=0)
+    assert begin == Gap("t", 0, offsets[28])
+    assert payloads(rest) == [*range(28), 29]
+
+
+def test_it_returns_nothing_above_the_end_that_the_log_had(db, ways):
+    fill(5)
+    reader = tail("t", offset=0)
+    fill(3)
+    assert payloads(reader) == list(range(5))
+
+
+def test_times_for_which_python_has_no_date(db):
+    fill(1)
+    QueueMessage.objects.update(created_at=2**62, published_at=2**62)
+    (one,) = tail("t")
+    assert formats.as_dict(one)["created_at"] is None
+
+
 @pytest.mark.promise("Tails")
 def test_gc_does_not_wait_for_a_reader(db, ways, settings):
     fill(30)
@@ -188,9 +213,11 @@ def test_a_message_that_is_deleted_while_it_is_read_is_a_gap(db, ways, settings,
     assert payloads(tail("t", offset=1)) == [Gap("t", 0, last)]
 
 
-def test_a_message_in_a_new_partition_is_not_passed_over(db, monkeypatch):
+@pytest.mark.parametrize("size", [100, 4])
+def test_a_message_in_a_new_partition_is_not_passed_over(db, monkeypatch, size):
     """It is appended after the list of partitions was read, and one of a known partition after it."""
     fill(3, keys=1)
+    limits = reading.Limits(messages=size)
     real = reading.partitions_of
 
     def appended_then(*args):
@@ -201,10 +228,10 @@ def test_a_message_in_a_new_partition_is_not_passed_over(db, monkeypatch):
         return found
 
     monkeypatch.setattr(reading, "partitions_of", appended_then)
-    page = reading.read_topic(Session(USING), "t", None, 0)
+    page = reading.read_topic(Session(USING), "t", None, 0, limits)
     monkeypatch.undo()
     assert payloads(page.messages) == [0, 1, 2]
-    rest = reading.read_topic(Session(USING), "t", None, page.position)
+    rest = reading.read_topic(Session(USING), "t", None, page.position, limits)
     assert payloads(rest.messages) == ["new", "known"]
 
 
@@ -231,6 +258,24 @@ def test_a_page_of_large_payloads_ends_early(db, ways):
         position = page.position
         sizes.append(len(page.messages))
     assert [size for size in sizes if size] == [2, 2, 1]
+
+
+def test_the_newest_with_large_payloads_are_all_read(db, ways, monkeypatch):
+    publish_many("t", (Message([n, "x" * 100_000], key=f"k{n % 2}") for n in range(6)))
+    sequence()
+    limits = reading.Limits(size=250_000, partitions=50 if ways == "index" else 0)
+    monkeypatch.setattr(reading.read_newest, "__defaults__", (limits,))
+    assert [one.payload[0] for one in tail("t", limit=5)] == [1, 2, 3, 4, 5]
+
+
+def test_the_newest_of_a_topic_with_few_messages_and_many_partitions_are_searched_in_a_part_of_the_log(db, monkeypatch):
+    monkeypatch.setattr("django_mysqlqueue.tails.api.SEARCHED_PAGES", 3)
+    monkeypatch.setattr(reading.read_newest, "__defaults__", (reading.Limits(partitions=0, walked=5),))
+    fill(1)
+    fill(30, topic="other")
+    assert payloads(tail("t")) == []
+    fill(1)
+    assert payloads(tail("t")) == [0]
 
 
 @pytest.mark.promise("Cost")

@@ -243,6 +243,13 @@ def test_heartbeats_come_while_all_is_left_out(server):
     stream.close()
 
 
+@pytest.mark.parametrize("server", ["wsgi"], indirect=True)
+def test_topics_must_be_a_list(server, settings):
+    stream = Stream(server, "/wrong/t/")
+    assert stream.response.status == 500
+    stream.close()
+
+
 def test_redact(open_stream, settings):
     settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "REDACT": "tests.tails.test_view.hide"}
     stream = open_stream().first()
@@ -320,7 +327,7 @@ def test_streams_are_bounded_and_those_that_were_left_are_not_counted(open_strea
 def test_a_stream_ends_after_its_longest_duration(open_stream):
     stream = open_stream("/short/t/").first()
     begun = time.monotonic()
-    assert stream.response.read().startswith(b"id: ")
+    assert stream.response.read().startswith(b"event: position\nid: ")
     assert time.monotonic() - begun < 5
     until(lambda: len(views.LISTENERS) == 0)
 

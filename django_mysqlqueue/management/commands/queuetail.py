@@ -46,7 +46,7 @@ class Command(QueueCommand):
         start.add_argument(
             "--since",
             metavar="WHEN",
-            help="begin with the first message that entered the log at WHEN or later: a length of time before now such "
+            help="begin with the first message that entered the log at WHEN or later: a duration before now such "
             "as 10m (ms, s, m, h, d; default: seconds), or a time in ISO 8601",
         )
         start.add_argument(
@@ -134,7 +134,7 @@ class Command(QueueCommand):
         if isinstance(one, Gap):
             return self.style.WARNING(f"GC has deleted messages up to offset {one.until} before they were read.")
         parts = [
-            self.style.HTTP_NOT_MODIFIED(moment_text(round(one.published_at.timestamp() * 1000))),
+            self.style.HTTP_NOT_MODIFIED(moment_text(one.published_ms) or "-"),
             self.style.SQL_COLTYPE(str(one.offset)),
             self.style.SQL_FIELD("-" if one.key is None else visible(one.key) or "''"),
             _payload(one),
@@ -169,7 +169,7 @@ def _since(text: str | None) -> float | datetime.datetime | None:
         return moment(text)
     except CommandError:
         raise CommandError(
-            f"--since {text!r}: must be a length of time such as 10m, or a time such as 2026-11-21T03:00."
+            f"--since {text!r}: must be a duration such as 10m, or a time such as 2026-11-21T03:00."
         ) from None
 
 

@@ -31,7 +31,12 @@ function connect() {
     const commit = JSON.parse(event.data);
     add([commit.offset, commit.repository, commit.sequence, commit.sha, commit.files]);
   };
+  // At the beginning, and now and then: how far the stream has come.
+  source.addEventListener("position", (event) => {
+    last = Number(event.lastEventId);
+  });
   source.addEventListener("gap", (event) => {
+    last = Number(event.lastEventId);
     const gap = JSON.parse(event.data).gap;
     add([`… messages up to offset ${gap.until} were deleted before this page could show them`], "gap");
     body.rows[0].cells[0].colSpan = 5;
