@@ -330,12 +330,12 @@ def check_overrides(*, databases: Sequence[str] | None = None, **kwargs: Any) ->
 
 @checks.register(checks.Tags.database)
 def check_registered(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about limits and filters in the code that are not the registered ones (W020)."""
+    """Warn about registered options that differ from those of the code (W020)."""
     return [
         checks.Warning(
             f"{one.name} of the group {ref.group!r} on topic {ref.topic!r} is {one.code_text} in the code, but "
             f"{one.registered_text} is registered.",
-            hint="Subscribers ignore the limits and filters of the code until migrate registers them.",
+            hint="Subscribers ignore the limits, filter and allowed users of the code until migrate registers them.",
             id="django_mysqlqueue.W020",
         )
         for ref, options in _options_of_groups(databases)

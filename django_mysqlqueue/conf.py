@@ -230,6 +230,7 @@ HANDLER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     ),
     "limit_by": validators.or_none(validators.field_name),
     "filter": validators.or_none(validators.filter_policy),
+    "allowed_users": validators.or_none(validators.allowed_users),
 }
 """Options of ``@subscriber`` that ``GROUPS`` may override."""
 CODE_OPTIONS: dict[str, Callable[[Any], Any]] = {

@@ -44,6 +44,16 @@ class BytewiseTextField(_TextField):
         return {**super().db_parameters(connection), "collation": _bytewise_collation(connection)}
 
 
+def json_object(name: Any, help_text: Any) -> models.JSONField[Any, Any]:
+    """Return a field for a JSON object, which is empty by default.
+
+    Args:
+        name: its verbose name.
+        help_text: what it contains.
+    """
+    return models.JSONField(name, db_default=models.Value({}, models.JSONField()), blank=True, help_text=help_text)
+
+
 class NowMilliseconds(Func):
     """The current time of the database's clock in epoch milliseconds.
 

@@ -6,20 +6,14 @@ the keys of the state tables name their group, topic and partition.
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
-from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds
+from django_mysqlqueue.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
 from django_mysqlqueue.limits import KEY_LENGTH, LATENCY_BOUNDS_MS, LATEST_DELIVERY, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.managers import QueueManager
 from django_mysqlqueue.outcomes import Outcome
-
-
-def _json_object(name: Any, help_text: Any) -> models.JSONField[Any, Any]:
-    return models.JSONField(name, db_default=models.Value({}, models.JSONField()), blank=True, help_text=help_text)
 
 
 class QueueMessage(LogKey, MessageColumns):
@@ -126,13 +120,14 @@ class ConsumerGroup(models.Model):
     revision = models.BigIntegerField(
         _("revision"), db_default=0, help_text=_("grows when subscribers must read the group's state again")
     )
-    overrides = _json_object(
+    overrides = json_object(
         _("overrides"), _("options that operators have overridden: by name, the value, since when and by whom")
     )
-    limits = _json_object(
+    limits = json_object(
         _("limits"), _("limits on the rate and on the messages in flight, as migrate has registered them")
     )
-    filter = _json_object(_("filter"), _("which messages the group gets, as migrate has registered it; {}: all"))
+    filter = json_object(_("filter"), _("which messages the group gets, as migrate has registered it; {}: all"))
+    allowed_users = json_object(_("allowed users"), _("database users that may use the group; {}: all"))
     registered_at = models.BigIntegerField(_("registered at"), db_default=NowMilliseconds())
     sought_at = models.BigIntegerField(
         _("sought at"), db_default=0, help_text=_("when its last seek began or ended; 0: never")

@@ -11,6 +11,7 @@ from django.conf import settings as django_settings
 from django.db import InterfaceError, OperationalError
 
 from django_mysqlqueue import filter_policies
+from django_mysqlqueue.allowed_users import parse_allowed_users
 from django_mysqlqueue.delivery_limits import Rate, parse_rate
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
@@ -84,6 +85,14 @@ def filter_policy(value: Any) -> FilterPolicy:
     """Parse a filter."""
     try:
         return value if isinstance(value, FilterPolicy) else filter_policies.parse(value)
+    except ValueError as error:
+        raise Invalid(str(error)) from None
+
+
+def allowed_users(value: Any) -> tuple[str, ...]:
+    """Parse the database users that may use a group."""
+    try:
+        return parse_allowed_users(value)
     except ValueError as error:
         raise Invalid(str(error)) from None
 

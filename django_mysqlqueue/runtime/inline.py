@@ -144,7 +144,7 @@ class InlineSubscriber:
             raise SubscriberError(mode_text(changed.handler, changed.other_mode)) from cause
         for group in self._poller.groups:
             if group.refused:
-                raise SubscriberError(f"The filter of the group {group.ref} is refused: {group.refused}")
+                raise SubscriberError(f"Nothing is delivered to the group {group.ref}: {group.refused}")
         for group in self._poller.ordered:
             if left := group.held_elsewhere():
                 ref = group.ref

@@ -10,9 +10,11 @@ from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
 from django_mysqlqueue.subscriptions.options import registrable
 from django_mysqlqueue.subscriptions.registry import subscriptions
+from django_mysqlqueue.subscriptions.users import user_refusal
 
 
 def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
@@ -29,7 +31,7 @@ def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
 
 
 def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED) -> None:
-    """Register the groups of all handlers, with their limits and filters, if ``using`` is the queue's database.
+    """Register the groups of all handlers, with their registered options, if ``using`` is the queue's database.
 
     A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
     refuses to start.
@@ -44,7 +46,12 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED)
         options = {column: value for column, value in registrable(handler).items() if column in columns}
         registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
         for column, value in options.items():
-            if groups.register_options(using, ref, column, value, actor="migrate"):
+            try:
+                has_changed = groups.register_options(using, ref, column, value, actor="migrate", check=_check_user)
+            except SubscriberError as error:
+                event(logging.WARNING, "user.refused", group=ref.group, topic=ref.topic, error=str(error))
+                break
+            if has_changed:
                 _tell(handler, column)
         if registered.mode != handler.mode:
             event(
@@ -56,11 +63,24 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED)
             )
 
 
+def _check_user(session: Session, ref: GroupRef) -> None:
+    controls = groups.group_controls(session, [ref])
+    if ref not in controls:
+        return
+    try:
+        refusal = user_refusal(session, ref, controls[ref].options)
+    except ValueError as error:
+        refusal = str(error)
+    if refusal:
+        raise SubscriberError(refusal)
+
+
 def _tell(handler: Handler, column: str) -> None:
     ref = handler.ref
+    text = groups.REGISTERED_TEXTS[column](registrable(handler)[column])
     if column == "limits":
-        text = handler.limits.text or "none"
-        event(logging.INFO, "limits.registered", group=ref.group, topic=ref.topic, limits=text)
+        event(logging.INFO, "limits.registered", group=ref.group, topic=ref.topic, limits=handler.limits.text or "none")
+    elif column == "filter":
+        event(logging.INFO, "filter.registered", group=ref.group, topic=ref.topic, filter=str(handler.filter or "none"))
     else:
-        text = str(handler.filter or "none")
-        event(logging.INFO, "filter.registered", group=ref.group, topic=ref.topic, filter=text)
+        event(logging.INFO, "users.registered", group=ref.group, topic=ref.topic, users=text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django.db.models import F, Model
 
@@ -46,11 +46,18 @@ class OptionColumns(NamedTuple):
 
     limits: str = "{}"
     filter: str = "{}"
+    allowed_users: str = "{}"
     overrides: str = "{}"
 
 
-REGISTERED = ("limits", "filter")
+REGISTERED = ("limits", "filter", "allowed_users")
 """The columns with options that ``migrate`` registers."""
+REGISTERED_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "limits": lambda found: ", ".join(f"{name}={value}" for name, value in found.items()) or "no limits",
+    "filter": lambda found: json.dumps(found, ensure_ascii=False) if found else "no filter",
+    "allowed_users": lambda found: ", ".join(found.get("users", ())) or "all users",
+}
+"""How the audit log describes their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,15 @@ def _insert(
     )
 
 
-def register_options(using: str, ref: GroupRef, column: str, options: Mapping[str, object], *, actor: str) -> bool:
+def register_options(
+    using: str,
+    ref: GroupRef,
+    column: str,
+    options: Mapping[str, object],
+    *,
+    actor: str,
+    check: Callable[[Session, GroupRef], None] | None = None,
+) -> bool:
     """Replace registered options of a group, in the audit log, too. Its subscribers notice with their next claim.
 
     Args:
@@ -126,6 +141,7 @@ def register_options(using: str, ref: GroupRef, column: str, options: Mapping[st
         column: the column, one of ``REGISTERED``. It is the name of the action in the audit log, too.
         options: the options as JSON.
         actor: who does it, for the audit log.
+        check: called under the lock before a change; raises an exception to refuse it.
 
     Returns:
         Whether they were others before.
@@ -137,11 +153,10 @@ def register_options(using: str, ref: GroupRef, column: str, options: Mapping[st
             return False  # Without a lock: this is the case at almost every migrate.
         if _all_are(found.select_for_update().values_list(column, flat=True), options):
             return False  # It was dropped, or another process has registered them, in the meantime.
+        if check is not None:
+            check(session, ref)
         found.update(**{column: dict(options)})
-        if column == "limits":
-            detail = ", ".join(f"{name}={value}" for name, value in options.items()) or "no limits"
-        else:
-            detail = json.dumps(options, ensure_ascii=False) if options else "no filter"
+        detail = REGISTERED_TEXTS[column](options)
         audit.once(session, column, 0, actor=actor, group=ref.group, topic=ref.topic, detail=detail)
         return True
 

@@ -38,6 +38,8 @@ class Dialect(ABC):
 
     If the server refuses one, the next one is tried.
     """
+    current_user: str | None = None
+    """The expression for the user and host of the connection, or None if the engine has no users."""
     session: tuple[SessionVariable, ...] = ()
     """The variables that must have a certain value in every session of the queue."""
 

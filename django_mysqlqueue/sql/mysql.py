@@ -180,6 +180,7 @@ class MySQL(Dialect):
     greatest = "GREATEST"
     max_rows = 1000
     has_row_locks = True
+    current_user = "USER()"
     session = SESSION_MYSQL
 
     def __init__(self) -> None:

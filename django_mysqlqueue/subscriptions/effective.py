@@ -27,6 +27,9 @@ from django_mysqlqueue.subscriptions.options import (
     without_effect,
 )
 
+STRICT = ("filter", "allowed_users")
+"""Options that subscribers do not ignore if they cannot parse them. They claim nothing then."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupOption:
@@ -51,8 +54,8 @@ class GroupOption:
 
     @property
     def refused(self) -> bool:
-        """True if this is the filter, and this release cannot parse it: subscribers then claim nothing."""
-        return self.name == "filter" and bool(self.ignored)
+        """True if this release cannot parse it and may not ignore it: subscribers then claim nothing."""
+        return self.name in STRICT and bool(self.ignored)
 
     @property
     def text(self) -> str:
@@ -116,9 +119,9 @@ def effective_options(
         value, code, kept = (option_value(one, name, settings) for one in (after, handler, registered))
         source = registry.option_source(ref, name)
         why = (unknown if override is None else ignored).get(name, "")
-        if name == "filter" and name in unknown:
-            kept = json.loads(columns.filter)
-        if name == "filter" and why:  # subscribers do not ignore it
+        if name in STRICT and name in unknown:
+            kept = json.loads(getattr(columns, name))
+        if name in STRICT and why:  # subscribers do not ignore it
             value = kept if override is None else override.value
         found.append(GroupOption(name, value, code, source, kept, override, why))
     for name, one in by_name.items():
@@ -137,9 +140,9 @@ def _without_handler(columns: OptionColumns, overrides: Mapping[str, Override]) 
             try:
                 check_override(None, name, value)
             except ValueError as error:
-                value, why = value if name == "filter" else kept, str(error)
-        elif name == "filter" and why:
-            value = kept = json.loads(columns.filter)
+                value, why = value if name in STRICT else kept, str(error)
+        elif name in STRICT and why:
+            value = kept = json.loads(getattr(columns, name))
         if override is not None or kept is not None:
             found.append(GroupOption(name, value, None, "", kept, override, why))
     return found

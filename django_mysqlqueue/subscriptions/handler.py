@@ -63,6 +63,8 @@ class Handler:
     on_expiry: Literal["skip", "dead_letter"] = "skip"
     filter: FilterPolicy | None = None
     """Which messages the group gets, by their metadata. None: all."""
+    allowed_users: tuple[str, ...] | None = None
+    """Which database users may use the group. None: all."""
 
     @property
     def limits(self) -> DeliveryLimits:

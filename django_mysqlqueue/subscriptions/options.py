@@ -35,13 +35,14 @@ OVERRIDABLE = (
     "backoff",
     "timeout",
     *LIMIT_OPTIONS,
+    "allowed_users",
     "filter",
 )
 """Options that an operator can override while subscribers run, in the order in which they are listed."""
 PROCESS = ("claim_size", "prefetch", "priority_share", "poll_interval", "max_poll_interval")
 """Options that a handler may leave open: then the settings of its process apply."""
 DURATIONS = frozenset({"poll_interval", "max_poll_interval", "visibility_timeout", "timeout"})
-WITHOUT_LIMIT = frozenset({"max_attempts", "timeout", "filter", *LIMIT_OPTIONS})
+WITHOUT_LIMIT = frozenset({"max_attempts", "timeout", "filter", "allowed_users", *LIMIT_OPTIONS})
 """Options that ``none`` turns off."""
 TEXTS = frozenset({"rate", "rate_per_key", "limit_by"})
 BACKOFF_DURATIONS = frozenset({"initial", "maximum"})
@@ -240,6 +241,8 @@ def storable(value: Any) -> Any:
         return {one.name: getattr(value, one.name) for one in fields(Backoff)}
     if isinstance(value, FilterPolicy):
         return value.as_json()
+    if isinstance(value, tuple):
+        return list(value)
     return str(value) if isinstance(value, Rate) else value
 
 
@@ -252,6 +255,7 @@ def registrable(handler: Handler) -> dict[str, dict[str, Any]]:
     return {
         "limits": {name: value for name, value in limits.items() if value is not None},
         "filter": {} if handler.filter is None else handler.filter.as_json(),
+        "allowed_users": {} if handler.allowed_users is None else {"users": list(handler.allowed_users)},
     }
 
 
@@ -270,11 +274,13 @@ def with_registered(handler: Handler, columns: OptionColumns) -> tuple[Handler, 
 
 def registered_options(columns: OptionColumns) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the registered options, and why some of them are ignored."""
-    limits, policy = json.loads(columns.limits), json.loads(columns.filter)
+    limits, policy, users = (json.loads(one) for one in (columns.limits, columns.filter, columns.allowed_users))
     given: dict[str, Any] = {**limits} if isinstance(limits, Mapping) else {}
     if policy != {}:
         given["filter"] = policy
-    found: dict[str, Any] = dict.fromkeys((*LIMIT_OPTIONS, "filter"))
+    if users != {}:
+        given["allowed_users"] = users.get("users", users) if isinstance(users, Mapping) else users
+    found: dict[str, Any] = dict.fromkeys((*LIMIT_OPTIONS, "filter", "allowed_users"))
     ignored: dict[str, str] = {}
     for name, value in given.items():
         try:
@@ -308,15 +314,29 @@ def filter_of(columns: OptionColumns) -> FilterPolicy | None:
     Raises:
         ValueError: this release cannot parse it. Its subscribers then claim nothing.
     """
+    policy: FilterPolicy | None = _strict(columns, "filter")
+    return policy
+
+
+def allowed_users_of(columns: OptionColumns) -> tuple[str, ...] | None:
+    """Return the database users that may use a group; None: all.
+
+    Raises:
+        ValueError: this release cannot parse them. Its subscribers then claim nothing.
+    """
+    users: tuple[str, ...] | None = _strict(columns, "allowed_users")
+    return users
+
+
+def _strict(columns: OptionColumns, name: str) -> Any:
+    """Return the value of an option that must not be ignored because it is invalid."""
     found, ignored = registered_options(columns)
     for one in stored(columns.overrides):
-        if one.name == "filter":
-            policy: FilterPolicy | None = check_handler_option(one.name, one.value)
-            return policy
-    if "filter" in ignored:
-        raise ValueError(ignored["filter"])
-    registered: FilterPolicy | None = found["filter"]
-    return registered
+        if one.name == name:
+            return check_handler_option(one.name, one.value)
+    if name in ignored:
+        raise ValueError(ignored[name])
+    return found[name]
 
 
 # -- text ---------------------------------------------------------------------
@@ -347,6 +367,8 @@ def parse_text(name: str, text: str) -> Any:
         return text
     if name == "filter":
         return parse_filter(name, text)
+    if name == "allowed_users":
+        return [one.strip() for one in text.split(",")]
     if name in DURATIONS:
         return parse_duration(name, text)
     if re.fullmatch(r"[0-9]{1,12}", text) is None:
@@ -429,6 +451,8 @@ def as_text(name: str, value: Any) -> str:
     value = storable(value)
     if name == "filter":
         return json.dumps(value, ensure_ascii=False)
+    if name == "allowed_users" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
     if isinstance(value, Mapping) and all(isinstance(item, (int, float)) for item in value.values()):
         return ",".join(f"{key}={_number(item)}{'s' * (key in BACKOFF_DURATIONS)}" for key, item in value.items())
     if name in DURATIONS and isinstance(value, (int, float)):

@@ -54,6 +54,7 @@ def test_it_sets_lists_and_unsets(registered):
         "max_attempts",
         "backoff",
         *LIMIT_OPTIONS,
+        "allowed_users",
         "filter",
     ]
     assert lines[1] == ["claim_size", "100", "default"]

@@ -438,5 +438,5 @@ def test_deliver_all_raises_an_error_for_a_filter_that_cannot_be_parsed(db, no_h
     register_groups(USING)
     register_filter(UNKNOWN)
     publish_from("eu")
-    with pytest.raises(SubscriberError, match=r"The filter of the group g/t .*sounds-like"):
+    with pytest.raises(SubscriberError, match=r"Nothing is delivered to the group g/t: .*sounds-like"):
         deliver_all()

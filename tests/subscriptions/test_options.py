@@ -120,6 +120,9 @@ ASYNC = {"is_async": True}
         ({}, "limit_by", "a\nb", "must consist of printable characters"),
         ({}, "limit_by", "mysqlqueue.key", "names that start with 'mysqlqueue.' are reserved"),
         ({}, "poll_interval", 0.0001, "poll_interval=0.0001: must be at least 0.001"),
+        ({}, "allowed_users", [], "allowed_users=[]: must have 1 to 50 accounts; None: all users"),
+        ({}, "allowed_users", "a@b", "allowed_users='a@b': must be a list of accounts such as 'billing@%'"),
+        ({}, "allowed_users", ["billing"], "has 'billing', which must be USER@HOST without spaces and commas"),
         ({}, "filter", {}, "filter={}: filter: must not be empty. To receive all messages, leave the filter out"),
         ({}, "filter", {"region": "eu"}, "filter['region']: must be a list of values or a dict of nested keys"),
         ({}, "filter", {"n": [{"size": 3}]}, "filter['n'][0]: "),
@@ -143,6 +146,7 @@ def test_every_option_can_be_overridden_for_some_handler(name):
         "rate_per_key": "7/m",
         "filter": {"region": ["eu"]},
         "limit_by": "tenant",
+        "allowed_users": ["billing@%"],
     }
     value = values.get(name, 7)
     limits = {"burst": {"rate": parse_rate("1/s")}, "limit_by": {"max_in_flight_per_key": 1}}
@@ -279,11 +283,11 @@ def test_where_options_come_from(settings, no_handlers):
         ("backoff", *["initial=2s,factor=2,maximum=3600s,jitter=0.2"] * 2, "@subscriber"),
         ("timeout", "5s", "5s", "@subscriber"),
         ("rate", "5/s", "none", "default"),
-        *[(name, "none", "none", "default") for name in (*LIMIT_OPTIONS[1:], "filter")],
+        *[(name, "none", "none", "default") for name in (*LIMIT_OPTIONS[1:], "allowed_users", "filter")],
         ("colour", "none", "none", ""),
     ]
-    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 9, "red"]
-    assert [bool(one.ignored) for one in found] == [False] * 15 + [True]
+    assert [one.override and one.override.value for one in found] == [None] * 5 + [9, *[None] * 10, "red"]
+    assert [bool(one.ignored) for one in found] == [False] * 16 + [True]
     assert [one.registered_text for one in found if one.registered_text] == ["5/s"]
 
 

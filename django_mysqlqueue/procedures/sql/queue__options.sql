@@ -7,16 +7,17 @@ CREATE PROCEDURE queue__options(
 )
   {{attributes}}
 BEGIN
-  DECLARE v_limits, v_filter, v_overrides, v_code, v_found TEXT {{bytewise}};
+  DECLARE v_limits, v_filter, v_users, v_overrides, v_code, v_found TEXT {{bytewise}};
+  DECLARE v_allowed INT DEFAULT 0;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET p_mode = NULL;
   SET p_mode = NULL;
   IF p_claims THEN
-    SELECT mode, paused, start_offset, limits, filter, overrides
-    INTO p_mode, p_paused, p_start, v_limits, v_filter, v_overrides
+    SELECT mode, paused, start_offset, limits, filter, allowed_users, overrides
+    INTO p_mode, p_paused, p_start, v_limits, v_filter, v_users, v_overrides
     FROM queue_consumer_groups WHERE consumer_group = p_group AND topic = p_topic LOCK IN SHARE MODE;
   ELSE
-    SELECT mode, paused, start_offset, limits, filter, overrides
-    INTO p_mode, p_paused, p_start, v_limits, v_filter, v_overrides
+    SELECT mode, paused, start_offset, limits, filter, allowed_users, overrides
+    INTO p_mode, p_paused, p_start, v_limits, v_filter, v_users, v_overrides
     FROM queue_consumer_groups WHERE consumer_group = p_group AND topic = p_topic;
   END IF;
   SET v_code = {{code_options}};
@@ -31,6 +32,16 @@ BEGIN
     'on_expiry', JSON_UNQUOTE(JSON_EXTRACT(v_code, '$.on_expiry')),
     'record', JSON_UNQUOTE(JSON_EXTRACT(v_code, '$.record')));
   IF p_claims AND p_mode IS NOT NULL THEN
+    SET v_found = COALESCE(JSON_EXTRACT(v_overrides, '$.allowed_users.value'),
+      IF(v_users = '{}', 'null', COALESCE(JSON_EXTRACT(v_users, '$.users'), '[]')));
+    IF v_found <> 'null' THEN
+      SELECT COUNT(*) INTO v_allowed
+      FROM JSON_TABLE(v_found, '$[*]' COLUMNS (pattern VARCHAR(350) {{bytewise}} PATH '$')) p
+      WHERE USER() LIKE REPLACE(REPLACE(p.pattern, '!', '!!'), '_', '!_') ESCAPE '!';
+      IF v_allowed = 0 THEN
+        CALL queue__refuse(CONCAT(p_group, ' on ', p_topic, ' is for other database users than ', USER()));
+      END IF;
+    END IF;
     SET v_found = COALESCE({{override.filter}}, v_filter);
     IF v_found NOT IN ('{}', 'null') THEN
       CALL queue__refuse(CONCAT(p_group, ' on ', p_topic, ' has a filter, which only subscribers in Python apply'));

@@ -11,6 +11,7 @@ from django_mysqlqueue.runtime.polling.limited import Limited
 from django_mysqlqueue.runtime.priorities import ByPriority
 from django_mysqlqueue.service.claims import Claimant
 from django_mysqlqueue.service.groups import OptionColumns
+from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
     as_text,
@@ -21,8 +22,9 @@ from django_mysqlqueue.subscriptions.options import (
     stored,
     with_registered,
 )
+from django_mysqlqueue.subscriptions.users import user_refusal
 
-NOT_READ = OptionColumns("", "", "")
+NOT_READ = OptionColumns("", "", "", "")
 """In place of the columns of a group row that a process has not read yet. No claim is possible with it."""
 
 
@@ -43,7 +45,8 @@ class ConfiguredGroup(ABC):
         self._columns = NOT_READ
         """The columns of the group row that were applied last."""
         self.refused = ""
-        """Why nothing is claimed: this release cannot parse the group's filter. Empty if it can."""
+        """Why nothing is claimed: this release cannot parse the group's filter, or the database user may not use the
+        group. Empty if neither is so."""
         self.limited = Limited(context.inbox, handler.ref, context.subscriber, context.threads)
 
     @abstractmethod
@@ -102,7 +105,7 @@ class ConfiguredGroup(ABC):
         self._warn(registered, filter_is_known="filter" not in unknown)
         handler, ignored = overridden(registered, {one.name: one.value for one in stored(columns.overrides)})
         for name, text in (*unknown.items(), *ignored.items()):
-            if name == "filter":
+            if name in ("filter", "allowed_users"):
                 continue  # see _refuse
             event(logging.WARNING, "settings.ignored", group=self.ref.group, topic=self.ref.topic, error=text)
         self._refuse(columns)
@@ -138,11 +141,24 @@ class ConfiguredGroup(ABC):
             )
 
     def _refuse(self, columns: OptionColumns) -> None:
+        before = self.refused
+        if error := _filter_error(columns):
+            event(logging.ERROR, "filter.refused", group=self.ref.group, topic=self.ref.topic, error=error)
+        elif error := self._user_error(columns):
+            event(logging.ERROR, "user.refused", group=self.ref.group, topic=self.ref.topic, error=error)
+        self.refused = error
+        self.stopped = bool(error) or (self.stopped and not before)
+
+    def _user_error(self, columns: OptionColumns) -> str:
         try:
-            filter_of(columns)
+            return user_refusal(Session(self.using), self.ref, columns)
         except ValueError as error:
-            self.refused, self.stopped = str(error), True
-            event(logging.ERROR, "filter.refused", group=self.ref.group, topic=self.ref.topic, error=self.refused)
-        else:
-            self.stopped = self.stopped and not self.refused
-            self.refused = ""
+            return str(error)
+
+
+def _filter_error(columns: OptionColumns) -> str:
+    try:
+        filter_of(columns)
+    except ValueError as error:
+        return str(error)
+    return ""
