@@ -155,9 +155,6 @@ class Dashboard(ConsumerGroup):
         verbose_name = _("queue")
         verbose_name_plural = _("dashboard")
         default_permissions = ("view",)
-        permissions = [
-            ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
-        ]
 
 
 class Topic(models.Model):
@@ -169,7 +166,10 @@ class Topic(models.Model):
         managed = False
         verbose_name = _("topic")
         default_permissions = ()
-        permissions = [("see_payloads", "Can see payloads and metadata of messages")]
+        permissions = [
+            ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
+            ("see_payloads", "Can see payloads and metadata of messages"),
+        ]
 
     def __str__(self) -> str:
         return self.name

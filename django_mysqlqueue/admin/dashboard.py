@@ -13,7 +13,7 @@ from django_mysqlqueue.admin.audit_log import ReadOnlyAdmin
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import demand, may_operate
+from django_mysqlqueue.admin.permissions import demand
 
 OVERVIEW = "changelist"
 
@@ -48,7 +48,7 @@ class DashboardAdmin(ReadOnlyAdmin):
             request: the request to answer.
             name: name of the operation.
         """
-        demand(self.has_view_permission(request) and may_operate(request))
+        demand(self.has_view_permission(request))
         return operations.respond(self._context(), request, name)
 
     def _context(self) -> DashboardContext:

@@ -7,27 +7,25 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.permissions import SEE_PAYLOADS
-
-OPERATE = "django_mysqlqueue.operate_dashboard"
+from django_mysqlqueue.permissions import OPERATE, SEE_PAYLOADS, has_permission
 
 
-def may_operate(request: HttpRequest) -> bool:
-    """Return True if the user may run operations."""
-    return request.user.has_perm(OPERATE)
+def may_operate(request: HttpRequest, topic: str | None) -> bool:
+    """Return True if the user may run operations on a topic; None: on all topics, and on the queue as a whole."""
+    return has_permission(request.user, OPERATE, topic)
 
 
-def may_see_payloads(request: HttpRequest) -> bool:
-    """Return True if the user may view payloads and metadata."""
-    return request.user.has_perm(SEE_PAYLOADS)
+def may_see_payloads(request: HttpRequest, topic: str | None) -> bool:
+    """Return True if the user may view payloads and metadata of a topic; None: of all topics."""
+    return has_permission(request.user, SEE_PAYLOADS, topic)
 
 
-def may_search_errors(request: HttpRequest) -> bool:
-    """Return True if the user may search error texts.
+def may_search_errors(request: HttpRequest, topic: str | None) -> bool:
+    """Return True if the user may search error texts of a topic.
 
     The search reads the stored texts. With ``REDACT`` set, repeated searches could reveal what it hides.
     """
-    return get_settings().redact is None or may_see_payloads(request)
+    return get_settings().redact is None or may_see_payloads(request, topic)
 
 
 def search_refused() -> str:

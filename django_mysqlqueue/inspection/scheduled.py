@@ -178,6 +178,19 @@ def contents(session: Session, ids: Sequence[int]) -> dict[int, ScheduledContent
     return found
 
 
+def topics_of(session: Session, ids: Sequence[int]) -> set[str]:
+    """Return the topics of scheduled messages, without those that no longer exist."""
+    found: set[str] = set()
+    for chunk in session.chunks(sorted(set(ids))):
+        rows = session.rows(
+            f"SELECT DISTINCT s.topic FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
+            chunk,
+        )
+        found |= {topic for (topic,) in rows}
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledMessage:
     """A message that waits in the outbox until it is due."""

@@ -329,6 +329,7 @@ def _operate(ref: GroupRef) -> None:
     scheduled = timetable.next_scheduled(USING, topic="t")
     timetable.next_scheduled(USING, after=(scheduled[0].deliver_at, scheduled[0].outbox_id))
     ids = [one.outbox_id for one in scheduled]
+    assert timetable.topics_of(session, ids) == {"t"}
     assert "t" in dict(timetable.topics(session))
     assert list_scheduled(topic="t", limit=2).after
     assert list_scheduled(limit=2).after

@@ -5,30 +5,19 @@ from __future__ import annotations
 import time
 
 import pytest
-from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Permission, User
 from django.db import OperationalError, connection
 from django.test import Client
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import QueueMessage, Topic
+from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import retention
 from django_mysqlqueue.tails import views
 from tests.support.harness import USING, sequence
+from tests.support.topic_permissions import OnTopics
 from tests.tails.servers import HEARTBEAT, Asgi, Stream, Wsgi
 
 WAIT = 20.0
-
-
-class OnTopics(ModelBackend):
-    """Permissions on objects, as django-guardian grants them."""
-
-    granted: set[tuple[str, str, str]] = set()
-
-    def has_perm(self, user_obj, perm, obj=None):
-        if isinstance(obj, Topic):
-            return (user_obj.username, perm, obj.pk) in self.granted
-        return super().has_perm(user_obj, perm, obj)
 
 
 @pytest.fixture(params=["wsgi", "asgi"])
@@ -45,15 +34,15 @@ def server(request, db, settings):
 @pytest.fixture
 def login(db, settings):
     """Returns the headers of a user with permissions."""
-    settings.AUTHENTICATION_BACKENDS = ["tests.tails.test_view.OnTopics"]
+    settings.AUTHENTICATION_BACKENDS = ["tests.support.topic_permissions.OnTopics"]
     User.objects.all().delete()
-    OnTopics.granted = set()
+    OnTopics.granted.clear()
 
     def make(*permissions, topics=()):
         user = User.objects.create_user(f"u{User.objects.count()}")
         for name in permissions:
             user.user_permissions.add(Permission.objects.get(codename=name))
-        OnTopics.granted |= {(user.username, "django_mysqlqueue.see_payloads", topic) for topic in topics}
+        OnTopics.granted.update({(user.username, "django_mysqlqueue.see_payloads", topic) for topic in topics})
         client = Client()
         client.force_login(user)
         return {"Cookie": f"sessionid={client.cookies['sessionid'].value}"}
@@ -208,6 +197,13 @@ def test_permission_by_topic(server, login, permissions, topics, allowed):
             stream.close()
         else:
             assert refusal(stream) == (403, f"You do not have permission to follow the topic '{topic}'.\n")
+
+
+def test_a_dlq_topic_counts_as_its_topic(server, login):
+    headers = login(topics=("t",))
+    stream = Stream(server, "/tail/t_dlq/", **headers).first()
+    assert stream.response.status == 200
+    stream.close()
 
 
 def test_without_a_login_nothing_is_shown(server):

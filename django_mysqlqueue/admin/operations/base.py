@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 from django import forms
@@ -20,7 +20,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.permissions import demand, may_search_errors, may_see_payloads, search_refused
+from django_mysqlqueue.admin.permissions import (
+    demand,
+    may_operate,
+    may_search_errors,
+    may_see_payloads,
+    search_refused,
+)
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.operations.results import Result
@@ -127,6 +133,16 @@ class AdminOperation:
         """The group that the form names."""
         return GroupRef(self.values["group"], self.values["topic"])
 
+    @classmethod
+    def topics(cls, form: Any) -> Collection[str] | None:
+        """Return the topics on which the user must have the permissions; None: on all.
+
+        Args:
+            form: the form with its values, which may be invalid.
+        """
+        topic = form.cleaned_data.get("topic") or form.data.get("topic")
+        return [topic] if topic else None
+
     def subject(self) -> str:
         """Return the name of the object, for the heading and the admin's log."""
         return str(self.ref)
@@ -169,7 +185,6 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         request: the request to answer.
         operation: class of the operation.
     """
-    demand(may_see_payloads(request) or not operation.shows_payloads)
     posted = request.method == "POST"
     given = (request.POST if posted else request.GET).copy()
     for name, field in operation.form.base_fields.items():
@@ -180,8 +195,10 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     sentences: list[str] = []
     digest = subject = ""
     confirmed = posted and "confirmed" in given
+    is_valid = form.is_valid()
+    _demand_permissions(request, operation, operation.topics(form))
     refusal, status = _refused_search(request, form, given.get("error", ""))
-    if not refusal and form.is_valid():
+    if not refusal and is_valid:
         digest = _digest(form.cleaned_data)
         one = operation(form.cleaned_data, request.user.get_username())
         subject = one.subject()
@@ -209,6 +226,16 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     return dashboard.response(request, "confirm.html", context, status)
 
 
+def _demand_permissions(request: HttpRequest, operation: type[AdminOperation], topics: Collection[str] | None) -> None:
+    """Respond with 403 unless the user may run an operation on topics; None: on all.
+
+    Raises:
+        PermissionDenied: the user may not.
+    """
+    for topic in (None,) if topics is None else topics:
+        demand(may_operate(request, topic) and (not operation.shows_payloads or may_see_payloads(request, topic)))
+
+
 def _hidden_errors(form: forms.Form) -> list[str]:
     """Return the errors of hidden fields. They have no label on the page, so a missing one is named."""
     found = form.errors.as_data()
@@ -225,7 +252,8 @@ def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[
     if "error" not in form.fields or not text:
         return "", 200
     try:
-        return ("", 200) if may_search_errors(request) else (search_refused(), 403)
+        may_search = may_search_errors(request, form.data.get("topic"))
+        return ("", 200) if may_search else (search_refused(), 403)
     except ImproperlyConfigured as error:  # REDACT is invalid
         return str(error), 500
 

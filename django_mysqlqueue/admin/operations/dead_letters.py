@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from django import forms
@@ -317,6 +318,10 @@ class Edit(AdminOperation):
     label = gettext_lazy("Edit and redrive")
     form = EditForm
     shows_payloads = True
+
+    @classmethod
+    def topics(cls, form: Any) -> Collection[str] | None:
+        return None if form.dead_letter is None else [form.dead_letter.topic]
 
     def subject(self) -> str:
         return _("dead letter %(offset)s") % {"offset": self.values["offset"]}

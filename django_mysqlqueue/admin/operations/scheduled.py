@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, ReasonForm, TimeField
+from django_mysqlqueue.inspection.scheduled import topics_of
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
+from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.sql.session import Session
 
 
 class ScheduledForm(ReasonForm):
@@ -21,6 +25,12 @@ class ScheduledOperation(AdminOperation):
     """Base class of operations on selected scheduled messages, of any topics."""
 
     form = ScheduledForm
+
+    @classmethod
+    def topics(cls, form: Any) -> Collection[str] | None:
+        rows = form.cleaned_data.get("row")
+        # Rows that are no longer scheduled are not changed.
+        return (topics_of(Session(queue_alias()), rows) or None) if rows else None
 
     def subject(self) -> str:
         number = len(self.values["row"])

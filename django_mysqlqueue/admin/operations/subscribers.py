@@ -42,6 +42,10 @@ class ForgetSubscriber(AdminOperation):
     label = gettext_lazy("Forget a lost subscriber")
     form = SubscriberForm
 
+    @classmethod
+    def topics(cls, form: Any) -> None:
+        return None  # a subscriber may work for several topics
+
     def subject(self) -> str:
         return str(self.values["subscriber"])
 

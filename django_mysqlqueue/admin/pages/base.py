@@ -60,6 +60,8 @@ class Page:
         self.dashboard = dashboard
         self.request = request
         self.using = queue_alias()
+        self.about: str | None = None
+        """The only topic that the page is about, set by ``context``: permissions on it suffice. None: several."""
         self.lease_ms = int(get_settings().lease_duration * 1000)
 
     def context(self) -> dict[str, Any]:
@@ -69,6 +71,11 @@ class Page:
     def heading(self) -> str:
         """Return the page's title, with the name of its object."""
         return str(self.title)
+
+    @property
+    def may_see_payloads(self) -> bool:
+        """Whether the user may view payloads and metadata on this page."""
+        return may_see_payloads(self.request, self.about)
 
     # -- the query string -----------------------------------------------------
 
@@ -130,7 +137,7 @@ class Page:
             "title": self.heading(),
             "page": self,
             "problem": problem,
-            "may_operate": may_operate(self.request),
-            "may_see_payloads": may_see_payloads(self.request),
+            "may_operate": may_operate(self.request, self.about),
+            "may_see_payloads": found.get("may_see_payloads", self.may_see_payloads),
         }
         return self.dashboard.response(self.request, self.template, context, status)

@@ -16,7 +16,7 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.admin import contents
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted, redacted_line
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, Refused
-from django_mysqlqueue.admin.permissions import may_search_errors, may_see_payloads, search_refused
+from django_mysqlqueue.admin.permissions import may_search_errors, search_refused
 from django_mysqlqueue.inspection import DeadLetterSummary, RecordedDelivery, dead_letters, message_history
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, ErrorKind
 from django_mysqlqueue.models import DeliveryEvent
@@ -71,7 +71,8 @@ class DeadLettersPage(Page):
         else:
             return {"topics": [], "topic": ""}
         group, error = self.text("group"), self.text("error")
-        may_search = may_search_errors(self.request)
+        self.about = topic
+        may_search = may_search_errors(self.request, topic)
         if error is not None and not may_search:
             # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
             raise Refused(search_refused())
@@ -199,7 +200,8 @@ class DeadLetterPage(Page):
             "error": redacted(dead_letter.error, topic=topic, kind="error"),
             "readers": [ref for ref in registered_refs(self.using) if ref.topic == dead_letter.topic],
         }
-        if may_see_payloads(self.request):
+        self.about = topic
+        if self.may_see_payloads:
             found["payload"] = contents.payload(dead_letter.payload, listed.size, topic=topic)
             found["metadata"] = contents.metadata(dead_letter.metadata, topic=topic)
             found["cannot_edit"] = contents.editable(dead_letter).refusal

@@ -49,6 +49,7 @@ class GroupPage(Page):
         ref = self.ref()
         if ref is None:
             raise BadQuery(_("The parameters group and topic are required."))
+        self.about = ref.topic
         overview = get_overview(group=ref.group, topic=ref.topic, using=self.using, bounds=self.bounds)
         if not overview.groups:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref})

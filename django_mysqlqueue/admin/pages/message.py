@@ -20,7 +20,6 @@ from django_mysqlqueue.admin.formatting import (
 )
 from django_mysqlqueue.admin.pages.base import BadQuery, Page
 from django_mysqlqueue.admin.pages.steps import Step, first_steps
-from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.humanize import duration
@@ -92,7 +91,7 @@ class MessagePage(Page):
                 % {"offset": offset}
             )
         found, events = history.content, history.deliveries
-        self._topic = found.entry.topic if found else events[0].ref.topic
+        self._topic = self.about = found.entry.topic if found else events[0].ref.topic
         self._made = message_history.made_of(session, events)
         self._now = session.now()
         expires_at = None if found is None else found.expires_at
@@ -124,7 +123,7 @@ class MessagePage(Page):
             "age": duration((self._now - entry.published_at) / 1000),
             "error": self._redacted(found.last_error, "error"),
         }
-        if may_see_payloads(self.request):
+        if self.may_see_payloads:
             said["payload"] = self._redacted(payload_text(found.payload, entry.size), "payload")
             said["metadata"] = self._redacted(metadata_text(found.metadata), "metadata")
         return said
@@ -424,7 +423,7 @@ class MessagePage(Page):
 
     def _why(self, found: MessageContent, policy: FilterPolicy) -> str:
         """Return why the filter matches or not, or the filter alone if it must not show values of the metadata."""
-        if may_see_payloads(self.request):
+        if self.may_see_payloads:
             text = metadata_text(found.metadata)
             if self._redacted(text, "metadata") == text:
                 return policy.explain(found.metadata)

@@ -44,9 +44,11 @@ class ScheduledPage(Page):
         now = session.now()
         topic = self.text("topic")
         found = self._found(session, topic)
+        self.about = topic
+        seen = {one for one in {row.topic for row in found.rows} if may_see_payloads(self.request, one)}
         said: dict[int, ScheduledContent] = {}
-        if may_see_payloads(self.request):
-            said = scheduled.contents(session, [row.outbox_id for row in found.rows])
+        if seen:
+            said = scheduled.contents(session, [row.outbox_id for row in found.rows if row.topic in seen])
         topics = scheduled.topics(session, bounds=self.bounds)
         if topic is not None and topic not in dict(topics):
             topics.append((topic, Count(0)))
@@ -60,6 +62,7 @@ class ScheduledPage(Page):
             "next_after": None if found.after is None else f"{found.after[0]}-{found.after[1]}",
             "order": None,
             "is_first": not self.text("after"),
+            "may_see_payloads": bool(seen) or self.may_see_payloads,
         }
 
     def _found(self, session: Session, topic: str | None) -> ScheduledListing:

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import naming
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
+from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import partitions
 from django_mysqlqueue.inspection.partitions import InFlight, LeaseRow
@@ -35,7 +36,7 @@ class InFlightRow:
     until: str
     live: bool
     may_give_up: bool
-    """True if an operator may dead-letter it, because its subscriber is lost."""
+    """True if the user may dead-letter it: the subscriber is lost, and the user may operate the topic."""
 
 
 class InFlightPage(Page):
@@ -68,8 +69,7 @@ class InFlightPage(Page):
             "subscriber": self.text("subscriber") or "",
         }
 
-    @staticmethod
-    def _row(delivery: InFlight, now: int, live: set[str]) -> InFlightRow:
+    def _row(self, delivery: InFlight, now: int, live: set[str]) -> InFlightRow:
         until = ""
         if delivery.visible_until > now:
             until = duration((delivery.visible_until - now) / 1000)
@@ -79,7 +79,9 @@ class InFlightPage(Page):
             duration((now - delivery.since) / 1000),
             until,
             delivery.subscriber in live,
-            delivery.subscriber not in live and not naming.is_dlq(delivery.ref.topic),
+            delivery.subscriber not in live
+            and not naming.is_dlq(delivery.ref.topic)
+            and may_operate(self.request, delivery.ref.topic),
         )
 
 
@@ -152,6 +154,7 @@ class LeasesPage(Page):
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
         ref = self.ref()
+        self.about = None if ref is None else ref.topic
         after = None
         if "after_key" in self.request.GET:
             after = tuple(self.request.GET.get(name, "") for name in ("after_group", "after_topic", "after_key"))
