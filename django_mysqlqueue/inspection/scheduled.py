@@ -183,7 +183,7 @@ def topics_of(session: Session, ids: Sequence[int]) -> set[str]:
     found: set[str] = set()
     for chunk in session.chunks(sorted(set(ids))):
         rows = session.rows(
-            f"SELECT DISTINCT s.topic FROM {session.dialect.rows(('i',), len(chunk))} "
+            f"SELECT s.topic FROM {session.dialect.rows(('i',), len(chunk))} "
             f"{session.dialect.join_to(OUTBOX, 's')} ON s.outbox_id = v.i",
             chunk,
         )
