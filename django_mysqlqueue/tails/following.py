@@ -226,7 +226,7 @@ class Hub:
                 return None
             assert self._position is not None  # noqa: S101  # the window has a beginning
             follower.position = max(follower.position, self._position)
-            return [one for one in events if not self._is_known(follower, one)] if events else None
+            return [one for one in events if not self._is_known(follower, one)] or None
 
     def _take_page(self, follower: Follower, page: Page) -> list[Event]:
         events: list[Event] = list(page.messages)

@@ -10,7 +10,8 @@ import pytest
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage, Sequencer
 from django_mysqlqueue.tails import Gap, following, reading, tail
-from tests.support.harness import Sub, handler, sequence
+from django_mysqlqueue.tails.reading import Page
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.tails.conftest import POLL
 from tests.tails.test_following import WAIT, collect, send, take, until
 
@@ -181,6 +182,18 @@ def test_a_gap_above_the_position_of_one_who_is_ahead_of_the_hub(db, settings, m
             held.clear()
             ready.set()
             assert take(second, 2) == [Gap("t", start, last), 4]
+
+
+def test_a_gap_above_the_hubs_position_is_taken_once(db, monkeypatch):
+    """GC may have deleted more than the hub has read: until it gets there, a follower waits and does not spin."""
+    hub = following.Hub(USING)
+    monkeypatch.setattr(hub, "_run", lambda: None)
+    follower = hub.join("t", None, 10, lambda: None, end=5)
+    window = hub._windows["t"]
+    assert window.extend(5, Page([], 6, 20), following.HubLimits())
+    hub._position = 6
+    assert follower.take() == [Gap("t", 10, 20)]
+    assert follower.take() is None
 
 
 def test_a_page_of_a_log_that_has_lost_its_end_is_read_again(db):
