@@ -154,7 +154,7 @@ class Dashboard(ConsumerGroup):
         proxy = True
         verbose_name = _("queue")
         verbose_name_plural = _("dashboard")
-        default_permissions = ("view",)
+        default_permissions = ()
 
 
 class Topic(models.Model):
@@ -167,6 +167,7 @@ class Topic(models.Model):
         verbose_name = _("topic")
         default_permissions = ()
         permissions = [
+            ("view_dashboard", "Can view the dashboard, without payloads and metadata"),
             ("operate_dashboard", "Can operate the queue: pause, seek, retry, redrive, discard, reschedule"),
             ("see_payloads", "Can see payloads and metadata of messages"),
         ]

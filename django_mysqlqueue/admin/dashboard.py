@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import URLPattern, path
@@ -13,7 +14,7 @@ from django_mysqlqueue.admin.audit_log import ReadOnlyAdmin
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import demand
+from django_mysqlqueue.admin.permissions import demand, topics_to_view
 
 OVERVIEW = "changelist"
 
@@ -23,6 +24,14 @@ class DashboardAdmin(ReadOnlyAdmin):
 
     To use the dashboard on your own admin site, register ``django_mysqlqueue.models.Dashboard`` with this class there.
     """
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return True if the user may view the dashboard, or at least one topic in it."""
+        return super().has_view_permission(request, obj) or bool(topics_to_view(request))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Return True if the admin's index shows the dashboard."""
+        return super().has_module_permission(request) or bool(topics_to_view(request))
 
     def get_urls(self) -> list[URLPattern]:
         prefix = "django_mysqlqueue_dashboard"

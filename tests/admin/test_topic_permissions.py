@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
@@ -151,3 +155,157 @@ def test_the_search_of_errors_needs_payloads_of_the_topic_with_redact(make, queu
 
 def hide(text, *, topic, kind):
     return text
+
+
+# -- viewing by topic ----------------------------------------------------------------
+
+
+@pytest.fixture
+def hidden_queue(db):
+    """A topic that one may view, and another one. Nothing of the other one may be seen."""
+    for topic, key, group in (("t", "k", "g"), ("hidden.topic", "hidden.key", "hidden.group")):
+        publish_many(topic, (Message(f"{topic} {n}", key=key) for n in range(3)))
+        publish(topic, "later", id=f"{topic}.later", key=key, delay=600)
+        sequence()
+        sub = Sub(handler(topic, group, function=_handle), name=f"{group}.subscriber").step()
+        sub.work(2)
+        sub.flush()
+        sub.poller.write_rollups()
+        sequence()
+    offset = QueueMessage.objects.filter(topic="hidden.topic").latest("offset").offset
+    dead = QueueMessage.objects.get(topic="hidden.topic_dlq").offset
+    mine = QueueMessage.objects.filter(topic="t").latest("offset").offset
+    return offset, dead, mine, QueueMessage.objects.get(topic="t_dlq").offset
+
+
+@pytest.fixture
+def viewer(make_client, settings):
+    """The client of a user who may view, see and operate one topic, and nothing in general."""
+    settings.AUTHENTICATION_BACKENDS = ["tests.support.topic_permissions.OnTopics"]
+    OnTopics.granted.clear()
+    client = make_client()
+    name = User.objects.latest("pk").username
+    for permission in ("view_dashboard", "see_payloads", "operate_dashboard"):
+        OnTopics.granted.add((name, f"django_mysqlqueue.{permission}", "t"))
+    return client
+
+
+OF_THE_TOPIC = (
+    ("", {}),
+    ("", {"span": "day"}),
+    ("group/", {"group": "g", "topic": "t"}),
+    ("messages/", {"topic": "t"}),
+    ("messages/", {"topic": "t", "key": "k"}),
+    ("messages/", {"topic": "t_dlq"}),
+    ("deadletters/", {"topic": "t"}),
+    ("deadletters/", {"topic": "t_dlq", "group": "g"}),
+    ("deadletters/", {}),
+    ("scheduled/", {"topic": "t"}),
+    ("inflight/", {}),
+    ("inflight/", {"group": "g", "topic": "t"}),
+    ("leases/", {"group": "g", "topic": "t"}),
+)
+
+
+@pytest.mark.promise("Permissions by topic")
+@pytest.mark.parametrize(("page", "query"), OF_THE_TOPIC)
+def test_a_page_shows_what_one_may_view_and_nothing_of_the_rest(viewer, hidden_queue, page, query):
+    answer = viewer.get(f"{ROOT}{page}", query)
+    assert answer.status_code == 200
+    text = answer.content.decode()
+    assert "hidden." not in text
+    assert ">t<" in text or "t_dlq" in text or "g" in query.get("group", "")
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_counts_are_of_what_one_may_view(viewer, hidden_queue, make_client):
+    text = viewer.get(ROOT).content.decode()
+    cards = dict(re.findall(r"<dt>([^<]+)</dt><dd>(?:<a [^>]*>)?([^<]+)", text))
+    assert cards["backlog"] == "2"
+    assert cards["dead letters"] == "1"
+    assert set(cards) == {"backlog", "in flight", "retrying", "dead letters"}, "nothing of the whole queue"
+
+
+@pytest.mark.promise("Permissions by topic")
+@pytest.mark.parametrize(
+    ("page", "query"),
+    [
+        ("group/", {"group": "hidden.group", "topic": "hidden.topic"}),
+        ("group/", {"group": "nobody", "topic": "nothing"}),
+        ("messages/", {}),
+        ("messages/", {"topic": "hidden.topic"}),
+        ("messages/", {"topic": "hidden.topic_dlq"}),
+        ("messages/", {"id": "hidden.topic.later"}),
+        ("messages/", {"before": "100"}),
+        ("deadletters/", {"topic": "hidden.topic"}),
+        ("scheduled/", {}),
+        ("scheduled/", {"topic": "hidden.topic"}),
+        ("scheduled/", {"topic": "hidden.topic", "id": "hidden.topic.later"}),
+        ("inflight/", {"group": "hidden.group", "topic": "hidden.topic"}),
+        ("leases/", {}),
+        ("leases/", {"group": "g"}),
+        ("leases/", {"group": "hidden.group", "topic": "hidden.topic"}),
+        ("subscribers/", {}),
+    ],
+)
+def test_a_page_of_other_topics_is_refused(viewer, hidden_queue, page, query):
+    answer = viewer.get(f"{ROOT}{page}", query)
+    assert answer.status_code == 403
+    text = answer.content.decode()
+    assert "You may view these topics: t. Choose one of them." in text
+    # The heading repeats the query string.
+    assert "hidden." not in re.sub(
+        r"<title>.*?</title>|<h1>.*?</h1>|aria-current=\"page\">.*?</li>", "", text, flags=re.DOTALL
+    )
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_messages_are_refused_by_their_topic(viewer, hidden_queue):
+    offset, dead, mine, my_dead = hidden_queue
+    for page in ("message", "deadletter"):
+        for one in (offset, dead, 10**9):
+            answer = viewer.get(f"{ROOT}{page}/", {"offset": one})
+            assert answer.status_code == 403, (page, one)
+            assert "hidden." not in answer.content.decode()
+    for page, one in (("message", mine), ("message", my_dead), ("deadletter", my_dead)):
+        answer = viewer.get(f"{ROOT}{page}/", {"offset": one})
+        assert answer.status_code == 200
+        assert "hidden." not in answer.content.decode()
+
+
+@pytest.mark.promise("Permissions by topic")
+@pytest.mark.parametrize("name", list(OPERATIONS))
+def test_no_operation_reaches_other_topics(viewer, hidden_queue, name):
+    if name == "forget":
+        given = {"subscriber": "hidden.group.subscriber"}
+    else:
+        given = parameters(name, "hidden.topic") | ({"group": "hidden.group"} if "edit" not in name else {})
+    for send in (viewer.get, viewer.post):
+        answer = send(f"{ROOT}do/{name}/", given)
+        assert answer.status_code == 403
+        assert "hidden." not in answer.content.decode()
+
+
+def test_operating_needs_viewing(make_client, settings, hidden_queue):
+    settings.AUTHENTICATION_BACKENDS = ["tests.support.topic_permissions.OnTopics"]
+    OnTopics.granted.clear()
+    client = make_client()
+    name = User.objects.latest("pk").username
+    OnTopics.granted.update({(name, "django_mysqlqueue.operate_dashboard", "t")})
+    assert client.get(ROOT).status_code == 403
+    OnTopics.granted.add((name, "django_mysqlqueue.view_dashboard", "hidden.topic"))
+    assert client.get(f"{ROOT}do/pause/", {"group": "g", "topic": "t"}).status_code == 403
+
+
+def test_the_index_of_the_admin_links_the_dashboard_for_those_who_may_view_a_topic(viewer, hidden_queue):
+    assert ROOT in viewer.get("/admin/").content.decode()
+    OnTopics.granted.clear()
+    assert ROOT not in viewer.get("/admin/").content.decode()
+
+
+@pytest.mark.promise("Cost")
+def test_djangos_own_backend_is_not_asked_for_topics(make_client, hidden_queue):
+    client = make_client()
+    with CaptureQueriesContext(connection) as captured:
+        assert client.get(ROOT).status_code == 403
+    assert not [query for query in captured if "queue_" in query["sql"]]

@@ -25,6 +25,7 @@ from django_mysqlqueue.admin.permissions import (
     may_operate,
     may_search_errors,
     may_see_payloads,
+    may_view,
     search_refused,
 )
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
@@ -233,7 +234,8 @@ def _demand_permissions(request: HttpRequest, operation: type[AdminOperation], t
         PermissionDenied: the user may not.
     """
     for topic in (None,) if topics is None else topics:
-        demand(may_operate(request, topic) and (not operation.shows_payloads or may_see_payloads(request, topic)))
+        demand(may_view(request, topic) and may_operate(request, topic))
+        demand(not operation.shows_payloads or may_see_payloads(request, topic))
 
 
 def _hidden_errors(form: forms.Form) -> list[str]:

@@ -8,9 +8,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads
+from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads, topics_to_view
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
 from django_mysqlqueue.service.publishing import queue_alias
@@ -51,6 +53,9 @@ class Page:
     in_menu: ClassVar[bool] = True
     live: ClassVar[bool] = True
     """True if the page refreshes itself."""
+    shows_several_topics: ClassVar[bool] = False
+    """True if the page without a topic shows only what the user may view. Others then require the permission to view
+    all topics."""
     bounds: ClassVar[Bounds] = PAGES
     """Limits of how much it reads."""
     stall_times: ClassVar[StallTimes] = StallTimes()
@@ -71,6 +76,27 @@ class Page:
     def heading(self) -> str:
         """Return the page's title, with the name of its object."""
         return str(self.title)
+
+    def may_view(self, topic: str) -> bool:
+        """Return whether the user may view a topic."""
+        topics = topics_to_view(self.request)
+        return topics is None or naming.first_topic(topic) in topics
+
+    def _demand_topic(self, topic: str | None) -> None:
+        """Refuse the page unless the user may view the topic that it is about; None: it is about several.
+
+        Raises:
+            Refused: the user may not. The text is the same for topics that do not exist.
+        """
+        topics = topics_to_view(self.request)
+        if (
+            topics is None
+            or (topic is None and self.shows_several_topics)
+            or (topic is not None and self.may_view(topic))
+        ):
+            return
+        named = ", ".join(sorted(topics))
+        raise Refused(_("You may view these topics: %(topics)s. Choose one of them.") % {"topics": named})
 
     @property
     def may_see_payloads(self) -> bool:
@@ -119,8 +145,17 @@ class Page:
         """
         try:
             with bounded(self.using):
+                if (topic := self.text("topic")) is not None:
+                    self._demand_topic(topic)
+                try:
+                    found = self.context()
+                except BadQuery:
+                    # Of a message that does not exist, too: otherwise, others could be told from those that do.
+                    self._demand_topic(self.about)
+                    raise
+                self._demand_topic(self.about)
                 # Render here, so that the time limit covers queries of the template.
-                return self._response(self.context()).render()
+                return self._response(found).render()
         except BadQuery as error:
             status, problem = error.status, str(error)
         except ImproperlyConfigured as error:

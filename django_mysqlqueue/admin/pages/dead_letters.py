@@ -62,7 +62,7 @@ class DeadLettersPage(Page):
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
-        topics = dead_letters.dlq_topics(session, bounds=self.bounds)
+        topics = [one for one in dead_letters.dlq_topics(session, bounds=self.bounds) if self.may_view(one[0])]
         wanted = self.text("topic")
         if wanted is not None:
             topic = naming.dlq_topic(wanted)

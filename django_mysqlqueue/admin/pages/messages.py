@@ -42,6 +42,7 @@ class MessagesPage(Page):
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
         topic, key, message_id = self.text("topic"), self._key(), self.text("id")
+        self.about = topic
         said, is_newest, upwards = "", True, False
         if message_id is not None:
             found = log_entries.by_id(session, message_id, topic=topic, key=key, bounds=self.bounds)
@@ -73,7 +74,7 @@ class MessagesPage(Page):
             "upwards": upwards,
             "said": said,
             "searched": message_id is not None,
-            "topics": log.all_topics(session),
+            "topics": [one for one in log.all_topics(session) if self.may_view(one)],
             "topic": topic or "",
             "key": key,
             "filtered": any(self.text(name) for name in FILTERS),

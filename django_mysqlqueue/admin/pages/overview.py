@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.utils import timezone
@@ -15,9 +15,11 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.pages.base import SPARK_MINUTES, Page
+from django_mysqlqueue.admin.permissions import topics_to_view
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, Problem, QueueOverview, find_problems, get_overview
 from django_mysqlqueue.service import rollups
+from django_mysqlqueue.service.counts import total
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
 from django_mysqlqueue.sql.session import Session
 
@@ -70,29 +72,54 @@ class OverviewPage(Page):
     name = "changelist"
     title = gettext_lazy("Overview")
     template = "overview.html"
+    shows_several_topics = True
 
     def heading(self) -> str:
         """Return the name of the dashboard, whose first page this is."""
         return _("Dashboard")
 
     def context(self) -> dict[str, Any]:
-        found = get_overview(using=self.using, bounds=self.bounds)
+        found = self._overview()
         session = Session(self.using)
         span = self.text("span")
         span = span if span in SPANS else "hour"
         grain, number = SPANS[span]
-        minutes = rollups.since(session, MINUTE, found.now - SPARK_MINUTES * 60_000)
+        minutes = self._buckets(session, MINUTE, found.now - SPARK_MINUTES * 60_000)
+        problems = find_problems(found, stall_times=self.stall_times)
         return {
             "overview": found,
             "cards": self._cards(found),
-            "problems": [self._linked(one) for one in find_problems(found, stall_times=self.stall_times)],
+            "problems": [self._linked(one) for one in problems if self._may_view_problem(one)],
             "rows": [self._row(group, minutes, found.now) for group in found.groups],
             "span": span,
             "spans": [("hour", _("last hour")), ("day", _("last day"))],
-            **self._charts(rollups.since(session, grain, found.now - grain * number * 1000), grain, number, found.now),
+            **self._charts(self._buckets(session, grain, found.now - grain * number * 1000), grain, number, found.now),
         }
 
+    def _overview(self) -> QueueOverview:
+        """Return the overview of all groups, or of those that the user may view, without figures of the whole queue."""
+        topics = topics_to_view(self.request)
+        if topics is None:
+            return get_overview(using=self.using, bounds=self.bounds)
+        found = [get_overview(topic=topic, using=self.using, bounds=self.bounds) for topic in sorted(topics)]
+        groups = tuple(group for one in found for group in one.groups)
+        return replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
+
+    def _buckets(self, session: Session, grain: int, since: int) -> list[Bucket]:
+        return [one for one in rollups.since(session, grain, since) if self.may_view(one.ref.topic)]
+
+    def _may_view_problem(self, problem: Problem) -> bool:
+        topic = problem.topic if problem.ref is None else problem.ref.topic
+        return topics_to_view(self.request) is None if not topic else self.may_view(topic)
+
     def _cards(self, found: QueueOverview) -> list[Card]:
+        if topics_to_view(self.request) is not None:
+            return [
+                Card(_("backlog"), str(found.lag)),
+                Card(_("in flight"), str(found.in_flight), self._to("inflight")),
+                Card(_("retrying"), str(found.retrying)),
+                Card(_("dead letters"), str(found.dead_letters), "", bool(found.dead_letters)),
+            ]
         oldest = [at for at in (found.oldest_at, found.outbox.waiting_since) if at is not None]
         waits = duration((found.now - min(oldest)) / 1000) if oldest else "-"
         return [

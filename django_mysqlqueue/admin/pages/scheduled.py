@@ -49,7 +49,7 @@ class ScheduledPage(Page):
         said: dict[int, ScheduledContent] = {}
         if seen:
             said = scheduled.contents(session, [row.outbox_id for row in found.rows if row.topic in seen])
-        topics = scheduled.topics(session, bounds=self.bounds)
+        topics = [one for one in scheduled.topics(session, bounds=self.bounds) if self.may_view(one[0])]
         if topic is not None and topic not in dict(topics):
             topics.append((topic, Count(0)))
         return {

@@ -45,12 +45,13 @@ class InFlightPage(Page):
     name = "inflight"
     title = gettext_lazy("In flight")
     template = "inflight.html"
+    shows_several_topics = True
 
     def context(self) -> dict[str, Any]:
         session = Session(self.using)
         now = session.now()
         ref = self.ref()
-        refs = registered_refs(self.using)
+        refs = [one for one in registered_refs(self.using) if self.may_view(one.topic)]
         found: list[InFlight] = []
         for one in refs if ref is None else [ref]:
             found += partitions.in_flight(
@@ -167,7 +168,7 @@ class LeasesPage(Page):
         last = found[-1] if len(found) == PAGE_ROWS else None
         return {
             "rows": list(self._rows(found, live)),
-            "refs": registered_refs(self.using),
+            "refs": [one for one in registered_refs(self.using) if self.may_view(one.topic)],
             "ref": ref,
             "owner": self.text("owner") or "",
             "unowned": bool(self.text("unowned")),
