@@ -21,7 +21,7 @@ def test_groups_are_registered_on_the_queues_database_only(monkeypatch, settings
         return Registered(ref, mode, 0, False)
 
     monkeypatch.setattr(registering.groups, "register", register)
-    monkeypatch.setattr(registering.groups, "register_options", lambda using, ref, column, options, *, actor: False)
+    monkeypatch.setattr(registering.groups, "register_options", lambda using, ref, column, options, **how: False)
     subscriber("t", group="g", mode="shared", start="latest")(handle)
     subscriber("t", group="h")(handle)
     registering.register_groups("other")
