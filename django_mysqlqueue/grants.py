@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from django.apps import apps
 from django.db.models import Model
 
 from django_mysqlqueue import models
@@ -49,25 +50,12 @@ def _tables(verbs: Mapping[type[Model], str]) -> Iterator[Grant]:
         yield from _table(model, needed)
 
 
-EVERYTHING = (
-    models.OutboxMessage,
-    models.QueueMessage,
-    models.Sequencer,
-    models.ConsumerGroup,
-    models.DeliveryState,
-    models.PartitionLease,
-    models.ConsumerOffset,
-    models.Slots,
-    models.CoalesceKey,
-    models.DebouncedMessage,
-    models.SubscriberHeartbeat,
-    models.DeliveryEvent,
-    models.Operation,
-    models.Rollup,
-    models.CollectedTopic,
-    models.ArchiveSegment,
+EVERYTHING = tuple(
+    model
+    for model in apps.get_app_config("django_mysqlqueue").get_models()
+    if model._meta.managed and not model._meta.proxy
 )
-"""The queue's tables."""
+"""The models of the queue's tables."""
 READ = (*_tables(dict.fromkeys(EVERYTHING, "S")), Grant("SELECT", MIGRATIONS))
 PUBLISHED = ("topic", "partition_key", "id", "payload", "metadata", "deliver_at")
 """The columns of the outbox that ``publish`` writes: none of those that dead letters and redriven messages have."""
