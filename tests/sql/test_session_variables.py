@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
@@ -240,13 +242,23 @@ def test_the_first_publish_of_a_connection_asks_for_autocommit(db, own_session):
     assert OutboxMessage.objects.count() == 8
 
 
+def kill(session):
+    """End a session, and wait for its end: MySQL's thread may otherwise take the next connection while it is ending."""
+    execute(f"KILL CONNECTION {session}")
+    deadline = time.monotonic() + 20
+    with connection.cursor() as cursor:
+        while cursor.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", [session]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 @pytest.mark.servers_only
 def test_a_publish_asks_the_connection_that_a_health_check_has_opened(db, own_session):
     """CONN_HEALTH_CHECKS: the connection that was there is replaced by the statement itself."""
     publish("t", 1)
     connection.health_check_enabled, connection.health_check_done = True, False  # as at the beginning of a request
     identity = connection.connection.thread_id()
-    in_thread(lambda: execute(f"KILL CONNECTION {identity}"))
+    in_thread(lambda: kill(identity))
     with CaptureQueriesContext(connection) as captured:
         publish("t", 2)
     assert connection.connection.thread_id() != identity
