@@ -77,10 +77,15 @@ def _check_user(session: Session, ref: GroupRef) -> None:
 
 def _tell(handler: Handler, column: str) -> None:
     ref = handler.ref
-    text = groups.REGISTERED_TEXTS[column](registrable(handler)[column])
     if column == "limits":
         event(logging.INFO, "limits.registered", group=ref.group, topic=ref.topic, limits=handler.limits.text or "none")
     elif column == "filter":
         event(logging.INFO, "filter.registered", group=ref.group, topic=ref.topic, filter=str(handler.filter or "none"))
     else:
-        event(logging.INFO, "users.registered", group=ref.group, topic=ref.topic, users=text)
+        event(
+            logging.INFO,
+            "users.registered",
+            group=ref.group,
+            topic=ref.topic,
+            users=", ".join(handler.allowed_users or ()) or "all",
+        )

@@ -36,7 +36,7 @@ from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.options import parse_duration, parse_filter
-from django_mysqlqueue.tails.api import AsyncTail, Tail, make_request
+from django_mysqlqueue.tails.api import AsyncTail, Tail, TailRequest, make_request
 from django_mysqlqueue.tails.formats import as_dict, as_json
 from django_mysqlqueue.tails.reading import Event, Gap
 
@@ -172,7 +172,7 @@ class TailView(View):
         answer["Content-Encoding"] = "identity"  # so would GZipMiddleware
         return answer
 
-    def _request(self, request: HttpRequest, topic: str, alias: str) -> Any:
+    def _request(self, request: HttpRequest, topic: str, alias: str) -> TailRequest:
         """Return the arguments of the tail, with the position at which it begins as an offset.
 
         Raises:
@@ -181,18 +181,15 @@ class TailView(View):
         unknown = sorted(set(request.GET) - {*PARAMETERS})
         if unknown:
             raise ValueError(f"{unknown[0]!r} is not a parameter. Parameters: {', '.join(PARAMETERS)}")
-        last, offset, since, where = (
-            request.headers.get("Last-Event-ID"),
-            *(request.GET.get(name) for name in ("offset", "since", "where")),
-        )
+        offset, since, where = (request.GET.get(name) for name in ("offset", "since", "where"))
+        first = None if offset is None else _integer("offset", offset)
+        if last := request.headers.get("Last-Event-ID"):
+            # The browser repeats the address with which it began, and has come further since.
+            first, since = _integer("Last-Event-ID", last) + 1, None
         found = make_request(
             topic,
-            since=None if since is None or last else parse_duration("since", since),
-            offset=_integer("Last-Event-ID", last) + 1
-            if last
-            else None
-            if offset is None
-            else _integer("offset", offset),
+            since=None if since is None else parse_duration("since", since),
+            offset=first,
             key=request.GET.get("key"),
             where=None if where is None else parse_filter("where", where),
             follow=True,
@@ -269,7 +266,7 @@ class _Chunks:
 class _Stream(_Chunks):
     """The chunks of a stream under WSGI."""
 
-    def __init__(self, view: TailView, request: Any, token: object) -> None:
+    def __init__(self, view: TailView, request: TailRequest, token: object) -> None:
         super().__init__(view, Tail(request), token)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -296,7 +293,7 @@ class _Stream(_Chunks):
 class _AsyncStream(_Chunks):
     """The chunks of a stream under ASGI."""
 
-    def __init__(self, view: TailView, request: Any, token: object) -> None:
+    def __init__(self, view: TailView, request: TailRequest, token: object) -> None:
         super().__init__(view, AsyncTail(request), token)
 
     def __aiter__(self) -> AsyncIterator[bytes]:

@@ -89,11 +89,7 @@ class Page:
             Refused: the user may not. The text is the same for topics that do not exist.
         """
         topics = topics_to_view(self.request)
-        if (
-            topics is None
-            or (topic is None and self.shows_several_topics)
-            or (topic is not None and self.may_view(topic))
-        ):
+        if topics is None or (self.shows_several_topics if topic is None else self.may_view(topic)):
             return
         named = ", ".join(sorted(topics))
         raise Refused(_("You may view these topics: %(topics)s. Choose one of them.") % {"topics": named})
