@@ -7,11 +7,12 @@ import re
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
 from tests.support.dashboard import ROOT, hidden
 from tests.support.harness import Sub, handler, sequence
 from tests.support.topic_permissions import OnTopics
@@ -224,6 +225,31 @@ def test_counts_are_of_what_one_may_view(viewer, hidden_queue, make_client):
     assert cards["backlog"] == "2"
     assert cards["dead letters"] == "1"
     assert set(cards) == {"backlog", "in flight", "retrying", "dead letters"}, "nothing of the whole queue"
+    whole = make_client("view_dashboard").get(ROOT).content.decode()
+    assert _charted(whole) == [2 * number for number in _charted(text)]
+    assert sum(_charted(text)) > 1
+
+
+@pytest.mark.promise("Permissions by topic")
+def test_problems_are_of_what_one_may_view(viewer, hidden_queue, make_client):
+    lost = SubscriberHeartbeat.objects.filter(consumer_group="hidden.group")
+    assert lost.update(heartbeat_at=F("heartbeat_at") - 3_600_000)
+    OutboxMessage.objects.filter(topic="hidden.topic").update(deliver_at=1, created_at=1)  # one of the whole queue
+    whole = _problems(make_client("view_dashboard").get(ROOT).content.decode())
+    assert "hidden." in whole
+    assert 'data-kind="outbox' in whole
+    found = _problems(viewer.get(ROOT).content.decode())
+    assert "hidden." not in found
+    assert 'data-kind="outbox' not in found
+
+
+def _charted(text):
+    """The totals of failed and of dead-lettered deliveries."""
+    return [int(one) for one in re.findall(r"mq-(?:failed|dead)\"></span>(\d+)", text)]
+
+
+def _problems(text):
+    return text[text.index('id="mq-problems"') : text.index('class="mq-charts"')]
 
 
 @pytest.mark.promise("Permissions by topic")

@@ -253,6 +253,25 @@ def test_a_message_that_gc_deletes_before_the_hub_reads_is_in_a_gap_even_if_it_w
         assert take(follower, 1) == [Gap("t", before, Sequencer.objects.get().last_offset)]
 
 
+@pytest.mark.promise("Tails")
+def test_what_gc_has_deleted_is_read_after_the_contents(db, settings, monkeypatch):
+    """A message that is deleted between the search for offsets and the read of the contents is in a gap, too."""
+    real, done = reading.payloads.read, []
+
+    def delete_first(using, offsets):
+        if in_the_hub() and not done:
+            done.append(True)
+            collect(settings)
+        return real(using, offsets)
+
+    with tail("t", follow=True) as follower:
+        assert not follower.wait(3 * POLL)
+        before = follower.position
+        monkeypatch.setattr(reading.payloads, "read", delete_first)
+        send(1)
+        assert take(follower, 1) == [Gap("t", before, Sequencer.objects.get().last_offset)]
+
+
 def test_one_that_is_ahead_of_the_hub_gets_nothing_from_before_its_offset(db, monkeypatch):
     held, begun, ready = threading.Event(), threading.Event(), threading.Event()
     real = following.log.end_of_log
