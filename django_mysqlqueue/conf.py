@@ -19,22 +19,12 @@ from django.core.signals import setting_changed
 from django_mysqlqueue import validators
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
+from django_mysqlqueue.topic_settings import WILDCARDS, TopicMap
 
 RECORD = "record_deliveries"
 SQL_TOPICS = "sql_topics"
 LONGEST_DELAY = 30 * 86400.0
 """Longest visibility timeout, backoff, nack or snooze delay, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSettings:
-    """The settings of one topic in ``TOPICS``; None: the general setting applies."""
-
-    retention: float | None = None
-    has_retention: bool = False
-    partitions: int | None = None
-    groupless: bool = False
-    """True if the topic is meant to have no consumer group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,7 @@ class Settings:
     history_retention: float = 7 * 86400.0
     archive_path: str | None = None
     archive_required: bool = False
-    topics: Mapping[str, TopicSettings] = field(default_factory=dict)
+    topics: TopicMap = field(default_factory=lambda: TopicMap({}, "_dlq"))
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Handler options by group."""
     recorded: Mapping[str, str] = field(default_factory=dict)
@@ -134,8 +124,8 @@ class Settings:
             topic: name of the topic.
             has_groups: whether a consumer group on the topic is registered.
         """
-        special = self.topics.get(topic)
-        if special is not None and special.has_retention:
+        special = self.topics.of(topic)
+        if special.has_retention:
             return special.retention
         if not has_groups and topic.endswith(self.dlq_suffix):
             return self.dlq_retention
@@ -146,8 +136,7 @@ class Settings:
 
     def may_lack_groups(self, topic: str) -> bool:
         """Return True if the topic may have no consumer group: it is ``GROUPLESS``, or a DLQ topic."""
-        special = self.topics.get(topic)
-        return topic.endswith(self.dlq_suffix) or (special is not None and special.groupless)
+        return topic.endswith(self.dlq_suffix) or self.topics.of(topic).groupless
 
     def recorded_of(self, group: str) -> str:
         """Return which deliveries of a group are recorded: ``"all"``, ``"failures"`` or ``"none"``."""
@@ -155,8 +144,14 @@ class Settings:
 
     def partitions_of(self, topic: str) -> int | None:
         """Return the number of partitions that the topic's keys are hashed to, or None if they are not hashed."""
-        special = self.topics.get(topic)
-        return special.partitions if special is not None else None
+        return self.topics.of(topic).partitions
+
+    def database_of(self, topic: str) -> str | None:
+        """Return the alias of the database that ``TOPICS`` names for a topic, else ``DATABASE``.
+
+        A DLQ topic is in the database of its topic.
+        """
+        return self.topics.of(topic.removesuffix(self.dlq_suffix)).database or self.database
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +367,7 @@ def _parse(raw: Any) -> tuple[Settings, list[Problem]]:
     settings = Settings(**values)
     problems += _relations(settings)
     topics, groups = raw.get("TOPICS", {}), raw.get("GROUPS", {})
-    by_topic, options = dict(_topics(topics, problems)), dict(_groups(groups, problems))
+    by_topic, options = _topics(topics, settings, problems), dict(_groups(groups, problems))
     settings = replace(
         settings,
         topics=by_topic,
@@ -401,27 +396,27 @@ def _relations(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _topics(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, TopicSettings]]:
+def _topics(raw: Any, settings: Settings, problems: list[Problem]) -> TopicMap:
+    entries: dict[str, Mapping[str, Any]] = {}
     if not isinstance(raw, Mapping):
         problems.append(Problem("E005", f"MYSQLQUEUE['TOPICS'] must be a dict, not {type(raw).__name__}.", ""))
-        return
+        raw = {}
     parsers: dict[str, Callable[[Any], Any]] = {
         "RETENTION": _FIELDS["retention"],
         "PARTITIONS": validators.integer(1, 100_000),
         "GROUPLESS": validators.boolean,
+        "DATABASE": validators.alias,
+        "VIA": validators.alias,
     }
     for topic, options in raw.items():
-        _check_name(f"MYSQLQUEUE['TOPICS'] has {topic!r}", topic, "E005", problems)
-        parsed = _options(f"MYSQLQUEUE['TOPICS'][{topic!r}]", options, parsers, "E005", problems)
-        yield (
-            str(topic),
-            TopicSettings(
-                retention=parsed.get("RETENTION"),
-                has_retention="RETENTION" in parsed,
-                partitions=parsed.get("PARTITIONS"),
-                groupless=parsed.get("GROUPLESS", False),
-            ),
-        )
+        where = f"MYSQLQUEUE['TOPICS'][{topic!r}]"
+        _check_name(f"MYSQLQUEUE['TOPICS'] has {topic!r}", WILDCARDS.sub("x", str(topic)), "E005", problems)
+        entries[str(topic)] = parsed = _options(where, options, parsers, "E005", problems)
+        if str(topic).endswith(settings.dlq_suffix):
+            for name in sorted({"DATABASE", "VIA"} & parsed.keys()):
+                hint = "Dead letters are in the database of their topic: set it there."
+                problems.append(Problem("E005", f"{where}[{name!r}] is set for a DLQ topic.", hint))
+    return TopicMap(entries, settings.dlq_suffix)
 
 
 def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, Any]]]:

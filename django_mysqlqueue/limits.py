@@ -18,6 +18,8 @@ NAME_LENGTH = 100
 """Maximum length of a topic or group, in characters."""
 TOPIC_COLUMN_LENGTH = 120
 """Length of topic columns: it leaves room for the DLQ suffix."""
+RELAY_MARK = "@"
+"""What stands between topic and database in the topic of messages that are relayed. Names have no such character."""
 KEY_LENGTH = 190
 """Maximum length of a partition key, message id or subscriber name, in characters.
 
@@ -135,6 +137,35 @@ def check_name(kind: str, name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidMessage(f"{kind} {name!r}: must be 1 to {NAME_LENGTH} letters, digits, '.', '_' or '-'")
     return name
+
+
+def relayed_topic(topic: str, target: str) -> str:
+    """Return the topic under which a log stores messages that are on their way to another database.
+
+    Args:
+        topic: the topic to which they were published.
+        target: alias of the database that the topic is in.
+
+    Raises:
+        InvalidMessage: the result does not fit its column.
+    """
+    name = f"{topic}{RELAY_MARK}{target}"
+    if len(name) > TOPIC_COLUMN_LENGTH:
+        raise InvalidMessage(
+            f"topic {topic!r} in database {target!r}: to be relayed, both names may have at most "
+            f"{TOPIC_COLUMN_LENGTH - 1} characters together"
+        )
+    return name
+
+
+def relay_target(topic: str) -> str | None:
+    """Return the database to which the messages of a topic in the log are relayed; None if they are not."""
+    return topic.partition(RELAY_MARK)[2] or None
+
+
+def relayed_from(topic: str) -> str:
+    """Return the topic to which a message was published, if ``topic`` is that in the log of a relay's source."""
+    return topic.partition(RELAY_MARK)[0]
 
 
 def check_text(kind: str, value: object) -> str:

@@ -23,6 +23,9 @@ from django_mysqlqueue.limits import (
     lane_of,
     new_message_id,
     priority_of,
+    relay_target,
+    relayed_from,
+    relayed_topic,
     scoped_coalesce_key,
 )
 
@@ -47,6 +50,9 @@ __all__ = [
     "lane_of",
     "new_message_id",
     "priority_of",
+    "relay_target",
+    "relayed_from",
+    "relayed_topic",
     "scoped_coalesce_key",
 ]
 

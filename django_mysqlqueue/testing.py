@@ -23,6 +23,7 @@ from django_mysqlqueue.limits import AT_ONCE, priority_of
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from django_mysqlqueue.runtime.inline import Delivered, InlineSubscriber
 from django_mysqlqueue.service import expiry, scheduling
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.deliveries import Claimed
 from django_mysqlqueue.service.messages import (
     Message,
@@ -34,7 +35,6 @@ from django_mysqlqueue.service.messages import (
     publisher_key,
 )
 from django_mysqlqueue.service.payloads import Body
-from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions import registry
 from django_mysqlqueue.subscriptions.delivery import Delivery

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.admin.formatting import moment
 from django_mysqlqueue.models import Operation
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.permissions import OPERATE, SEE_PAYLOADS, VIEW, has_permission, visible_topics
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 

@@ -15,8 +15,8 @@ from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import QueueMessage
 from django_mysqlqueue.service import log, log_places, partitions
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.log import first_since
-from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session, flat
 
 LOG = QueueMessage._meta.db_table

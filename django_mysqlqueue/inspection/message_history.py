@@ -20,10 +20,10 @@ from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEven
 from django_mysqlqueue.service import groups, log, messages, payloads
 from django_mysqlqueue.service.coalescing import THE_LOG, key_of, read
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.expiry import expires_at
 from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.losses import HELD_BY
-from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import OptionColumns
-from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import GroupOption, effective_options

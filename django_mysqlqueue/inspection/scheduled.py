@@ -11,7 +11,7 @@ from django_mysqlqueue.limits import AT_ONCE, public_coalesce_key
 from django_mysqlqueue.models import DebouncedMessage, OutboxMessage
 from django_mysqlqueue.service import messages, payloads, scheduling
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql.session import Session
 
 OUTBOX = OutboxMessage._meta.db_table

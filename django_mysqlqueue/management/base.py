@@ -14,7 +14,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.runtime import sessions
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, is_server, limited_settings
 

@@ -14,7 +14,7 @@ from django.utils.timezone import is_naive, make_aware
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.limits import LATEST_DELIVERY
 from django_mysqlqueue.naming import KEY_LENGTH
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql.connection import apart
 
 REASON_LENGTH = 1000
@@ -45,7 +45,7 @@ def alias_for(using: str | None, actor: str, reason: str, **names: str) -> Itera
         text(name, value, most=KEY_LENGTH)
     if using is not None and using not in connections:
         raise OperationRefused(f"using {using!r}: DATABASES has no such alias")
-    alias = queue_alias(using)
+    alias = queue_alias(using, topic=names.get("topic"))
     with apart(alias):
         yield alias
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
@@ -31,7 +31,7 @@ def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
 
 
 def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED) -> None:
-    """Register the groups of all handlers, with their registered options, if ``using`` is the queue's database.
+    """Register the groups of the handlers whose topics are in a database, with their registered options.
 
     A mode that differs from the registered one is only logged here, so that ``migrate`` does not fail. The subscriber
     refuses to start.
@@ -40,9 +40,11 @@ def register_groups(using: str, *, columns: Collection[str] = groups.REGISTERED)
         using: a database alias.
         columns: the columns for options that its schema has.
     """
-    if using != queue_alias():
+    if using not in queue_aliases():
         return
     for ref, handler in subscriptions().items():
+        if queue_alias(topic=ref.topic) != using:
+            continue
         options = {column: value for column, value in registrable(handler).items() if column in columns}
         registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
         for column, value in options.items():

@@ -33,13 +33,13 @@ def require(topic: str) -> None:
         UnknownTopic: neither ``TOPICS`` nor a handler of this project names it.
     """
     settings = get_settings()
-    if topic in settings.topics or topic in _handled:
+    if settings.topics.declares(topic) or topic in _handled:
         return
     if discover is not None:
         discover()
     if topic in _handled:
         return
-    known = {name for name in (*settings.topics, *_handled) if not naming.is_dlq(name)}
+    known = {name for name in (*settings.topics.names(), *_handled) if not naming.is_dlq(name)}
     hint = did_you_mean(repr(one) for one in close_names(topic, known, most=1))
     if not hint:
         hint = f"Known: {listed(sorted(known), most=SHOWN)}."

@@ -8,6 +8,7 @@ from django_mysqlqueue import log_queries
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, QueueMessage
 from django_mysqlqueue.service import partitions
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.sequencing import OUTBOX
 from django_mysqlqueue.sql.session import UNION_TERMS, Session, flat
 
@@ -61,7 +62,8 @@ def used(session: Session) -> list[str]:
 def known(session: Session) -> list[str]:
     """Return all topics that operators may name, in order: those in use, those of groups, and those in ``TOPICS``."""
     of_groups = ConsumerGroup.objects.using(session.using).values_list("topic", flat=True)
-    return sorted({*used(session), *of_groups, *get_settings().topics})
+    configured = [name for name in get_settings().topics.names() if queue_alias(topic=name) == session.using]
+    return sorted({*used(session), *of_groups, *configured})
 
 
 class Ends:

@@ -13,15 +13,16 @@ from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections, router, transaction
+from django.db import Error, connections, transaction
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.exceptions import InvalidMessage, TransactionMismatch
 from django_mysqlqueue.models import OutboxMessage
 from django_mysqlqueue.service import debouncing, known_topics, publish_hooks, wakeups
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases, transaction_elsewhere
 from django_mysqlqueue.service.messages import Message, OutboxRow
-from django_mysqlqueue.sql.connection import in_testcase, in_transaction, is_manual, tells_commit
+from django_mysqlqueue.sql.connection import in_testcase, is_manual, tells_commit
 from django_mysqlqueue.sql.session import Session, flat
 
 OUTBOX = OutboxMessage._meta.db_table
@@ -30,17 +31,6 @@ CHUNK_BYTES = 1_048_576
 """Limits of one multi-row INSERT, and so of the memory that ``publish_many`` needs."""
 
 OnMismatch = Literal["error", "commit_now", "on_commit"]
-
-
-def queue_alias(using: str | None = None) -> str:
-    """Return the alias of the queue's database: ``using``, else ``MYSQLQUEUE["DATABASE"]``, else the router's choice.
-
-    Raises:
-        InvalidMessage: ``DATABASES`` does not contain ``using``.
-    """
-    if using is not None and using not in connections:
-        raise InvalidMessage(f"using {using!r}: there is no such database in DATABASES")
-    return using or get_settings().database or router.db_for_write(OutboxMessage)
 
 
 def publish(
@@ -58,9 +48,10 @@ def publish(
     coalesce: str | None = None,
     max_delay: float | datetime.timedelta | None = None,
     using: str | None = None,
+    via: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
-    """Publish a message, in the open transaction of the queue's database if there is one.
+    """Publish a message, in the open transaction of the topic's database if there is one.
 
     Args:
         topic: the topic: 1 to 100 characters (ASCII letters, digits, ``.``, ``_`` and ``-``), not ending in the DLQ
@@ -88,8 +79,11 @@ def publish(
             replaces it, and the delay begins again.
         max_delay: the longest time that debounced messages wait, in seconds or as a timedelta: then the latest of them
             is delivered, even if its own delay has not passed. It needs ``coalesce`` and ``delay``.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
-        on_mismatch: what to do if the queue's database has no open transaction but another database has one:
+        using: alias of the database to publish to (default: the one that the topic is in).
+        via: alias of the queue's database that the open transaction is on, if the topic is in another one. The message
+            is stored there, and subscribers relay it to the topic's database, once and in order. (Default: ``VIA`` of
+            the topic in ``TOPICS``.)
+        on_mismatch: what to do if the topic's database has no open transaction but another database has one:
             ``"error"`` refuses; ``"commit_now"`` commits the message in a transaction of its own (it remains even if
             the other transaction rolls back); ``"on_commit"`` publishes after the other transaction has committed (the
             message is lost if the process dies in between).
@@ -104,7 +98,6 @@ def publish(
         ImproperlyConfigured: outside a transaction, the session has autocommit off without Django's knowledge (E017);
             nothing was stored.
     """
-    alias = queue_alias(using)
     if isinstance(payload, Message):
         raise InvalidMessage(
             "payload of type Message: publish() takes its fields; publish_many() takes Message objects"
@@ -112,8 +105,9 @@ def publish(
     message = Message(
         payload, key, id, metadata, delay, deliver_at, priority, expires_at, expires_in, coalesce, max_delay
     )
-    with publish_hooks.sending(_checked(topic), alias, message) as span:
-        row = publish_hooks.encode_stamped(topic, message, span)
+    alias, stored_topic = stored_at(_checked(topic), using, via)
+    with publish_hooks.sending(topic, alias, message) as span:
+        row = publish_hooks.encode_stamped(topic, message, span)._replace(topic=stored_topic)
         _store(alias, iter((row,)), on_mismatch, single=True)
         span.sent(1, row.message_id)
     return row.message_id
@@ -124,6 +118,7 @@ def publish_many(
     messages: Iterable[Any],
     *,
     using: str | None = None,
+    via: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> int:
     """Publish many messages to one topic, all or none of them, in bounded memory.
@@ -132,6 +127,7 @@ def publish_many(
         topic: as in ``publish``.
         messages: an iterable of ``Message`` objects or payloads. It is read once.
         using: as in ``publish``.
+        via: as in ``publish``.
         on_mismatch: as in ``publish``. ``"on_commit"`` keeps the encoded messages in memory until the other
             transaction commits.
 
@@ -143,9 +139,10 @@ def publish_many(
         UnknownTopic: see ``publish``; no message was read.
         TransactionMismatch: see ``publish``.
     """
-    alias = queue_alias(using)
-    with publish_hooks.sending(_checked(topic), alias, None) as span:
-        count = _store(alias, _encoded(topic, messages, span), on_mismatch)
+    alias, stored_topic = stored_at(_checked(topic), using, via)
+    with publish_hooks.sending(topic, alias, None) as span:
+        rows = (row._replace(topic=stored_topic) for row in _encoded(topic, messages, span))
+        count = _store(alias, rows, on_mismatch)
         span.sent(count)
     return count
 
@@ -165,6 +162,7 @@ async def apublish(
     coalesce: str | None = None,
     max_delay: float | datetime.timedelta | None = None,
     using: str | None = None,
+    via: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> str:
     """Publish a message from async code, with the arguments of ``publish``.
@@ -187,6 +185,7 @@ async def apublish(
         coalesce=coalesce,
         max_delay=max_delay,
         using=using,
+        via=via,
         on_mismatch=on_mismatch,
     )
 
@@ -196,6 +195,7 @@ async def apublish_many(
     messages: Iterable[Any] | AsyncIterable[Any],
     *,
     using: str | None = None,
+    via: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> int:
     """Publish many messages from async code, with the arguments of ``publish_many``: all or none of them.
@@ -205,7 +205,25 @@ async def apublish_many(
     """
     if isinstance(messages, AsyncIterable):
         messages = [message async for message in messages]
-    return await sync_to_async(publish_many)(topic, messages, using=using, on_mismatch=on_mismatch)
+    return await sync_to_async(publish_many)(topic, messages, using=using, via=via, on_mismatch=on_mismatch)
+
+
+def stored_at(topic: str, using: str | None, via: str | None) -> tuple[str, str]:
+    """Return the database whose outbox takes a topic's messages, and the topic under which it stores them.
+
+    Raises:
+        InvalidMessage: a value breaks a rule. The error names the value and the rule.
+    """
+    if using is not None and via is not None:
+        raise InvalidMessage(f"using={using!r}, via={via!r}: pass one of them")
+    target = queue_alias(using, topic=topic)
+    if via is None and using is None:
+        via = get_settings().topics.of(topic).via
+    if via is None or via == target:
+        return target, topic
+    if via not in (aliases := queue_aliases()):
+        raise InvalidMessage(f"via={via!r}: must be a database of the queue ({', '.join(map(repr, aliases))})")
+    return via, naming.relayed_topic(topic, target)
 
 
 def _checked(topic: object) -> str:
@@ -235,9 +253,10 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
     if other is None:
         return _insert(alias, rows, single=single)
     if on_mismatch == "error":
+        relay = f"publish via={other!r}, " if other in queue_aliases() else ""
         raise TransactionMismatch(
-            f"The queue is on the database {alias!r}, which has no open transaction, but {other!r} has one: "
-            f"the message would not commit with it. Write your rows to {alias!r} in the same transaction, or accept "
+            f"The message would be stored in the database {alias!r}, which has no open transaction, but {other!r} has "
+            f"one: it would not commit with it. Write your rows to {alias!r} in the same transaction, {relay}or accept "
             "the risk of on_mismatch='commit_now' or 'on_commit'."
         )
     if not connections[other].in_atomic_block:
@@ -248,17 +267,6 @@ def _store(alias: str, rows: Iterator[OutboxRow], on_mismatch: OnMismatch, *, si
     kept = list(rows)
     transaction.on_commit(lambda: None if not kept else _insert(alias, iter(kept), single=single), using=other)
     return len(kept)
-
-
-def transaction_elsewhere(alias: str) -> str | None:
-    """Return another database that has an open transaction, if the queue's has none; otherwise None."""
-    queue = connections[alias]
-    if in_transaction(queue):
-        return None
-    for connection in connections.all(initialized_only=True):
-        if connection is not queue and in_transaction(connection):
-            return connection.alias
-    return None
 
 
 def _insert(alias: str, rows: Iterator[OutboxRow], *, single: bool) -> int:

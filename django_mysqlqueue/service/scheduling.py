@@ -18,7 +18,8 @@ from django_mysqlqueue import naming
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused, TransactionMismatch
 from django_mysqlqueue.models import DeliveryState, OutboxMessage
 from django_mysqlqueue.service import debouncing, expiry, messages, slots
-from django_mysqlqueue.service.publishing import queue_alias, transaction_elsewhere, wake_on_commit
+from django_mysqlqueue.service.databases import transaction_elsewhere
+from django_mysqlqueue.service.publishing import stored_at, wake_on_commit
 from django_mysqlqueue.service.sequencing import lock_scheduled, take_mutex
 from django_mysqlqueue.sql.session import Retry, Session, flat, run
 
@@ -33,8 +34,8 @@ class Found(NamedTuple):
     message_id: str
 
 
-def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = None) -> int:
-    """Cancel the scheduled message with an id, in the open transaction of the queue's database if there is one.
+def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = None, via: str | None = None) -> int:
+    """Cancel the scheduled message with an id, in the open transaction of its database if there is one.
 
     If the transaction commits, the message is never delivered. If it rolls back, the message stays scheduled. Until
     then the message is locked: if it comes due in the meantime, it waits, but other messages do not.
@@ -44,7 +45,8 @@ def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = N
         topic: the topic to which the message was published.
         key: the key of the message (default: all scheduled messages of the topic with this id; ids are unique within a
             partition).
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: as in ``publish``.
+        via: as in ``publish``: a message that was published ``via`` a database waits there.
 
     Returns:
         The number of messages that were cancelled. It is 0 if no message with this id is scheduled: it has come due,
@@ -57,7 +59,9 @@ def cancel(id: str, *, topic: str, key: str | None = None, using: str | None = N
         OperationRefused: the open transaction is at SERIALIZABLE; nothing was cancelled.
         CommitOutcomeUnknown: outside a transaction, the connection broke during COMMIT. Call the function again.
     """
-    return _change(id, topic, key, using, lambda session, ids: remove(session, ids, wait=True))
+    return _change(
+        id, key, stored_at(naming.check_topic(topic), using, via), lambda session, ids: remove(session, ids, wait=True)
+    )
 
 
 def reschedule(
@@ -68,6 +72,7 @@ def reschedule(
     deliver_at: datetime.datetime | None = None,
     key: str | None = None,
     using: str | None = None,
+    via: str | None = None,
 ) -> int:
     """Change the time of the scheduled message with an id, in a transaction as with ``cancel``.
 
@@ -79,6 +84,7 @@ def reschedule(
             once.
         key: as in ``cancel``.
         using: as in ``cancel``.
+        via: as in ``cancel``.
 
     Returns:
         The number of messages that were rescheduled; 0 as in ``cancel``.
@@ -92,15 +98,22 @@ def reschedule(
     delay_ms, moment = messages.schedule(delay, deliver_at)
     if delay_ms is None and not moment:
         raise InvalidMessage("delay, deliver_at: pass one of them")
-    return _change(id, topic, key, using, lambda session, ids: move(session, ids, delay_ms, moment, wait=True))
+    return _change(
+        id,
+        key,
+        stored_at(naming.check_topic(topic), using, via),
+        lambda session, ids: move(session, ids, delay_ms, moment, wait=True),
+    )
 
 
-async def acancel(id: str, *, topic: str, key: str | None = None, using: str | None = None) -> int:
+async def acancel(
+    id: str, *, topic: str, key: str | None = None, using: str | None = None, via: str | None = None
+) -> int:
     """Cancel from async code, with the arguments of ``cancel``.
 
     The change commits in a transaction of its own (see ``apublish``).
     """
-    return await sync_to_async(cancel)(id, topic=topic, key=key, using=using)
+    return await sync_to_async(cancel)(id, topic=topic, key=key, using=using, via=via)
 
 
 async def areschedule(
@@ -111,19 +124,19 @@ async def areschedule(
     deliver_at: datetime.datetime | None = None,
     key: str | None = None,
     using: str | None = None,
+    via: str | None = None,
 ) -> int:
     """Reschedule from async code, with the arguments of ``reschedule``.
 
     The change commits in a transaction of its own (see ``apublish``).
     """
-    return await sync_to_async(reschedule)(id, topic=topic, delay=delay, deliver_at=deliver_at, key=key, using=using)
+    return await sync_to_async(reschedule)(
+        id, topic=topic, delay=delay, deliver_at=deliver_at, key=key, using=using, via=via
+    )
 
 
-def _change(
-    id: str, topic: str, key: str | None, using: str | None, change: Callable[[Session, list[int]], int]
-) -> int:
-    alias = queue_alias(using)
-    naming.check_topic(topic)
+def _change(id: str, key: str | None, stored: tuple[str, str], change: Callable[[Session, list[int]], int]) -> int:
+    alias, topic = stored
     if not naming.check_text("id", id):
         raise InvalidMessage("id '': must not be empty")
     if key is not None:
@@ -131,8 +144,8 @@ def _change(
     other = transaction_elsewhere(alias)
     if other is not None:
         raise TransactionMismatch(
-            f"The queue is on the database {alias!r}, which has no open transaction, but {other!r} has one: the change "
-            f"would not roll back with it. Open transaction.atomic(using={alias!r}) too, or make the change after "
+            f"The message is in the database {alias!r}, which has no open transaction, but {other!r} has one: the "
+            f"change would not roll back with it. Open transaction.atomic(using={alias!r}) too, or make it after "
             f"the commit: transaction.on_commit(…, using={other!r})."
         )
 

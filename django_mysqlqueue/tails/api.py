@@ -20,7 +20,7 @@ from django_mysqlqueue import filter_policies, naming
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.service import log
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.tails.following import Follower, hub_of

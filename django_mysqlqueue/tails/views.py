@@ -30,7 +30,7 @@ from django_mysqlqueue.redaction import hook as redaction_hook
 from django_mysqlqueue.redaction import redacted
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import log
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.received import ReceivedMessage
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded

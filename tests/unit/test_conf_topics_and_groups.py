@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.conf import Backoff, TopicSettings, get_settings
+from django_mysqlqueue.conf import Backoff, get_settings
+from django_mysqlqueue.topic_settings import TopicSettings
 
 pytestmark = pytest.mark.any_engine
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.any_engine
 def test_topics(mysqlqueue):
     assert mysqlqueue({"RETENTION": 10, "TOPICS": {"a": {"RETENTION": None}, "b": {"PARTITIONS": 3}, "c": {}}}) == []
     settings = get_settings()
-    assert settings.topics["a"] == TopicSettings(retention=None, has_retention=True)
+    assert settings.topics.of("a") == TopicSettings(retention=None, has_retention=True)
     assert settings.retention_of("a", has_groups=True) is None
     assert settings.retention_of("b", has_groups=True) == 10
     assert settings.retention_of("unlisted", has_groups=True) == 10

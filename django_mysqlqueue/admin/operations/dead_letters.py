@@ -21,8 +21,8 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service import messages
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
-from django_mysqlqueue.service.publishing import queue_alias
 from django_mysqlqueue.sql.session import Session
 
 AT_ONCE = IdsField.most

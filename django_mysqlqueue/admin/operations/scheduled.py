@@ -11,7 +11,7 @@ from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, Re
 from django_mysqlqueue.inspection.scheduled import topics_of
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql.session import Session
 
 

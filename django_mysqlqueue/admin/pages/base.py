@@ -15,7 +15,7 @@ from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads, topics_to_view
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
-from django_mysqlqueue.service.publishing import queue_alias
+from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded

@@ -1,0 +1,48 @@
+"""The databases of the queue: which one a topic is in, and which one a caller's transaction is on."""
+
+from __future__ import annotations
+
+from django.db import connections, router
+
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import InvalidMessage
+from django_mysqlqueue.models import OutboxMessage
+from django_mysqlqueue.sql.connection import in_transaction
+
+
+def queue_alias(using: str | None = None, *, topic: str | None = None) -> str:
+    """Return the alias of the queue's database, or of the one that a topic is in.
+
+    Args:
+        using: the alias, if the caller names one.
+        topic: the topic. ``DATABASE`` of its entry in ``TOPICS`` counts before the general setting.
+
+    Returns:
+        ``using``, else the alias in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``, else the router's choice.
+
+    Raises:
+        InvalidMessage: ``DATABASES`` does not contain ``using``.
+    """
+    if using is not None:
+        if using not in connections:
+            raise InvalidMessage(f"using {using!r}: there is no such database in DATABASES")
+        return using
+    settings = get_settings()
+    alias = settings.database if topic is None else settings.database_of(topic)
+    return alias or router.db_for_write(OutboxMessage)
+
+
+def queue_aliases() -> list[str]:
+    """Return the aliases of all databases that have topics or outboxes of this project, the general one first."""
+    return list(dict.fromkeys([queue_alias(), *get_settings().topics.aliases()]))
+
+
+def transaction_elsewhere(alias: str) -> str | None:
+    """Return another database that has an open transaction, if the queue's has none; otherwise None."""
+    queue = connections[alias]
+    if in_transaction(queue):
+        return None
+    for connection in connections.all(initialized_only=True):
+        if connection is not queue and in_transaction(connection):
+            return connection.alias
+    return None
