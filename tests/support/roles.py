@@ -104,7 +104,7 @@ def _roles() -> set[str]:
         return {"operator"}
     if "audit.collect" in functions:
         return {"subscriber"}
-    if "service" in rooms <= {"service", "sql", "managers.py", "models.py"} and not any(
+    if "service" in rooms <= {"service", "sql", "managers.py", "models"} and not any(
         name.startswith("audit.") for name in functions
     ):
         return {"subscriber"}

@@ -1,0 +1,53 @@
+"""The tables. ``docs/tables.md`` describes every column for users of plain SQL.
+
+Times are in epoch milliseconds by the database's clock. The tables have no foreign keys: the log is append-only, and
+the keys of the state tables name their group, topic and partition.
+"""
+
+from __future__ import annotations
+
+from django_mysqlqueue.models.groups import (
+    ConsumerGroup,
+    ConsumerOffset,
+    Dashboard,
+    DeliveryState,
+    PartitionLease,
+    Slots,
+    SubscriberHeartbeat,
+    Topic,
+)
+from django_mysqlqueue.models.history import (
+    ArchiveSegment,
+    DeliveryEvent,
+    Operation,
+    Rollup,
+)
+from django_mysqlqueue.models.log import (
+    CoalesceKey,
+    CollectedTopic,
+    DebouncedMessage,
+    OutboxMessage,
+    QueueMessage,
+    Sequencer,
+)
+
+__all__ = [
+    "ArchiveSegment",
+    "CoalesceKey",
+    "CollectedTopic",
+    "ConsumerGroup",
+    "ConsumerOffset",
+    "Dashboard",
+    "DebouncedMessage",
+    "DeliveryEvent",
+    "DeliveryState",
+    "Operation",
+    "OutboxMessage",
+    "PartitionLease",
+    "QueueMessage",
+    "Rollup",
+    "Sequencer",
+    "Slots",
+    "SubscriberHeartbeat",
+    "Topic",
+]

@@ -1,0 +1,146 @@
+"""The log and the outbox, and what the sequencer and GC note about them."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
+from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds
+from django_mysqlqueue.limits import KEY_LENGTH, LATEST_DELIVERY, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.managers import QueueManager
+
+
+class QueueMessage(LogKey, MessageColumns):
+    """A message of the log, which is append-only, in commit order, and written only by the sequencer."""
+
+    created_at = models.BigIntegerField(_("created at"), help_text=_("when the publisher wrote it"))
+    published_at = models.BigIntegerField(_("published at"), help_text=_("when it entered the log"))
+
+    objects = QueueManager["QueueMessage"]()
+
+    class Meta:
+        db_table = "queue_messages"
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
+        constraints = [
+            models.UniqueConstraint(fields=["topic", "partition_key", "message_id"], name="queue_messages_id"),
+        ]
+        indexes = [
+            models.Index(fields=["topic", "partition_key", "offset"], name="queue_messages_partition"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.offset}] {self.message_id}"
+
+
+class OutboxMessage(OutboxKey, MessageColumns):
+    """A message of the outbox: publishers' transactions insert it, and the sequencer moves it into the log."""
+
+    deliver_at = models.BigIntegerField(_("deliver at"), db_default=0, help_text=_("0: at once"))
+    created_at = models.BigIntegerField(_("created at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["OutboxMessage"]()
+
+    class Meta:
+        db_table = "queue_outbox"
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
+        # The id is in this index to find scheduled messages by id. An index of its own would be one more entry for
+        # every message, even those without a delay: bulk publishing would be a tenth slower.
+        indexes = [models.Index(fields=["deliver_at", "outbox_id", "message_id"], name="queue_outbox_due")]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.message_id}"
+
+
+class Sequencer(models.Model):
+    """The one-row mutex that makes offsets visible in order."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True)
+    last_offset = models.BigIntegerField(_("last offset"), db_default=0)
+    sequenced_at = models.BigIntegerField(_("sequenced at"), db_default=0)
+    coalesced_offset = models.BigIntegerField(
+        _("coalesced offset"), db_default=0, help_text=_("the coalesce keys of the log are known up to this offset")
+    )
+    debounced = models.BigIntegerField(
+        _("debounced"), db_default=0, help_text=_("messages that a later one has replaced before they entered the log")
+    )
+
+
+    objects = QueueManager["Sequencer"]()
+
+    class Meta:
+        db_table = "queue_sequencer"
+        verbose_name = _("sequencer")
+        verbose_name_plural = _("sequencer")
+
+    def __str__(self) -> str:
+        return f"sequencer at {self.last_offset}"
+
+
+class CoalesceKey(models.Model):
+    """The latest message with a coalesce key: in the log, or of those that a shared group has claimed."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_key", "coalesce_key")
+    consumer_group = BytewiseCharField(
+        _("consumer group"), max_length=NAME_LENGTH, blank=True, help_text=_("'' in the row for the log")
+    )
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    coalesce_key = BytewiseCharField(_("coalesce key"), max_length=KEY_LENGTH)
+    message_offset = models.BigIntegerField(_("message offset"))
+
+    objects = QueueManager["CoalesceKey"]()
+
+    class Meta:
+        db_table = "queue_coalesce_keys"
+        verbose_name = _("coalesce key")
+        verbose_name_plural = _("coalesce keys")
+
+
+class DebouncedMessage(models.Model):
+    """A message of the outbox that a later one with its coalesce key replaces, until it enters the log."""
+
+    outbox_id = models.BigIntegerField(_("outbox id"), primary_key=True)
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH)
+    partition_key = BytewiseCharField(_("partition key"), max_length=KEY_LENGTH)
+    message_id = BytewiseCharField(_("id"), db_column="id", max_length=KEY_LENGTH)
+    coalesce_key = BytewiseCharField(_("coalesce key"), max_length=KEY_LENGTH)
+    deliver_by = models.BigIntegerField(
+        _("deliver by"),
+        db_default=LATEST_DELIVERY,
+        help_text=_("when the message, or the one that replaces it, enters the log at the latest"),
+    )
+
+    objects = QueueManager["DebouncedMessage"]()
+
+    class Meta:
+        db_table = "queue_debounced"
+        verbose_name = _("debounced message")
+        verbose_name_plural = _("debounced messages")
+        indexes = [
+            models.Index(fields=["topic", "partition_key", "coalesce_key", "outbox_id"], name="queue_debounced_key"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.coalesce_key}"
+
+
+class CollectedTopic(models.Model):
+    """The highest offset that GC has deleted from a topic, so that a reader by offset notices missing messages."""
+
+    topic = BytewiseCharField(_("topic"), max_length=TOPIC_COLUMN_LENGTH, primary_key=True)
+    collected_offset = models.BigIntegerField(_("highest offset collected"))
+    published_at = models.BigIntegerField(_("published at"), help_text=_("when the last of them entered the log"))
+    collected_at = models.BigIntegerField(_("collected at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["CollectedTopic"]()
+
+    class Meta:
+        db_table = "queue_collected"
+        verbose_name = _("collected topic")
+        verbose_name_plural = _("collected topics")
+
+    def __str__(self) -> str:
+        return f"{self.topic} up to {self.collected_offset}"
