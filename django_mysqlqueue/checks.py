@@ -29,6 +29,8 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     PartitionLease,
     QueueMessage,
+    RelayPosition,
+    RelayWatermark,
     Rollup,
     Sequencer,
     Slots,
@@ -58,6 +60,8 @@ MODELS = (
     Operation,
     Rollup,
     CollectedTopic,
+    RelayPosition,
+    RelayWatermark,
     ArchiveSegment,
 )
 MINIMUM = {"mariadb": (10, 11), "mysql": (8, 0, 19), "sqlite": (3, 35)}

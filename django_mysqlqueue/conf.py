@@ -19,6 +19,7 @@ from django.core.signals import setting_changed
 from django_mysqlqueue import validators
 from django_mysqlqueue.backoff import Backoff
 from django_mysqlqueue.humanize import close_names, did_you_mean, shortened
+from django_mysqlqueue.limits import relay_target
 from django_mysqlqueue.topic_settings import WILDCARDS, TopicMap
 
 RECORD = "record_deliveries"
@@ -135,8 +136,8 @@ class Settings:
         return self.retention
 
     def may_lack_groups(self, topic: str) -> bool:
-        """Return True if the topic may have no consumer group: it is ``GROUPLESS``, or a DLQ topic."""
-        return topic.endswith(self.dlq_suffix) or self.topics.of(topic).groupless
+        """Return True if the topic may have no consumer group: it is ``GROUPLESS``, a DLQ topic, or relayed."""
+        return topic.endswith(self.dlq_suffix) or relay_target(topic) is not None or self.topics.of(topic).groupless
 
     def recorded_of(self, group: str) -> str:
         """Return which deliveries of a group are recorded: ``"all"``, ``"failures"`` or ``"none"``."""

@@ -18,6 +18,8 @@ NAME_LENGTH = 100
 """Maximum length of a topic or group, in characters."""
 TOPIC_COLUMN_LENGTH = 120
 """Length of topic columns: it leaves room for the DLQ suffix."""
+LOG_ID_LENGTH = 36
+"""Length of the id of a log."""
 RELAY_MARK = "@"
 """What stands between topic and database in the topic of messages that are relayed. Names have no such character."""
 KEY_LENGTH = 190

@@ -36,6 +36,8 @@ QUEUE_MODELS = (
     models.Operation,
     models.Rollup,
     models.CollectedTopic,
+    models.RelayPosition,
+    models.RelayWatermark,
     models.ArchiveSegment,
 )
 

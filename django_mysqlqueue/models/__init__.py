@@ -28,6 +28,8 @@ from django_mysqlqueue.models.log import (
     DebouncedMessage,
     OutboxMessage,
     QueueMessage,
+    RelayPosition,
+    RelayWatermark,
     Sequencer,
 )
 
@@ -45,6 +47,8 @@ __all__ = [
     "OutboxMessage",
     "PartitionLease",
     "QueueMessage",
+    "RelayPosition",
+    "RelayWatermark",
     "Rollup",
     "Sequencer",
     "Slots",

@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
 from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds
-from django_mysqlqueue.limits import KEY_LENGTH, LATEST_DELIVERY, NAME_LENGTH, TOPIC_COLUMN_LENGTH
+from django_mysqlqueue.limits import KEY_LENGTH, LATEST_DELIVERY, LOG_ID_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.managers import QueueManager
 
 
@@ -67,6 +67,13 @@ class Sequencer(models.Model):
         _("debounced"), db_default=0, help_text=_("messages that a later one has replaced before they entered the log")
     )
 
+    log_id = BytewiseCharField(
+        _("log id"),
+        max_length=LOG_ID_LENGTH,
+        db_default="",
+        blank=True,
+        help_text=_("identifies this log in the databases to which its messages are relayed"),
+    )
 
     objects = QueueManager["Sequencer"]()
 
@@ -144,3 +151,48 @@ class CollectedTopic(models.Model):
 
     def __str__(self) -> str:
         return f"{self.topic} up to {self.collected_offset}"
+
+
+class RelayWatermark(models.Model):
+    """How far this log's messages for another database have arrived there. GC keeps later ones."""
+
+    target = BytewiseCharField(_("target"), max_length=TOPIC_COLUMN_LENGTH, primary_key=True, help_text=_("its alias"))
+    relayed_offset = models.BigIntegerField(
+        _("last relayed offset"), db_default=0, help_text=_("offset of the last message that has arrived")
+    )
+    read_offset = models.BigIntegerField(
+        _("watermark"), db_default=0, help_text=_("all messages up to this offset have arrived")
+    )
+    read_at = models.BigIntegerField(_("read at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["RelayWatermark"]()
+
+    class Meta:
+        db_table = "queue_relay_watermarks"
+        verbose_name = _("relay watermark")
+        verbose_name_plural = _("relay watermarks")
+
+    def __str__(self) -> str:
+        return f"{self.target} up to {self.read_offset}"
+
+
+class RelayPosition(models.Model):
+    """The last message that this database has received from another database's log."""
+
+    pk = models.CompositePrimaryKey("source_log", "target")
+    source_log = BytewiseCharField(_("source log"), max_length=LOG_ID_LENGTH)
+    target = BytewiseCharField(_("target"), max_length=TOPIC_COLUMN_LENGTH, help_text=_("the alias of this database"))
+    source = BytewiseCharField(_("source"), max_length=TOPIC_COLUMN_LENGTH, help_text=_("the alias of the source"))
+    relayed_offset = models.BigIntegerField(_("position"), db_default=0)
+    relayed_id = BytewiseCharField(_("id"), max_length=KEY_LENGTH, db_default="", blank=True)
+    relayed_at = models.BigIntegerField(_("relayed at"), db_default=NowMilliseconds())
+
+    objects = QueueManager["RelayPosition"]()
+
+    class Meta:
+        db_table = "queue_relay_positions"
+        verbose_name = _("relay position")
+        verbose_name_plural = _("relay positions")
+
+    def __str__(self) -> str:
+        return f"{self.source} up to {self.relayed_offset}"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup, ConsumerOffset, DeliveryState, QueueMessage
-from django_mysqlqueue.service import archiving, log, partitions, watermarks
+from django_mysqlqueue.service import archiving, log, partitions, relaying, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
 from django_mysqlqueue.sql.session import Session, flat, last_row, run
@@ -149,7 +150,7 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     """Return the lowest watermark of all registered groups in each partition, or None if the topic has no group.
 
     For a group without an offsets row in a partition, its start offset counts: a group that is being deployed must
-    not lose messages.
+    not lose messages. Messages that are relayed to another database have the relay's watermark.
 
     Args:
         session: the current transaction.
@@ -157,6 +158,8 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
         keys: the partitions.
         leaving_out: a group to ignore.
     """
+    if (target := naming.relay_target(topic)) is not None:
+        return dict.fromkeys(keys, relaying.watermark(session, target).read_offset)
     starts: dict[str, int] = dict(
         # ``whole``: a group that is missing from the answer would lose messages.
         session.whole(
@@ -214,7 +217,7 @@ def _collect_chunk(
     limit = max(1, rows // len(above))
     lowest = floors(session, topic, sorted(above))
     settings = get_settings()
-    retention = settings.retention_of(topic, has_groups=lowest is not None)
+    retention = settings.retention_of(naming.relayed_from(topic), has_groups=lowest is not None)
     if retention is None:
         return Collected(0, 0, Checkpoint(topic, last))
     youngest = session.now() - int(retention * 1000)

@@ -1,0 +1,254 @@
+"""The relay: passes messages on from the log of one database to the outbox of another, once and in order.
+
+Two databases have no common transaction. So the target stores, in the transaction that inserts the messages, the last
+offset that it has received of the source's log: a relay that was killed before or after that COMMIT continues in the
+right place. The log of the source is final up to its end and keeps its order, thanks to its sequencer.
+
+The source stores, after the target's COMMIT, up to where it has been read. That may be behind the target's position.
+GC keeps later messages, and a relay begins its search there, or at the position.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.columns import COPIED_COLUMNS
+from django_mysqlqueue.models import OutboxMessage, QueueMessage, RelayPosition, RelayWatermark, Sequencer
+from django_mysqlqueue.service import log_places
+from django_mysqlqueue.service.log_places import Place
+from django_mysqlqueue.service.sequencing import MUTEX_ID
+from django_mysqlqueue.sql.session import Retry, Session, flat, run
+
+OUTBOX = OutboxMessage._meta.db_table
+LOG = QueueMessage._meta.db_table
+MUTEX = Sequencer._meta.db_table
+POSITIONS = RelayPosition._meta.db_table
+WATERMARKS = RelayWatermark._meta.db_table
+
+PAGE = 5000
+"""Messages of the source's log, of all topics, that a pass reads."""
+BATCH_ROWS = 1000
+BATCH_BYTES = 4 * 1_048_576
+"""Limits of the messages that a pass inserts. The first one is always taken."""
+READ = (*COPIED_COLUMNS, "created_at")
+ID = READ.index("id")
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """The result of a pass."""
+
+    messages: int = 0
+    """Messages inserted at the target."""
+    more: bool = False
+    """Whether a limit ended the pass, so that there may be more."""
+    busy: bool = False
+    """Whether another process is relaying between these databases."""
+    repeats: str = ""
+    """Why messages are relayed again that had arrived; empty if they are not. Those that the target's log still has
+    are dropped there as duplicates."""
+
+
+class Watermark(NamedTuple):
+    """What the source knows of a target."""
+
+    relayed_offset: int = 0
+    """Offset of the last message that has arrived."""
+    read_offset: int = 0
+    """All messages up to this offset have arrived."""
+
+
+class _Position(NamedTuple):
+    """The locked position of the target."""
+
+    offset: int = 0
+    message_id: str = ""
+
+
+def relay(source: str, target: str, *, max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES) -> Relayed:
+    """Insert the next messages for a database from another one's log into its outbox.
+
+    If another process is relaying between the two, this returns at once with ``busy``. While the target's position is
+    locked, the source is only read. Nothing waits for that lock.
+
+    Args:
+        source: alias of the database whose log has the messages.
+        target: alias of the database that their topics are in.
+        max_rows: maximum number of messages.
+        max_bytes: maximum number of payload bytes. The first message is always taken.
+
+    Raises:
+        CommitOutcomeUnknown: the connection broke during COMMIT. The next pass continues in the right place.
+        django.db.Error: any other error of either database.
+    """
+    log_id = identify(source)
+    origin = Session(source)
+    reached = Watermark()
+
+    def receive(session: Session) -> Relayed:
+        nonlocal reached
+        position = _lock(session, log_id, source, target)
+        if position is None:
+            return Relayed(busy=True)
+        known, is_missing = _compare(origin, target, position)
+        if is_missing:
+            _move(session, log_id, target, known.relayed_offset, _id_at(origin, known.relayed_offset) or "")
+        elif position.offset < known.relayed_offset:
+            reached = Watermark(position.offset, position.offset)
+            return Relayed(more=True, repeats="the target was restored to an earlier state")
+        start = known.read_offset if is_missing else max(position.offset, known.read_offset)
+        places = log_places.walk(origin, start, PAGE, newer=True)
+        wanted = [place for place in places if naming.relay_target(place.topic) == target]
+        taken = _within(wanted, max_rows, max_bytes)
+        is_cut = len(taken) < len(wanted)
+        end = places[-1].offset if places else start
+        reached = Watermark(taken[-1].offset if taken else 0, taken[-1].offset if is_cut else end)
+        if taken:
+            rows = _contents(origin, taken)
+            _insert(session, rows)
+            _move(session, log_id, target, taken[-1].offset, rows[-1][ID])
+        repeats = "the source was restored to an earlier state" if is_missing else ""
+        return Relayed(len(taken), is_cut or len(places) == PAGE, repeats=repeats)
+
+    done = run(target, receive)
+    if done.messages or done.more:
+        goes_back = bool(done.repeats) and not done.messages
+        run(source, lambda session: _note(session, target, reached, goes_back=goes_back))
+    return done
+
+
+def watermark(session: Session, target: str) -> Watermark:
+    """Return what this log's database knows of a target."""
+    row = session.row(f"SELECT relayed_offset, read_offset FROM {WATERMARKS} WHERE target = %s", (target,))
+    return Watermark() if row is None else Watermark(*row)
+
+
+def identify(using: str) -> str:
+    """Return the id of a log, and store one if it has none."""
+    query = f"SELECT log_id FROM {MUTEX} WHERE id = %s"
+    row = Session(using).row(query, (MUTEX_ID,))
+    if row is not None and row[0]:
+        return str(row[0])
+
+    def store(session: Session) -> str:
+        session.execute(
+            f"INSERT INTO {MUTEX} (id) VALUES (%s){session.dialect.on_conflict_keep(MUTEX, ('id',))}", (MUTEX_ID,)
+        )
+        session.execute(f"UPDATE {MUTEX} SET log_id = %s WHERE id = %s AND log_id = ''", (str(uuid.uuid4()), MUTEX_ID))
+        stored = session.row(query, (MUTEX_ID,))
+        assert stored is not None  # noqa: S101  # It has just been inserted.
+        return str(stored[0])
+
+    return run(using, store)
+
+
+def _lock(session: Session, log_id: str, source: str, target: str) -> _Position | None:
+    """Lock the position if it is free, and return it, else None. A missing one is inserted."""
+    found = RelayPosition.objects.using(session.using).filter(source_log=log_id, target=target)
+    for row in found.select_for_update(skip_locked=True).values_list("relayed_offset", "relayed_id"):
+        return _Position(*row)
+    # With SKIP LOCKED, a missing row and a locked one look the same. A plain read tells them apart.
+    if found.exists():
+        return None
+    session.execute(
+        f"INSERT INTO {POSITIONS} (source_log, target, source) VALUES (%s, %s, %s)"
+        f"{session.dialect.on_conflict_keep(POSITIONS, ('source_log', 'target'))}",
+        (log_id, target, source),
+    )
+    # Another process may have inserted it, and moved it, in the meantime.
+    return _Position(*found.values_list("relayed_offset", "relayed_id").get())
+
+
+def _compare(origin: Session, target: str, position: _Position) -> tuple[Watermark, bool]:
+    """Return what the source knows of a target, and whether it lacks the last message that the target has received.
+
+    What the source knows may be behind the position, but not ahead of it, because it is stored later: if it is ahead,
+    the target was restored to an earlier state. While it is behind, GC keeps that message in the source's log. So if
+    the message is missing, the source was restored, or has failed over to a replica that lacked transactions.
+    """
+    known = watermark(origin, target)
+    if position.offset <= known.relayed_offset or _id_at(origin, position.offset) == position.message_id:
+        return known, False
+    # The process that moved the position may have stored the watermark since, so that GC could delete the message.
+    known = watermark(origin, target)
+    return known, position.offset > known.relayed_offset
+
+
+def _id_at(origin: Session, offset: int) -> str | None:
+    row = origin.row(f"SELECT id FROM {LOG} WHERE `offset` = %s", (offset,))
+    return None if row is None else str(row[0])
+
+
+def _within(places: Sequence[Place], max_rows: int, max_bytes: int) -> Sequence[Place]:
+    """Return the first places within both limits, at least one."""
+    size = 0
+    for number, place in enumerate(places):
+        size += place.size
+        if number and (number >= max_rows or size > max_bytes):
+            return places[:number]
+    return places
+
+
+def _contents(origin: Session, places: Sequence[Place]) -> list[tuple[Any, ...]]:
+    """Return the columns ``READ`` of messages, in the order of the log."""
+    columns = ", ".join(f"m.{name}" for name in READ)
+    rows: list[tuple[Any, ...]] = []
+    for chunk in origin.chunks([place.offset for place in places]):
+        found = origin.rows(
+            f"SELECT m.`offset`, {columns} FROM {origin.dialect.rows(('o',), len(chunk))} "
+            f"{origin.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o",
+            chunk,
+        )
+        rows += [row[1:] for row in sorted(found, key=lambda row: row[0])]
+    if len(rows) != len(places):
+        raise Retry(f"{len(places) - len(rows)} of {len(places)} messages have gone from the log of {origin.using!r}")
+    return rows
+
+
+def _insert(session: Session, rows: Sequence[tuple[Any, ...]]) -> None:
+    topic, key = READ.index("topic"), READ.index("partition_key")
+    given = [
+        (
+            *(naming.relayed_from(value) if place == topic else value for place, value in enumerate(row)),
+            naming.earliest(naming.priority_of(row[key])),
+        )
+        for row in rows
+    ]
+    for chunk in session.chunks(given, weight=_weight):
+        values = session.dialect.placeholders(len(chunk), f"({', '.join(['%s'] * (len(READ) + 1))})")
+        session.execute(f"INSERT INTO {OUTBOX} ({', '.join(READ)}, deliver_at) VALUES {values}", flat(chunk))
+
+
+def _weight(row: Sequence[Any]) -> int:
+    return sum(len(value) for value in row if isinstance(value, (str, bytes)))
+
+
+def _move(session: Session, log_id: str, target: str, offset: int, message_id: str) -> None:
+    session.execute(
+        f"UPDATE {POSITIONS} SET relayed_offset = %s, relayed_id = %s, relayed_at = {session.dialect.now_ms} "
+        "WHERE source_log = %s AND target = %s",
+        (offset, message_id, log_id, target),
+    )
+
+
+def _note(session: Session, target: str, reached: Watermark, *, goes_back: bool = False) -> None:
+    """Store what has arrived at a target. A process that was slower than another one changes nothing.
+
+    Args:
+        session: the current transaction, at the source.
+        target: alias of the target.
+        reached: what has arrived.
+        goes_back: whether the target was restored, so that lower offsets count.
+    """
+    now, greatest = session.dialect.now_ms, session.dialect.greatest
+    value = "%s" if goes_back else f"{greatest}({WATERMARKS}.{{name}}, %s)"
+    assign = {name: value.replace("{name}", name) for name in Watermark._fields} | {"read_at": now}
+    session.execute(
+        f"INSERT INTO {WATERMARKS} (target, relayed_offset, read_offset, read_at) VALUES (%s, %s, %s, {now})"
+        + session.dialect.on_conflict(("target",), assign),
+        (target, *reached, *reached),
+    )
