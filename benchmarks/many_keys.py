@@ -74,7 +74,11 @@ def main() -> None:
     threads = 8 if dialect_of(connection).has_row_locks else 1
     settings = Settings(prefetch=2 * options.claim_size)
     process = Subscriber(
-        "default", {ref: handlers()[ref]}, settings, threads=threads, claim_size=options.claim_size, drain=True
+        {"default": {ref: handlers()[ref]}},
+        settings,
+        threads={"default": threads},
+        claim_size=options.claim_size,
+        drain=True,
     )
     before = resident_mb()
     stop = threading.Event()
@@ -86,7 +90,7 @@ def main() -> None:
     assert handled == options.keys, handled
     gc.collect()
     after = resident_mb()
-    held = sum(len(work.partitions) + len(work.todo) + len(work.waiting) for work in process.poller.ordered)
+    held = sum(len(work.partitions) + len(work.todo) + len(work.waiting) for work in process.workers[0].poller.ordered)
     with override_settings(MYSQLQUEUE={"RETENTION": 0}):
         timed("collect", lambda: (retention.collect("default"), retention.collect("default")))
     left = {

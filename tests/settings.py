@@ -81,6 +81,14 @@ DATABASES = {
     "queue": _beside(_database(), "queue"),
     "replica": {"ENGINE": "tests.replica", "NAME": "replica", "TEST": {"MIRROR": "default"}},
 }
+if os.environ.get("TEST_FAR_SOCKET"):
+    # Another server, for subscriber processes whose databases are not all up.
+    DATABASES["far"] = {
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": os.environ["TEST_FAR_NAME"],
+        "USER": "root",
+        "OPTIONS": {"unix_socket": os.environ["TEST_FAR_SOCKET"], "charset": "utf8mb4"},
+    }
 DATABASE_ROUTERS: list[str] = json.loads(os.environ.get("TEST_ROUTERS", "[]"))
 # Real subscriber processes get shorter times than the defaults.
 MYSQLQUEUE: dict[str, object] = json.loads(os.environ.get("TEST_MYSQLQUEUE", "{}"))

@@ -14,12 +14,13 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.delivery_limits import parse_rate
-from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
+from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.relaying import relay
 from tests.conftest import QUEUE_MODELS
 from tests.support.documents import DOCS
-from tests.support.harness import USING, Sub, handler
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.paths import ROOT
 
 TESTS = Path(__file__).parent
@@ -75,6 +76,10 @@ def test_migrations_go_back_and_forth(db):
         publish("t", 1, coalesce="c", delay=60)
         pausing.resume(USING, GroupRef("g", "t"), actor="test")
         CollectedTopic.objects.create(topic="t", collected_offset=1, published_at=1)
+        publish("far", 1)
+        OutboxMessage.objects.filter(topic="far").update(topic=f"far@{USING}")
+        sequence()
+        assert relay(USING, USING).messages == 1
         ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=[])
         return {model.__name__ for model in QUEUE_MODELS if model.objects.exists()}
 

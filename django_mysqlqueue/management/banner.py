@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
-from django.db import connections
+from django.db import Error, connections
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.conf import Settings
@@ -14,9 +14,13 @@ from django_mysqlqueue.management.ports import MetricsPorts
 from django_mysqlqueue.service import log, partitions
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
-from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql import dialect_of, failures
+from django_mysqlqueue.sql.connection import bounded
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler
+
+READ = 2.0
+"""Seconds to wait for each answer of a database."""
 
 
 def show_banner(
@@ -24,36 +28,46 @@ def show_banner(
     style: Style,
     *,
     title: str,
-    using: str,
-    handlers: Mapping[GroupRef, Handler],
+    databases: Mapping[str, Mapping[GroupRef, Handler]],
     settings: Settings,
-    threads: int,
+    threads: Mapping[str, int],
     claim_size: int,
     subset: Subset,
     processes: int | None = None,
     reload: bool = False,
     metrics: MetricsPorts | None = None,
 ) -> None:
-    """Print the database, numbers of threads and processes, groups, warnings, and how to stop the command.
+    """Print the databases, numbers of threads and processes, groups, warnings, and how to stop the command.
 
     Args:
         out: where to print.
         style: style of headings and warnings.
         title: the first line.
-        using: alias of the queue's database.
-        handlers: the handlers that will run, by group and topic.
+        databases: by alias, the handlers that will run there, by group and topic.
         settings: the queue's settings.
-        threads: number of handler threads per process.
+        threads: by alias, number of handler threads per process.
         claim_size: maximum number of messages per claim.
         subset: the partitions that are claimed.
         processes: number of processes under a supervisor; None without one.
         reload: True if the command restarts when code changes.
         metrics: ports of the processes' metrics; None if they serve none.
     """
-    vendor = dialect_of(connections[using]).name
     out.write(style.MIGRATE_HEADING(title))
-    out.write(f"  database  {using} ({vendor}: {connections[using].settings_dict['NAME']})")
-    runs = f"{threads} handler thread{'s' if threads > 1 else ''}"
+    warnings: list[str] = []
+    for using, handlers in databases.items():
+        try:
+            # The others must not wait for one that does not answer.
+            with bounded(using, read=READ):
+                out.write(f"  database  {using} ({dialect_of(connections[using]).name}: {_name(using)})")
+                warnings += _one_partition(using, handlers, settings, threads[using] * (processes or 1))
+                warnings += _mistyped(using, handlers)
+        except Error as error:
+            if len(databases) == 1:
+                raise
+            out.write(f"  database  {using} ({_name(using)})")
+            warnings.append(f"{failures.explain(using, error)}. It is tried again.")
+    most = max(threads.values())
+    runs = f"{most} handler thread{'s' if most > 1 else ''}{' for each database' if len(databases) > 1 else ''}"
     if processes is not None:
         runs = f"{processes} process{'es' if processes > 1 else ''} with {runs}{' each' if processes > 1 else ''}"
     out.write(f"  runs      {runs}, up to {claim_size} messages per claim")
@@ -64,24 +78,26 @@ def show_banner(
     if reload:
         out.write("  reload    on code changes")
     else:
-        show_groups(out, handlers)  # with --reload, each new process shows its own
-    warnings = [
-        *_one_partition(using, handlers, settings, threads * (processes or 1)),
-        *_mistyped(using, handlers),
-        *(["EAGER is True: publishers run the handlers themselves."] if settings.eager else []),
-    ]
+        for using, handlers in databases.items():  # with --reload, each new process shows its own
+            show_groups(out, handlers, f" in {using}" if len(databases) > 1 else "")
+    if settings.eager:
+        warnings.append("EAGER is True: publishers run the handlers themselves.")
     for warning in warnings:
         out.write(style.WARNING(f"  warning   {warning}"))
     out.write("Press Ctrl-C to stop, twice to stop at once.")
     out.flush()
 
 
-def show_groups(out: OutputWrapper, handlers: Mapping[GroupRef, Handler]) -> None:
-    """Print one line for each handler, sorted by group and topic."""
+def _name(using: str) -> str:
+    return str(connections[using].settings_dict["NAME"])
+
+
+def show_groups(out: OutputWrapper, handlers: Mapping[GroupRef, Handler], where: str = "") -> None:
+    """Print one line for each handler, sorted by group and topic, with a text that follows the topic."""
     for ref, handler in sorted(handlers.items()):
         batch = [f"batches of {handler.batch_size}"] if handler.batch else []
         detail = ", ".join([handler.mode, *(["atomic"] if handler.atomic else []), *batch])
-        out.write(f"  group     {ref.group} on {ref.topic} ({detail}): {handler.where}")
+        out.write(f"  group     {ref.group} on {ref.topic}{where} ({detail}): {handler.where}")
     out.flush()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +18,8 @@ from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Settled
 from django_mysqlqueue.runtime.process.subscriber import Subscriber
 from django_mysqlqueue.service.refs import GroupRef
+
+Count = TypeVar("Count")
 
 LABELS = ("topic", "group")
 OUTCOMES = tuple(
@@ -37,11 +41,13 @@ class ProcessMetrics:
 
     Args:
         refs: the groups of the process.
-        inbox: the inbox whose deliveries are counted.
+        inboxes: the inboxes whose deliveries are counted.
         registry: the registry to add the metrics to.
     """
 
-    def __init__(self, refs: Iterable[GroupRef], inbox: Inbox, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self, refs: Iterable[GroupRef], inboxes: Sequence[Inbox], registry: CollectorRegistry = REGISTRY
+    ) -> None:
         self._deliveries = Counter(
             "mysqlqueue_deliveries",
             "Deliveries of this process, by outcome.",
@@ -63,7 +69,7 @@ class ProcessMetrics:
             registry=registry,
         )
         self._registry = registry
-        self._collectors = (self._deliveries, self._processing, self._end_to_end, _InboxCollector(inbox))
+        self._collectors = (self._deliveries, self._processing, self._end_to_end, _InboxCollector(inboxes))
         registry.register(self._collectors[-1])
         for ref in refs:
             # Start at 0: a rate needs two samples, and it should include the first failure.
@@ -89,8 +95,12 @@ class ProcessMetrics:
 
 
 class _InboxCollector(Collector):
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
+    def __init__(self, inboxes: Sequence[Inbox]) -> None:
+        self._inboxes = inboxes
+
+    def _of_all(self, counts: Callable[[Inbox], Mapping[GroupRef, Count]]) -> Iterator[tuple[GroupRef, Count]]:
+        for inbox in self._inboxes:
+            yield from counts(inbox).items()
 
     def collect(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(
@@ -99,7 +109,7 @@ class _InboxCollector(Collector):
         waiting = GaugeMetricFamily(
             "mysqlqueue_process_waiting", "Messages that this process has claimed but not started.", labels=LABELS
         )
-        for ref, (waits, runs) in self._inbox.counts().items():
+        for ref, (waits, runs) in self._of_all(Inbox.counts):
             running.add_metric((ref.topic, ref.group), runs)
             waiting.add_metric((ref.topic, ref.group), waits)
         yield running
@@ -107,12 +117,12 @@ class _InboxCollector(Collector):
         deleted = CounterMetricFamily(
             "mysqlqueue_process_deleted", "Claimed messages that were deleted before they were handled.", labels=LABELS
         )
-        for ref, number in self._inbox.deleted_counts().items():
+        for ref, number in self._of_all(Inbox.deleted_counts):
             deleted.add_metric((ref.topic, ref.group), number)
         yield deleted
         for reason, text in PASSED.items():
             passed = CounterMetricFamily(f"mysqlqueue_process_{reason}", text, labels=LABELS)
-            for ref, number in self._inbox.passed_counts(reason).items():
+            for ref, number in self._of_all(partial(Inbox.passed_counts, reason=reason)):
                 passed.add_metric((ref.topic, ref.group), number)
             yield passed
 
@@ -134,19 +144,22 @@ def serve(
     Raises:
         SubscriberError: the address or port cannot be used.
     """
-    metrics = ProcessMetrics(subscriber.handlers, subscriber.inbox, registry)
+    inboxes = [worker.inbox for worker in subscriber.workers]
+    metrics = ProcessMetrics(subscriber.handlers, inboxes, registry)
     try:
         server, thread = start_http_server(port, address, registry)
     except OSError as error:
         metrics.unregister()
         raise SubscriberError(_cannot_be_had(address, port, error)) from error
-    subscriber.inbox.watch.listeners.append(metrics.settled)
+    for inbox in inboxes:
+        inbox.watch.listeners.append(metrics.settled)
 
     def stop() -> None:
         server.shutdown()
         server.server_close()
         thread.join(5)
-        subscriber.inbox.watch.listeners.remove(metrics.settled)
+        for inbox in inboxes:
+            inbox.watch.listeners.remove(metrics.settled)
         metrics.unregister()
 
     return stop

@@ -54,6 +54,12 @@ class Timeouts:
     """How long the client waits for an answer."""
 
 
+def _timeouts() -> dict[str, Timeouts | None]:
+    """Return, by alias, the timeouts of this thread's connections to databases of the queue."""
+    found: dict[str, Timeouts | None] = getattr(_role, "timeouts", {})
+    return found
+
+
 def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
     """Set timeouts, and the variables that the queue needs, on each connection of this thread to ``using``.
 
@@ -77,8 +83,8 @@ def adopt(using: str, timeouts: Timeouts, *, watch: bool = False) -> None:
         begin_in_one_statement(connection)
 
 
-def _take(using: str | None, timeouts: Timeouts | None) -> None:
-    _role.using, _role.timeouts = using, timeouts
+def _take(using: str, timeouts: Timeouts | None) -> None:
+    _role.timeouts = {**_timeouts(), using: timeouts}
     # After the project's receivers, which may set up its sessions.
     connection_created.connect(_set_up, dispatch_uid="django_mysqlqueue.runtime.sessions")
 
@@ -95,8 +101,8 @@ def sound(using: str) -> Iterator[None]:
     if connection.in_atomic_block:
         yield
         return
-    outer = getattr(_role, "using", None), getattr(_role, "timeouts", None)
-    _take(using, outer[1] if outer[0] == using else None)
+    outer = _timeouts()
+    _take(using, outer.get(using))
     try:
         before = connection.connection
         try:
@@ -113,18 +119,18 @@ def sound(using: str) -> Iterator[None]:
             if connection.connection is not before:
                 drop_connection(connection)
     finally:
-        _role.using, _role.timeouts = outer
+        _role.timeouts = outer
 
 
 def _set_up(*, connection: Any, **kwargs: Any) -> None:
-    if getattr(_role, "using", None) != connection.alias:
+    if connection.alias not in _timeouts():
         return
-    _role.opened_at = time.monotonic()
+    _role.opened_at = {**getattr(_role, "opened_at", {}), connection.alias: time.monotonic()}
     _execute_set_up(connection)
 
 
 def _execute_set_up(connection: Any) -> None:
-    timeouts: Timeouts | None = _role.timeouts
+    timeouts = _timeouts()[connection.alias]
     dialect = dialect_of(connection)
     more = (
         {}
@@ -215,14 +221,14 @@ def distrust(using: str) -> None:
 
 
 def renew() -> bool:
-    """Drop this thread's connection if it was opened before ``distrust`` was called, and return whether it was."""
-    using = getattr(_role, "using", None)
-    if using not in _distrusted or connections[using].connection is None:
-        return False
-    if getattr(_role, "opened_at", 0.0) > _distrusted[using]:
-        return False
-    drop_connection(connections[using])
-    return True
+    """Drop this thread's connections that were opened before ``distrust`` was called; return whether there was one."""
+    dropped = False
+    for using in _distrusted.keys() & _timeouts().keys():
+        is_open = connections[using].connection is not None
+        if is_open and getattr(_role, "opened_at", {}).get(using, 0.0) <= _distrusted[using]:
+            drop_connection(connections[using])
+            dropped = True
+    return dropped
 
 
 IDLE = 0.5
@@ -309,7 +315,7 @@ def connect(handler: Hashable, *, insist: bool) -> None:
         try:
             connections[alias].ensure_connection()
         except Error:
-            if insist or alias == getattr(_role, "using", None):
+            if insist or alias in _timeouts():
                 raise
             uses.pop(alias, None)  # The next calls do not wait for it either, until one has used it.
 

@@ -295,9 +295,15 @@ def test_a_mistyped_topic_is_named_at_the_start(db, capsys):
     out = OutputWrapper(io.StringIO())
     one = handler(topic="order")
     show_banner(
-        out, no_style(), title="x", using="default", handlers={one.ref: one}, settings=get_settings(), threads=1,
-        claim_size=1, subset=EVERYTHING,
-    )  # fmt: skip
+        out,
+        no_style(),
+        title="x",
+        databases={"default": {one.ref: one}},
+        settings=get_settings(),
+        threads={"default": 1},
+        claim_size=1,
+        subset=EVERYTHING,
+    )
     assert "topic 'order' has no messages; topics with messages but no handler here: orders." in out._out.getvalue()
 
 

@@ -30,7 +30,7 @@ class Process:
     def __init__(self, *handlers, **options):
         self.sub = Sub(*handlers, **options)
         self.registry = CollectorRegistry()
-        self.metrics = ProcessMetrics(self.sub.handlers, self.sub.inbox, self.registry)
+        self.metrics = ProcessMetrics(self.sub.handlers, [self.sub.inbox], self.registry)
         self.sub.inbox.watch.listeners.append(self.metrics.settled)
 
     def samples(self):
@@ -148,7 +148,7 @@ def test_counting_costs_no_statement(db):
 
 @pytest.mark.any_engine
 def test_serving(db):
-    subscriber = Subscriber(USING, {REF: handler()}, get_settings())
+    subscriber = Subscriber({USING: {REF: handler()}}, get_settings())
     port = free_ports(1)
     stop = serve(subscriber, "127.0.0.1", port)
     try:
@@ -156,12 +156,12 @@ def test_serving(db):
         assert ("process_cpu_seconds_total", ()) in scrape(port), "with all else in the registry"
         before = generate_latest(REGISTRY)
         with pytest.raises(SubscriberError, match=f"127.0.0.1 port {port}: .*in use"):
-            serve(Subscriber(USING, {REF: handler()}, get_settings()), "127.0.0.1", port, CollectorRegistry())
+            serve(Subscriber({USING: {REF: handler()}}, get_settings()), "127.0.0.1", port, CollectorRegistry())
         assert b"mysqlqueue_deliveries" in before
     finally:
         stop()
     assert b"mysqlqueue_" not in generate_latest(REGISTRY)
-    assert not subscriber.inbox.watch.is_wanted()
+    assert not subscriber.workers[0].inbox.watch.is_wanted()
     with pytest.raises(OSError, match="refused"):
         scrape(port)
     serve(subscriber, "127.0.0.1", port)()  # and again

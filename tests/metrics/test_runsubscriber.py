@@ -117,7 +117,7 @@ def test_the_reference_lists_every_metric(db):
     page = (ROOT / "docs/reference/monitoring.md").read_text()
     registry = CollectorRegistry()
     registry.register(QueueCollector())
-    ProcessMetrics({}, Inbox([], leases_good=lambda: True), registry)
+    ProcessMetrics({}, [Inbox([], leases_good=lambda: True)], registry)
     named = {family.name + ("_total" if family.type == "counter" else "") for family in registry.collect()}
     assert set(re.findall(r"^\| `(mysqlqueue_\w+)` \|", page, re.MULTILINE)) == named
     guide = (ROOT / "docs/howto/observe.md").read_text()

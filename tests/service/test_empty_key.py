@@ -107,7 +107,7 @@ def test_a_drain_waits_for_it(db):
     one = handler()
     Sub(one)  # registers the group
     plain_sql()
-    draining = Subscriber(USING, {one.ref: one}, get_settings(), drain=True)
+    (draining,) = Subscriber({USING: {one.ref: one}}, get_settings(), drain=True).workers
     draining._look_for_rest()
     assert draining._rest
 

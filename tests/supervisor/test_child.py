@@ -84,15 +84,14 @@ def test_signs_tell_life_from_progress(db, tmp_path):
     os.set_blocking(reading, False)
     one = handler()
     sub = Subscriber(
-        USING,
-        {one.ref: one},
+        {USING: {one.ref: one}},
         get_settings(),
         heartbeat_file=HeartbeatFile(str(path)),
         lifeline=Lifeline(writing, os.getppid(), 1, reload=False, suffix="0f"),
     )
     for stuck_for, sign in ((0, lifeline.PROGRESS), (31, lifeline.ALIVE)):
         os.utime(path, (0, 0))
-        sub.progress.at = time.monotonic() - stuck_for
+        sub.workers[0].progress.at = time.monotonic() - stuck_for
         sub._signs_at = 0.0
         sub._give_signs()
         assert os.read(reading, 10) == sign
@@ -103,13 +102,13 @@ def test_signs_tell_life_from_progress(db, tmp_path):
     os.close(reading)
     sub._signs_at = 0.0
     sub._give_signs()
-    assert sub._stopping.is_set()  # nobody reads any more
+    assert sub._stop.event.is_set()  # nobody reads any more
     os.close(writing)
 
 
 def test_a_database_that_is_away_is_no_lack_of_progress(db, monkeypatch):
     one = handler()
-    poller = Subscriber(USING, {one.ref: one}, get_settings()).poller
+    poller = Subscriber({USING: {one.ref: one}}, get_settings()).workers[0].poller
     progress = []
 
     def fail():

@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.management.base import CommandError, CommandParser
-from django.db import connections
+from django.db import Error, connections
 from django.utils.autoreload import get_child_arguments
 
 from django_mysqlqueue.checks import server_problems
@@ -28,17 +28,16 @@ from django_mysqlqueue.management.base import (
     require_tables,
 )
 from django_mysqlqueue.management.ports import MetricsPorts, port
-from django_mysqlqueue.runtime import sessions
 from django_mysqlqueue.runtime.process import memory, reload
 from django_mysqlqueue.runtime.process.lifeline import Lifeline
 from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import STOP_SIGNALS
-from django_mysqlqueue.runtime.process.subscriber import Subscriber, require_handlers
+from django_mysqlqueue.runtime.process.subscriber import Subscriber, register_all, require_handlers
 from django_mysqlqueue.runtime.process.supervisor import Supervisor
-from django_mysqlqueue.runtime.registering import register
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
-from django_mysqlqueue.sql import dialect_of
+from django_mysqlqueue.sql.connection import is_server
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.registry import handlers
 
@@ -139,42 +138,67 @@ class Command(LimitedCommand):
             options["skip_checks"] = True  # the supervisor has run them on the same code
         return super().execute(*args, **options)
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        using = database_of(options["database"])
-        with database_errors(using), sessions.sound(using):
-            require_tables(using)
-            self._handle(using, options)
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().check(*args, **kwargs)
+        except CommandError as error:
+            # Since Django 6.1, model checks query each database for its features.
+            if not isinstance(error.__cause__, Error) or len(queue_aliases()) == 1:
+                raise
+            self.stderr.write(self.style.WARNING(f"System checks were not run: {error}"))
 
-    def _handle(self, using: str, options: dict[str, Any]) -> None:
-        if not connections[using].get_autocommit():
-            connections[using].set_autocommit(True)
+    def handle(self, *args: Any, **options: Any) -> None:
         self._verbosity = options["verbosity"]
         self._log(options)
         try:
-            chosen = self._choose(options["group"], options["topic"])
-            for problem in server_problems(using):
-                raise CommandError(problem)
-            reloads = self._reloads(options)
-            self._check_memory(options["max_memory"])
-            if self.lifeline is None and (options["processes"] or reloads):
-                self._supervise(using, chosen, options, reloads=reloads)
-            else:
-                self._subscribe(using, chosen, options)
+            chosen = self._by_database(options)
+            with database_errors(next(iter(chosen))):
+                self._handle(chosen, options)
         except SubscriberError as error:
             raise CommandError(str(error)) from error
 
+    def _by_database(self, options: dict[str, Any]) -> dict[str, dict[GroupRef, Handler]]:
+        """Return the handlers to run by the database of their topics.
+
+        A database that the settings do not name runs all handlers: messages may be published to it with ``using``.
+        """
+        chosen = self._choose(options["group"], options["topic"])
+        aliases = queue_aliases()
+        only = None if options["database"] is None else database_of(options["database"])
+        if only is not None and only not in aliases:
+            return {only: chosen}
+        homes = {ref: queue_alias(topic=ref.topic) for ref in chosen}
+        return {
+            alias: {ref: handler for ref, handler in chosen.items() if homes[ref] == alias}
+            for alias in aliases
+            if only in (None, alias)
+        }
+
+    def _handle(self, chosen: dict[str, dict[GroupRef, Handler]], options: dict[str, Any]) -> None:
+        reloads = self._reloads(options)
+        self._check_memory(options["max_memory"])
+        if self.lifeline is None and (options["processes"] or reloads):
+            self._supervise(chosen, options, reloads=reloads)
+        else:
+            self._subscribe(chosen, options)
+
+    def _prepare(self, using: str) -> None:
+        """Require that a database can run the queue, before a worker starts."""
+        require_tables(using)
+        for problem in server_problems(using):
+            raise CommandError(problem)
+
     # -- one process ----------------------------------------------------------
 
-    def _subscribe(self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any]) -> None:
+    def _subscribe(self, chosen: dict[str, dict[GroupRef, Handler]], options: dict[str, Any]) -> None:
         child = self.lifeline
         # A supervisor updates the file for all its children.
         path = options["heartbeat_file"] if child is None else None
         subscriber = Subscriber(
-            using,
             chosen,
             get_settings(),
             name=options["name"],
-            threads=self._threads(using, options),
+            threads=self._threads(chosen, options),
             claim_size=options["claim_size"],
             drain=options["drain"],
             subset=Subset.parse(options["partition"] or (), options["shard"]),
@@ -182,6 +206,7 @@ class Command(LimitedCommand):
             max_memory=options["max_memory"],
             heartbeat_file=HeartbeatFile(path) if path else None,
             lifeline=child,
+            prepare=self._prepare,
         )
         metrics = MetricsPorts.of(options)
         stop_serving = metrics.serve(subscriber, child.number if child is not None else 1) if metrics else None
@@ -205,10 +230,10 @@ class Command(LimitedCommand):
         if child is None:
             self._say("Stopped.")
 
-    def _threads(self, using: str, options: dict[str, Any]) -> int:
-        if not dialect_of(connections[using]).has_row_locks:
-            return 1  # one writer at a time: more threads would only wait for each other
-        return options["threads"] or get_settings().threads
+    def _threads(self, chosen: Iterable[str], options: dict[str, Any]) -> dict[str, int]:
+        # SQLite has one writer at a time: more threads would only wait for each other.
+        threads = options["threads"] or get_settings().threads
+        return {using: threads if is_server(connections[using]) else 1 for using in chosen}
 
     def _introduce(self, subscriber: Subscriber, metrics: MetricsPorts | None) -> None:
         if self.lifeline is not None:
@@ -222,8 +247,7 @@ class Command(LimitedCommand):
             self.stdout,
             self.style,
             title=f"Subscriber {subscriber.name}",
-            using=subscriber.using,
-            handlers=subscriber.handlers,
+            databases={worker.using: worker.handlers for worker in subscriber.workers},
             settings=subscriber.settings,
             threads=subscriber.threads,
             claim_size=subscriber.claim_size,
@@ -233,14 +257,12 @@ class Command(LimitedCommand):
 
     # -- a supervisor ---------------------------------------------------------
 
-    def _supervise(
-        self, using: str, chosen: dict[GroupRef, Handler], options: dict[str, Any], *, reloads: bool
-    ) -> None:
+    def _supervise(self, chosen: dict[str, dict[GroupRef, Handler]], options: dict[str, Any], *, reloads: bool) -> None:
         """Run a supervisor. What would make every child fail is checked here first, once."""
         settings = get_settings()
         require_handlers(chosen)
         subset = Subset.parse(options["partition"] or (), options["shard"])
-        register(using, chosen)
+        register_all(chosen, self._prepare)
         metrics = MetricsPorts.of(options)
         if metrics is not None:
             metrics.require()
@@ -253,7 +275,7 @@ class Command(LimitedCommand):
             get_child_arguments(),
             processes=options["processes"] or 1,
             shutdown_timeout=settings.shutdown_timeout,
-            longest_handler=max(handler.max_processing_time for handler in chosen.values()),
+            longest_handler=max(handler.max_processing_time for each in chosen.values() for handler in each.values()),
             lease_duration=settings.lease_duration,
             drain=options["drain"],
             heartbeat_file=file,
@@ -265,10 +287,9 @@ class Command(LimitedCommand):
                 self.stdout,
                 self.style,
                 title=f"{kind} {options['name'] or socket.gethostname()} (pid {os.getpid()})",
-                using=using,
-                handlers=chosen,
+                databases=chosen,
                 settings=settings,
-                threads=self._threads(using, options),
+                threads=self._threads(chosen, options),
                 claim_size=options["claim_size"] or settings.claim_size,
                 subset=subset,
                 processes=options["processes"],

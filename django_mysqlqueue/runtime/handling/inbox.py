@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from django_mysqlqueue.runtime.handling.inbox_groups import InboxGroups
 from django_mysqlqueue.runtime.handling.lanes import Batch, GroupLanes, Held, Lane, holds_back
 from django_mysqlqueue.runtime.handling.observers import Watch
+from django_mysqlqueue.runtime.handling.starts import Starts
 from django_mysqlqueue.service.deliveries import OUTCOMES, UNCALLED, Action, Claimed, Settlement
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.subscriptions.handler import Handler
@@ -34,10 +35,12 @@ class Inbox(InboxGroups):
     Args:
         refs: the groups.
         leases_good: returns whether ordered deliveries may start. While it returns False, they wait.
-        limit: number of deliveries to start; None: no limit.
+        starts: the limit on the deliveries to start (default: none).
     """
 
-    def __init__(self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], limit: int | None = None) -> None:
+    def __init__(
+        self, refs: Iterable[GroupRef], *, leases_good: Callable[[], bool], starts: Starts | None = None
+    ) -> None:
         super().__init__(refs)
         self._work = threading.Condition(self._lock)
         self._leases_good = leases_good
@@ -49,8 +52,7 @@ class Inbox(InboxGroups):
         self._hungry = False
         self._next_slot = float("inf")
         """When a waiting delivery may start, as far as the last thread that looked for one has found."""
-        self._limit = limit
-        self._started = 0
+        self.starts = starts or Starts()
         self.watch = Watch()
         """The observers of settled deliveries. While there are any, settlements refer to their messages."""
 
@@ -225,10 +227,6 @@ class Inbox(InboxGroups):
         with self._lock:
             return sum(overrun or not held.is_overrun() for held in self._running.values())
 
-    def exhausted(self) -> bool:
-        """Return whether as many deliveries have been started as ``limit`` allows."""
-        return self._limit is not None and self._started >= self._limit
-
     def close(self) -> None:
         """Start nothing more: release waiting deliveries, and make handler threads end after their current call."""
         with self._lock:
@@ -380,7 +378,7 @@ class Inbox(InboxGroups):
 
     def _may_start(self, lane: Lane) -> bool:
         place = self._first(lane)
-        if self.exhausted() or place is None or not self._has_slot(lane.waiting[place]):
+        if self.starts.are_used_up() or place is None or not self._has_slot(lane.waiting[place]):
             return False
         if lane.exclusive:
             return self._leases_good()
@@ -436,7 +434,7 @@ class Inbox(InboxGroups):
     def _fill(self, batch: Batch, lane: Lane, most: int) -> None:
         """Start further deliveries of a lane, up to the first to be handled alone; a shared group skips those."""
         place = 0
-        while place < len(lane.waiting) and len(batch.items) < most and not self.exhausted():
+        while place < len(lane.waiting) and len(batch.items) < most and not self.starts.are_used_up():
             held = lane.waiting[place]
             if not held.alone and self._has_slot(held):
                 batch.items.append(self._start(lane, place))
@@ -449,7 +447,7 @@ class Inbox(InboxGroups):
         if place is None:
             place = self._first(lane)
         assert place is not None  # noqa: S101  # _may_start has checked it under the same lock.
-        self._started += 1
+        self.starts.add()
         group = self._groups[lane.ref]
         held = group.remove(lane, place)
         group.running += 1

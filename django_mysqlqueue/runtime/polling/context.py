@@ -10,6 +10,7 @@ from typing import Protocol
 from django_mysqlqueue.conf import Settings
 from django_mysqlqueue.runtime.handling.inbox import Inbox
 from django_mysqlqueue.runtime.handling.observers import Watch
+from django_mysqlqueue.runtime.polling.relays import Relays
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING, Subset
 
@@ -180,6 +181,8 @@ class Context:
     limits: Limits = LIMITS
     clock: Clock = field(default_factory=Clock)
     progress: Progress = field(default_factory=Progress)
+    relays: Relays = field(default_factory=lambda: Relays(""))
+    """Those from this database to others."""
     prefetch: Prefetch = field(init=False)
     stealing: Stealing = field(init=False)
 

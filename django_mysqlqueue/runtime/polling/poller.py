@@ -266,6 +266,7 @@ class Poller:
         if self._tail is None:
             self._tail = log.end_of_log(session)
             self.maintenance.scan_all()
+            self.context.relays.look()
         read, more = self._read_news(session)
         if self.shared:
             # With a subset, this query also walks the rows of other subsets.
@@ -308,6 +309,7 @@ class Poller:
             batch = polling.read_news(session, self._tail or 0, limit=NEWS_ROWS)
             self._tail = batch.tail
             read = read or bool(batch.partitions)
+            self.context.relays.found(topic for topic, _ in batch.partitions)
             for topic, key in batch.partitions:
                 for group in self.by_topic.get(topic, ()):
                     group.notify(key)
@@ -316,7 +318,12 @@ class Poller:
         return read, True
 
     def check_tail(self, session: Session) -> None:
-        """Notice if the log ends below the offset that has been read, as it may after a failover."""
+        """Notice, from time to time, what reading the news misses.
+
+        After a failover, the log may end below the offset that has been read. Messages to be relayed may have been left
+        behind by a process that was killed.
+        """
+        self.context.relays.look()
         if self._tail is not None and log.end_of_log(session) < self._tail:
             event(logging.WARNING, "log.truncated", tail=self._tail)
             self._tail = None

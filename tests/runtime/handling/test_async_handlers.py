@@ -158,7 +158,7 @@ def test_a_task_that_ends_the_loop_ends_the_process_and_costs_no_attempt(db, opt
     subscriber("t", group="g", max_attempts=1, **options)(handle)
     handlers = registry.handlers()
     publish_many("t", [Message("wait", key="a"), Message("exit", key="b")])
-    process = Subscriber(USING, {GroupRef("g", "t"): handlers[GroupRef("g", "t")]}, SHORT, threads=2)
+    process = Subscriber({USING: {GroupRef("g", "t"): handlers[GroupRef("g", "t")]}}, SHORT, threads={USING: 2})
     assert in_thread(process.run) == 1
     assert ("exit", 1) in got
     assert not QueueMessage.objects.filter(topic="t_dlq").exists()

@@ -440,9 +440,9 @@ def test_the_thread_has_connections_as_a_handler_has(bare, teller):
 
 def test_no_thread_without_a_listener(db, bare):
     publish("t", 1)
-    process = Subscriber(USING, {GroupRef("g", "t"): handler()}, SHORT, drain=True)
+    process = Subscriber({USING: {GroupRef("g", "t"): handler()}}, SHORT, drain=True)
     assert process.run() == 0
-    assert process.teller._thread is None
+    assert process.workers[0].teller._thread is None
     assert lag() == 0
 
 
@@ -456,7 +456,7 @@ def test_a_real_subscriber_sends_all_before_it_leaves(db, ear, mode):
             delivery.snooze(0)
 
     publish_many("t", range(30))
-    process = Subscriber(USING, {GroupRef("g", "t"): handler(mode=mode, function=work)}, SHORT, drain=True)
+    process = Subscriber({USING: {GroupRef("g", "t"): handler(mode=mode, function=work)}}, SHORT, drain=True)
     assert process.run() == 0
     assert sorted(one["outcome"] for one in ear.of("settled")) == ["acked"] * 30 + ["snoozed"] * 10
     assert len(ear.of("started")) == len(ear.of("handled")) == 40

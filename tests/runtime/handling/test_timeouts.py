@@ -149,7 +149,7 @@ def test_a_process_outlives_handlers_that_hang_until_their_timeout(db):
     subscriber("t", group="hangs", timeout=0.2, max_attempts=1, max_processing_time=30)(hang)
     subscriber("t", group="works")(work)
     publish_many("t", [Message(n, key=str(n)) for n in range(6)])
-    process = Subscriber(USING, registry.handlers(), SHORT, threads=2, drain=True)
+    process = Subscriber({USING: registry.handlers()}, SHORT, threads={USING: 2}, drain=True)
     assert in_thread(process.run) == 0
     assert sorted(done) == list(range(6))
     assert OutboxMessage.objects.filter(topic="t_dlq").count() + QueueMessage.objects.filter(topic="t_dlq").count() == 6
@@ -168,7 +168,7 @@ def test_a_handler_that_goes_on_after_its_timeout_ends_its_process(db):
 
     subscriber("t", group="g", timeout=0.2, max_processing_time=1)(stay)
     publish("t", 0)
-    process = Subscriber(USING, registry.handlers(), SHORT, threads=1)
+    process = Subscriber({USING: registry.handlers()}, SHORT, threads={USING: 1})
     assert in_thread(process.run) == 1
     assert caught.is_set()
     assert lag() == 1

@@ -35,7 +35,7 @@ def test_an_overrun_is_found(db):
 
 def test_no_handler_to_run_is_an_error():
     with pytest.raises(SubscriberError, match="no handler"):
-        Subscriber(USING, {}, get_settings())
+        Subscriber({USING: {}}, get_settings())
 
 
 def test_an_outage_makes_few_lines_and_one_at_its_end(db, monkeypatch, caplog):
@@ -63,26 +63,26 @@ def test_an_outage_makes_few_lines_and_one_at_its_end(db, monkeypatch, caplog):
 
 
 def test_a_poller_that_hangs_ends_its_process(db, monkeypatch):
-    process = Subscriber(USING, {REF: handler()}, get_settings())
+    process = Subscriber({USING: {REF: handler()}}, get_settings())
     monkeypatch.setattr("django_mysqlqueue.runtime.process.subscriber.STUCK_LIMIT", 1.0)
     assert not any(process._is_stuck() for _ in range(5))
-    process.progress.at += 1  # it goes round
+    process.workers[0].progress.at += 1  # it goes round
     assert not any(process._is_stuck() for _ in range(5))
     assert process._is_stuck()
 
 
 def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
-    process, hangs = Subscriber(USING, {REF: handler()}, get_settings()), threading.Event()
+    process, hangs = Subscriber({USING: {REF: handler()}}, get_settings()), threading.Event()
 
     def step_that_hangs():
         hangs.wait(30)
 
     monkeypatch.setattr("django_mysqlqueue.runtime.process.subscriber.STUCK_LIMIT", 1.0)
-    monkeypatch.setattr(process.poller, "step", step_that_hangs)
+    monkeypatch.setattr(process.workers[0].poller, "step", step_that_hangs)
     assert process.run() == 1
     hangs.set()
     process.stop()
-    assert process._finished.wait(30)
+    assert process.workers[0].finished.wait(30)
     (record,) = [one for one in caplog.records if getattr(one, "mysqlqueue", {}).get("event") == "poller.hung"]
     first, *others = record.stack_info.split("\nThread ")
     assert first.startswith("Thread mysqlqueue-poller:\n")
@@ -90,7 +90,12 @@ def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
     assert any(text.startswith("MainThread:") for text in others)
     # Beside the line, not in it: what reads lines reads on.
     assert "\n" not in record.getMessage()
-    assert record.mysqlqueue == {"event": "poller.hung", "name": process.name, "seconds": 1.0}
+    assert record.mysqlqueue == {
+        "event": "poller.hung",
+        "name": process.name,
+        "database": USING,
+        "seconds": 1.0,
+    }
     assert logging.Formatter("%(message)s").format(record).endswith(record.stack_info)
 
 
@@ -99,7 +104,7 @@ def test_a_poller_that_hangs_is_shown(db, monkeypatch, caplog):
 def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
     """Its partitions have work and no owner: nobody will take them, so they are nothing to wait for."""
     one = handler(mode=mode)
-    draining = Subscriber(USING, {one.ref: one}, get_settings(), drain=True)
+    (draining,) = Subscriber({USING: {one.ref: one}}, get_settings(), drain=True).workers
     sub = Sub(one)
     draining.poller, draining.inbox = sub.poller, sub.inbox
     publish("t", 1)
@@ -109,7 +114,7 @@ def test_a_drain_ends_beside_a_group_that_claims_nothing(db, mode, end):
         dropping.drop(USING, one.ref, actor="ada")
     sub.step(times=3)
     assert sub.work() == 0
-    assert draining._is_drained()
+    assert draining.is_drained()
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
@@ -117,7 +122,7 @@ def test_a_group_whose_mode_is_changed_ends_the_process(db, caplog, mode):
     """As it would not have started; its other groups are for one that is started with the right code."""
     publish("t", 1)
     one = handler(mode=mode)
-    process = Subscriber(USING, {one.ref: one}, get_settings())
+    process = Subscriber({USING: {one.ref: one}}, get_settings())
 
     def change():
         # It has registered, and is not seen yet.
