@@ -92,6 +92,8 @@ ROLES: dict[str, Role] = {
                     models.Operation: "SD",
                     models.Rollup: "SIUD",
                     models.CollectedTopic: "SIU",
+                    models.RelayPosition: "SIU",
+                    models.RelayWatermark: "SIU",
                     models.ArchiveSegment: "S",
                 }
             ),

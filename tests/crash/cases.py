@@ -12,7 +12,15 @@ from django.test import override_settings
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.delivery_limits import NO_KEY
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, Slots, SubscriberHeartbeat
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    OutboxMessage,
+    PartitionLease,
+    Slots,
+    SubscriberHeartbeat,
+)
+from django_mysqlqueue.naming import relayed_topic
 from django_mysqlqueue.operations import dropping, group_mode
 from django_mysqlqueue.service import (
     claiming,
@@ -20,6 +28,7 @@ from django_mysqlqueue.service import (
     heartbeats,
     leasing,
     publishing,
+    relaying,
     releasing,
     retention,
     scheduling,
@@ -219,6 +228,25 @@ def _(world: World) -> None:
 @case("sequence without the mutex's row", flushed_database)
 def _(world: World) -> None:
     sequencing.sequence(ALIAS)
+
+
+def relayable() -> World:
+    """Messages in the log that are on their way to the database, which is its own source here."""
+    world = sequenced()
+    publish_many(TOPIC, messages("a7", "b7", "a8"))
+    OutboxMessage.objects.filter(message_id__in=("a7", "b7", "a8")).update(topic=relayed_topic(TOPIC, ALIAS))
+    sequencing.sequence(USING)
+    return world
+
+
+def have_arrived(world: World, picture: Picture) -> None:
+    assert [picture.messages[name] for name in ("a7", "b7", "a8")] == [1, 1, 1]
+
+
+@case("relay", relayable, commits=None, rerun=True, check=have_arrived)
+def _(world: World) -> None:
+    while relaying.relay(ALIAS, ALIAS, max_rows=2).more:
+        pass
 
 
 @case("bring what is scheduled nearer", scheduled)

@@ -40,6 +40,7 @@ from django_mysqlqueue.service import (
     groups,
     heartbeats,
     leasing,
+    relaying,
     releasing,
     retention,
     rollups,
@@ -219,6 +220,12 @@ def _(a: Actor) -> object:
 @operation("sequence")
 def _(a: Actor) -> object:
     return sequencing.sequence(ALIAS)
+
+
+@operation("relay")
+def _(a: Actor) -> object:
+    """From the database to itself."""
+    return relaying.relay(ALIAS, ALIAS, max_rows=2).messages
 
 
 @operation("sequence, later")

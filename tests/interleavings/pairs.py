@@ -177,6 +177,11 @@ def coalescing() -> Iterable[Pair]:
         yield from each(world, ("redeliver, shared",), ("redeliver, shared", passes, "claim, shared"))
 
 
+def relaying() -> Iterable[Pair]:
+    """Relays beside each other, and beside what writes and deletes what they read."""
+    yield from each("relayed", ("relay",), ("relay", "sequence", "collect", "claim", "publish"))
+
+
 def debouncing() -> Iterable[Pair]:
     """Passes of the sequencer over debounced messages, while these are published, cancelled and rescheduled."""
     changes = (
@@ -483,6 +488,7 @@ def pairs() -> dict[str, Pair]:
         *expiry(),
         *coalescing(),
         *debouncing(),
+        *relaying(),
         *sql_clients(),
         *special(),
         *situations(),

@@ -24,6 +24,7 @@ from django_mysqlqueue.models import (
     Slots,
     SubscriberHeartbeat,
 )
+from django_mysqlqueue.naming import relayed_topic
 from django_mysqlqueue.operations import dropping, pausing, seeking
 from django_mysqlqueue.operations.limits import LIMITS
 from django_mysqlqueue.operations.seeking import Position
@@ -34,7 +35,7 @@ from django_mysqlqueue.service.groups import OptionColumns
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
 from tests.crash.coalescing import with_keys
-from tests.crash.crashes import DLQ, TOPIC
+from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import OTHER, WHO, G, messages, register_filter
 from tests.support.filtering import EU, EXPIRED, REGIONS, US
 from tests.support.harness import USING, sequence
@@ -223,6 +224,15 @@ def coalesced_before() -> Start:
     return start
 
 
+def relayed() -> Start:
+    """Messages in the log that are on their way to the database, which is its own source here."""
+    start = busy()
+    publish_many(TOPIC, [Message(name, key=name[0], id=name) for name in ("a7", "b7", "a8")])
+    OutboxMessage.objects.filter(message_id__in=("a7", "b7", "a8")).update(topic=relayed_topic(TOPIC, ALIAS))
+    sequence()
+    return start
+
+
 def debounced() -> Start:
     """As ``busy``, with debounced messages: a7 and a9 have come due, a8 waits. b7 has waited its maximum, b8 waits."""
     start = busy()
@@ -393,6 +403,7 @@ _ALL = (
     coalesced_shared,
     coalesced_before,
     debounced,
+    relayed,
     forsaken,
     forsaken_shared,
     paused,

@@ -34,6 +34,7 @@ from django_mysqlqueue.models import (
     DeliveryState,
     OutboxMessage,
     QueueMessage,
+    RelayWatermark,
     Slots,
 )
 from django_mysqlqueue.operations import dead_lettering, pausing, redriving, rescheduling, retrying, seeking
@@ -48,6 +49,7 @@ from django_mysqlqueue.service import (
     leasing,
     log,
     payloads,
+    relaying,
     releasing,
     retention,
     rollups,
@@ -113,6 +115,7 @@ def live() -> None:
     _coalesce()
     _debounce()
     _tail()
+    _relay()
     watermarks.create_missing(USING, GroupRef("o", "t"), ["gone"])
     assert retention.collect(USING).offsets_rows
     QueueMessage.objects.create(
@@ -198,6 +201,19 @@ def _tail() -> None:
         reading.read_newest(session, "t", None, None, limits)
         reading.read_newest(session, "t", "k1", end, limits)
     assert reading.position_since(session, "t", session.now() - 1000) < end
+
+
+def _relay() -> None:
+    """Messages on their way to another database, which is the same one here."""
+    publish_many("far", (Message(number, key=f"k{number}") for number in range(20)))
+    OutboxMessage.objects.filter(topic="far").update(topic=naming.relayed_topic("far", USING))
+    sequence()
+    while not relaying.relay(USING, USING, max_rows=12).messages:
+        pass  # It reads what the log has of other topics.
+    RelayWatermark.objects.update(relayed_offset=0)  # Its process was killed: the position is compared with the log.
+    assert relaying.relay(USING, USING).messages == 8
+    with override_settings(MYSQLQUEUE={"RETENTION": 0}):
+        retention.collect(USING)
 
 
 def _debounce() -> None:

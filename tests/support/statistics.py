@@ -37,6 +37,8 @@ MANY = {
     "queue_operations": 10_000,
     "queue_rollups": 1_000_000,
     "queue_collected": 200,
+    "queue_relay_watermarks": 3,
+    "queue_relay_positions": 3,
     "queue_archive_segments": 1000,
 }
 DISTINCT = {"consumer_group": 50, "topic": 20, "acked": 2, "grain": 2, "partition_key": 10_000, "leased_by": 50}
