@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         list_groups,
     )
     from django_mysqlqueue.inspection.problems import Problem, find_problems
+    from django_mysqlqueue.inspection.relays import RelayBacklog
     from django_mysqlqueue.inspection.scheduled import ScheduledListing, ScheduledMessage, list_scheduled
     from django_mysqlqueue.inspection.subscribers import SubscriberStatus
     from django_mysqlqueue.service.counts import Count
@@ -63,6 +64,7 @@ __all__ = [
     "Problem",
     "QueueOverview",
     "RecordedDelivery",
+    "RelayBacklog",
     "ScheduledListing",
     "ScheduledMessage",
     "StallTimes",
@@ -90,6 +92,7 @@ _HOMES = {
     "outbox": ("DueMessages", "OutboxOverview"),
     "overview": ("GroupOverview", "QueueOverview", "get_group", "get_overview", "list_groups"),
     "problems": ("Problem", "find_problems"),
+    "relays": ("RelayBacklog",),
     "scheduled": ("ScheduledListing", "ScheduledMessage", "list_scheduled"),
     "subscribers": ("SubscriberStatus",),
 }

@@ -22,6 +22,7 @@ from django_mysqlqueue.inspection.heads import HeadMessage, heads
 from django_mysqlqueue.inspection.limited import Limited, read_limited
 from django_mysqlqueue.inspection.options import read_filter
 from django_mysqlqueue.inspection.outbox import DueMessages, OutboxOverview, read_outbox
+from django_mysqlqueue.inspection.relays import RelayBacklog, read_relays
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus, read_subscribers
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -155,6 +156,8 @@ class QueueOverview:
     """Length, in seconds, of the window that ends now."""
     topics: tuple[str, ...] | None
     """Topics with messages in the log; None if the overview is of some groups only."""
+    relays: tuple[RelayBacklog, ...] = ()
+    """Messages of the log that wait to be relayed to other databases, by database."""
 
     @property
     def lag(self) -> Count:
@@ -241,6 +244,7 @@ def get_overview(
         more_groups=len(rows) > bounds.groups,
         window=window,
         topics=topics,
+        relays=read_relays(session, topics or (), bounds=bounds),
     )
 
 

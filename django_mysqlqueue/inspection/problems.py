@@ -22,6 +22,7 @@ from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview, 
 from django_mysqlqueue.models import PartitionLease
 from django_mysqlqueue.service import groups, rollups
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
@@ -49,6 +50,7 @@ Kind = Literal[
     "dead_letters",
     "long_transaction",
     "groupless",
+    "relay",
 ]
 
 
@@ -77,6 +79,7 @@ class Problem:
     - ``dead_letters``: a group has dead letters.
     - ``long_transaction``: a transaction has been open for long.
     - ``groupless``: a topic has messages and no consumer group.
+    - ``relay``: messages wait to be relayed to another database.
     """
     text: str
     """A description in the active language."""
@@ -154,7 +157,7 @@ def find_problems(
     for group in overview.groups:
         found += _of_group(group, overview.now, stall_times, moves=group.ref in moving)
         found += _failing(group, lately.get(group.ref, Ended()), thresholds, overview.window)
-    found += _silent(session, overview)
+    found += [*_silent(session, overview), *_relays(overview, stall_times)]
     if overview.topics is not None:
         found += groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     return sorted(found, key=lambda problem: (problem.severity, problem.kind, problem.ref or ("", "")))
@@ -365,6 +368,21 @@ def _outbox(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
             "them."
         )
         yield Problem(0, "outbox", text % values)
+
+
+def _relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
+    """Yield databases that do not receive the messages that are published for them via this one."""
+    for relay in overview.relays:
+        waits = _age(overview.now, relay.oldest_at)
+        if not relay.messages or waits < times.outbox:
+            continue
+        text = _("%(lag)s to be relayed to the database %(target)s, the oldest for %(age)s.")
+        values = {"lag": _waiting(relay.messages), "target": repr(relay.target), "age": duration(waits)}
+        if relay.target in queue_aliases():
+            advice = _("It does not answer, or no subscriber works on this database.")
+        else:
+            advice = _("MYSQLQUEUE names no such database here: subscribers with other settings must relay them.")
+        yield Problem(0, "relay", f"{text} {advice}" % values)
 
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:

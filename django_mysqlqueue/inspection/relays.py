@@ -1,0 +1,50 @@
+"""Messages of the log that wait to be relayed to other databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.service import log_places, relaying
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.sql.session import Session
+
+LOG = QueueMessage._meta.db_table
+
+
+@dataclass(frozen=True, slots=True)
+class RelayBacklog:
+    """What a database has not received yet of this one's log."""
+
+    target: str
+    """Alias of the database."""
+    messages: Count
+    """Number of messages that wait. A count that stopped at a limit is not exact."""
+    oldest_at: int | None
+    """When the oldest of them entered the log, in epoch milliseconds; None if none waits."""
+
+
+def read_relays(session: Session, topics: Iterable[str], *, bounds: Bounds = PAGES) -> tuple[RelayBacklog, ...]:
+    """Return the backlog of each relay from this database, by target, without a query if there is none.
+
+    Args:
+        session: session on the source's database.
+        topics: the topics in its log.
+        bounds: limits of what is read.
+    """
+    targets = {naming.relay_target(topic) for topic in topics} - {None}
+    return tuple(_backlog(session, target, bounds) for target in sorted(filter(None, targets)))
+
+
+def _backlog(session: Session, target: str, bounds: Bounds) -> RelayBacklog:
+    reached = relaying.watermark(session, target)
+    places = log_places.walk(session, reached.read_offset, bounds.walked, newer=True)
+    waiting = [place.offset for place in places if naming.relay_target(place.topic) == target]
+    row = None
+    if waiting:
+        row = session.row(f"SELECT published_at FROM {LOG} WHERE `offset` = %s", (waiting[0],))
+    count = Count(len(waiting), exact=len(places) < bounds.walked)
+    return RelayBacklog(target, count, None if row is None else int(row[0]))
