@@ -6,7 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.columns import LogKey, MessageColumns, OutboxKey
-from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds
+from django_mysqlqueue.fields import BytewiseCharField, NowMilliseconds, json_object
 from django_mysqlqueue.limits import KEY_LENGTH, LATEST_DELIVERY, LOG_ID_LENGTH, NAME_LENGTH, TOPIC_COLUMN_LENGTH
 from django_mysqlqueue.managers import QueueManager
 
@@ -74,6 +74,7 @@ class Sequencer(models.Model):
         blank=True,
         help_text=_("identifies this log in the databases to which its messages are relayed"),
     )
+    routes = json_object(_("routes"), _("by topic that moves, the databases from which and to which its messages go"))
 
     objects = QueueManager["Sequencer"]()
 

@@ -13,6 +13,7 @@ from django_mysqlqueue.operations.group_settings import settings
 from django_mysqlqueue.operations.results import DropResult, EditResult, Result, ScheduledResult, SeekResult
 from django_mysqlqueue.operations.scheduled import cancel, reschedule
 from django_mysqlqueue.operations.subscribers import forget, release
+from django_mysqlqueue.operations.topics import move_topic, prepare_move
 
 __all__ = [
     "DropResult",
@@ -26,7 +27,9 @@ __all__ = [
     "drop_group",
     "edit",
     "forget",
+    "move_topic",
     "pause",
+    "prepare_move",
     "redrive",
     "release",
     "reschedule",

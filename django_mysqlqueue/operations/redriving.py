@@ -16,7 +16,7 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.limits import REPLACES
 from django_mysqlqueue.models import ConsumerGroup, DeliveryEvent, OutboxMessage, QueueMessage
 from django_mysqlqueue.operations.limits import LIMITS
-from django_mysqlqueue.service import audit, delivery_events, messages
+from django_mysqlqueue.service import audit, delivery_events, messages, routing
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter, matching_offsets
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
@@ -307,18 +307,25 @@ def _lock(session: Session, offsets: Sequence[int], topic: str) -> list[_DeadLet
 
 
 def _refuse_unregistered(session: Session, wanted: Collection[GroupRef]) -> None:
-    """Refuse groups that are not registered: nothing would receive the message, and GC would delete it."""
-    known = {
-        GroupRef(*row)
-        for row in ConsumerGroup.objects.using(session.using)
-        .filter(topic__in={ref.topic for ref in wanted})
-        .values_list("consumer_group", "topic")
-    }
-    for ref in sorted(set(wanted) - known):
+    """Refuse groups that are not registered: nothing would receive the message, and GC would delete it.
+
+    The groups of a topic that has moved are registered in another database, to which the message will be relayed.
+    """
+    missing = set(wanted) - _registered(session.using, wanted)
+    for topic in {ref.topic for ref in missing}:
+        route = routing.route_of(session, topic)
+        if route is not None and route.target != routing.HERE:
+            missing -= _registered(route.target, missing)
+    for ref in sorted(missing):
         raise OperationRefused(
             f"The group {ref.group!r} on topic {ref.topic!r}, which failed the message, is no longer registered and "
             "would not receive it. Start a subscriber of the group first, or discard its dead letters."
         )
+
+
+def _registered(using: str, wanted: Collection[GroupRef]) -> set[GroupRef]:
+    rows = ConsumerGroup.objects.using(using).filter(topic__in={ref.topic for ref in wanted})
+    return {GroupRef(*row) for row in rows.values_list("consumer_group", "topic")}
 
 
 def _send_back(session: Session, topic: str, found: Sequence[_DeadLetter], actor: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.runtime.log import event
 from django_mysqlqueue.service import groups
-from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.handler import Handler, mode_text
@@ -18,12 +18,15 @@ from django_mysqlqueue.subscriptions.users import user_refusal
 
 
 def register(using: str, chosen: Mapping[GroupRef, Handler]) -> None:
-    """Register the groups of handlers.
+    """Register the groups of handlers, except those whose topics are only published via this database.
 
     Raises:
         SubscriberError: a group is registered with a mode other than its handler's.
     """
     for ref, handler in chosen.items():
+        home, *others = works_on(ref.topic)
+        if home != using and using in others:
+            continue  # It works for the group if the topic has not moved away yet.
         options = registrable(handler)
         registered = groups.register(using, ref, mode=handler.mode, start=handler.start, options=options)
         if registered.mode != handler.mode:

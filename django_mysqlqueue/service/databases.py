@@ -32,6 +32,15 @@ def queue_alias(using: str | None = None, *, topic: str | None = None) -> str:
     return alias or router.db_for_write(OutboxMessage)
 
 
+def works_on(topic: str) -> list[str]:
+    """Return the databases in which subscribers handle a topic's messages: its own, and that of its publishers.
+
+    In the second one its groups are registered only until the topic has moved away (``operations.moving``).
+    """
+    via = get_settings().topics.of(topic.removesuffix(get_settings().dlq_suffix)).via
+    return list(dict.fromkeys([queue_alias(topic=topic), *([via] if via is not None else [])]))
+
+
 def queue_aliases() -> list[str]:
     """Return the aliases of all databases that have topics or outboxes of this project, the general one first."""
     return list(dict.fromkeys([queue_alias(), *get_settings().topics.aliases()]))

@@ -157,6 +157,14 @@ def live(session: Session, refs: Sequence[GroupRef], lease_ms: int) -> dict[Grou
     return {ref: dict(sorted(subsets.items())) for ref, subsets in found.items()}
 
 
+def versions(session: Session, lease_ms: int) -> dict[str, str]:
+    """Return the release of each live subscriber."""
+    rows = session.rows(
+        f"SELECT h.subscriber_name, h.info FROM {HEARTBEATS} h WHERE {fresh('h', session)}", (lease_ms, lease_ms)
+    )
+    return {name: str(json.loads(info).get("version", "")) for name, info in rows}
+
+
 def forget_old(using: str, *, limit: int = 500) -> int:
     """Delete heartbeats that are a day old, by primary key; return how many."""
 

@@ -127,6 +127,19 @@ def watermark(session: Session, target: str) -> Watermark:
     return Watermark() if row is None else Watermark(*row)
 
 
+def has_arrived(session: Session, target: str, offset: int) -> bool:
+    """Return whether all messages of this log up to an offset that are for a database have arrived there."""
+    start = watermark(session, target).read_offset
+    while start < offset:
+        places = log_places.walk(session, start, PAGE, newer=True)
+        if any(naming.relay_target(place.topic) == target for place in places if place.offset <= offset):
+            return False
+        if len(places) < PAGE:
+            break
+        start = places[-1].offset
+    return True
+
+
 def identify(using: str) -> str:
     """Return the id of a log, and store one if it has none."""
     query = f"SELECT log_id FROM {MUTEX} WHERE id = %s"

@@ -7,12 +7,13 @@ highest visible offset. Watermarks, GC and all other readers depend on that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from django_mysqlqueue.columns import COPIED_COLUMNS
-from django_mysqlqueue.limits import COALESCE
+from django_mysqlqueue.limits import COALESCE, RELAY_MARK, relayed_topic
 from django_mysqlqueue.log_queries import SEQUENCER_ID
 from django_mysqlqueue.models import OutboxMessage, QueueMessage, Sequencer
 from django_mysqlqueue.service import coalescing, debouncing
@@ -86,7 +87,7 @@ def _sequence(session: Session, max_rows: int, max_bytes: int) -> Sequenced:
         return Sequenced(0, more=more, replaced=replaced)
     for kind, order in ((due.immediate, "outbox_id"), (scheduled, "deliver_at, outbox_id")):
         for chunk in session.chunks(kind):
-            _append(session, chunk, order)
+            _append(session, chunk, order, mutex.routes)
     for chunk in session.chunks(ids):
         session.execute(
             session.dialect.delete_joined(OUTBOX, ("outbox_id",), len(chunk), "s.outbox_id = v.outbox_id"), chunk
@@ -107,6 +108,8 @@ class Mutex(NamedTuple):
 
     last_offset: int = 0
     coalesced_offset: int = 0
+    routes: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    """The routes of topics, see ``routing``."""
 
     @property
     def is_behind(self) -> bool:
@@ -260,14 +263,28 @@ def _within(rows: Sequence[tuple[int, ...]], max_rows: int, max_bytes: int) -> t
     return ids, False
 
 
-def _append(session: Session, ids: Sequence[int], order: str) -> None:
+def _append(session: Session, ids: Sequence[int], order: str, routes: Mapping[str, Mapping[str, str]]) -> None:
     columns = ", ".join(COPIED_COLUMNS)
+    topic, names = _routed(routes)
     places = ", ".join(["%s"] * len(ids))
     # Duplicates are dropped here, by an upsert that changes nothing.
     keep = session.dialect.on_conflict_keep(LOG, ("topic", "partition_key", "id"))
     session.execute(
         f"INSERT INTO {LOG} ({columns}, created_at, published_at) "
-        f"SELECT {columns}, created_at, {session.dialect.now_ms} FROM {OUTBOX}{session.dialect.force_index('PRIMARY')} "
-        f"WHERE outbox_id IN ({places}) ORDER BY {order}{keep}",
-        ids,
+        f"SELECT {topic}{columns.removeprefix('topic')}, created_at, {session.dialect.now_ms} "
+        f"FROM {OUTBOX}{session.dialect.force_index('PRIMARY')} WHERE outbox_id IN ({places}) ORDER BY {order}{keep}",
+        (*names, *ids),
     )
+
+
+def _routed(routes: Mapping[str, Mapping[str, str]]) -> tuple[str, list[str]]:
+    """Return the SQL for the topic under which a message of the outbox enters the log, and its parameters."""
+    if not routes:
+        return "topic", []
+    names: list[str] = []
+    cases = ""
+    for topic, route in routes.items():
+        marked = f"{topic}{RELAY_MARK}"
+        cases += f" WHEN topic = %s OR SUBSTR(topic, 1, {len(marked)}) = %s THEN %s"
+        names += [topic, marked, relayed_topic(topic, route["to"]) if route["to"] else topic]
+    return f"CASE{cases} ELSE topic END", names

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.test import override_settings
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
@@ -86,6 +87,20 @@ def a_subscriber() -> str:
     return str(SubscriberHeartbeat.objects.values_list("subscriber_name", flat=True)[0])
 
 
+def prepared() -> None:
+    registered()
+    publish("t", 1)
+    sequence()
+    operations.prepare_move("t", "queue", actor="bob", reason="earlier")
+    QueueMessage.objects.all().delete()
+    Operation.objects.all().delete()
+
+
+def move(**how: Any) -> Result:
+    with override_settings(MYSQLQUEUE={"TOPICS": {"t": {"DATABASE": "queue", "VIA": USING}}}):
+        return operations.move_topic("t", "queue", **how)
+
+
 CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "pause": (registered, lambda **how: operations.pause(*REF, **how)),
     "resume": (paused, lambda **how: operations.resume(*REF, **how)),
@@ -105,6 +120,8 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "release": (owned, lambda **how: operations.release(*REF, ["a"], **how)),
     "settings": (registered, lambda **how: operations.settings(*REF, {"max_attempts": 3}, **how)),
     "settings unset": (overridden, lambda **how: operations.settings(*REF, unset=["claim_size"], **how)),
+    "prepare_move": (registered, lambda **how: operations.prepare_move("t", "queue", **how)),
+    "move_topic": (prepared, move),
     "forget": (lost, lambda **how: operations.forget(a_subscriber(), **how)),
 }
 """Function → what must be there, and a call that changes something of it."""

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -34,7 +34,7 @@ from django_mysqlqueue.runtime.process.liveness_file import HeartbeatFile
 from django_mysqlqueue.runtime.process.stop_signals import STOP_SIGNALS
 from django_mysqlqueue.runtime.process.subscriber import Subscriber, register_all, require_handlers
 from django_mysqlqueue.runtime.process.supervisor import Supervisor
-from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.service.databases import queue_aliases, works_on
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import Subset
 from django_mysqlqueue.sql.connection import is_server
@@ -51,6 +51,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
     return int(text)
+
+
+def _at_home(chosen: Mapping[str, Mapping[GroupRef, Handler]]) -> dict[str, dict[GroupRef, Handler]]:
+    """Return the handlers without those whose topics are in another database, and may not have moved there yet."""
+    return {
+        alias: {ref: handler for ref, handler in of_database.items() if alias not in works_on(ref.topic)[1:]}
+        for alias, of_database in chosen.items()
+    }
 
 
 class Command(LimitedCommand):
@@ -158,7 +166,7 @@ class Command(LimitedCommand):
             raise CommandError(str(error)) from error
 
     def _by_database(self, options: dict[str, Any]) -> dict[str, dict[GroupRef, Handler]]:
-        """Return the handlers to run by the database of their topics.
+        """Return the handlers to run by the databases of their topics.
 
         A database that the settings do not name runs all handlers: messages may be published to it with ``using``.
         """
@@ -167,9 +175,8 @@ class Command(LimitedCommand):
         only = None if options["database"] is None else database_of(options["database"])
         if only is not None and only not in aliases:
             return {only: chosen}
-        homes = {ref: queue_alias(topic=ref.topic) for ref in chosen}
         return {
-            alias: {ref: handler for ref, handler in chosen.items() if homes[ref] == alias}
+            alias: {ref: handler for ref, handler in chosen.items() if alias in works_on(ref.topic)}
             for alias in aliases
             if only in (None, alias)
         }
@@ -247,7 +254,7 @@ class Command(LimitedCommand):
             self.stdout,
             self.style,
             title=f"Subscriber {subscriber.name}",
-            databases={worker.using: worker.handlers for worker in subscriber.workers},
+            databases=_at_home({worker.using: worker.handlers for worker in subscriber.workers}),
             settings=subscriber.settings,
             threads=subscriber.threads,
             claim_size=subscriber.claim_size,
@@ -287,7 +294,7 @@ class Command(LimitedCommand):
                 self.stdout,
                 self.style,
                 title=f"{kind} {options['name'] or socket.gethostname()} (pid {os.getpid()})",
-                databases=chosen,
+                databases=_at_home(chosen),
                 settings=settings,
                 threads=self._threads(chosen, options),
                 claim_size=options["claim_size"] or settings.claim_size,

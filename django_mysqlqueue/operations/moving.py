@@ -1,0 +1,159 @@
+"""Move: hand a topic over from one database to another while messages are published.
+
+All messages of the topic pass the sequencer of one database, that of the publishers (``VIA``). A route, which is set
+under its mutex, divides them: up to an offset they go to the old database, from then on to the new one. There, each
+group waits, paused, until its namesake has settled everything in the old one. So no message is handled before an
+earlier one of its key, and none twice. Each step can be repeated, so an interrupted move is run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.models import ConsumerGroup, OutboxMessage
+from django_mysqlqueue.operations import dropping
+from django_mysqlqueue.service import audit, heartbeats, leasing, relaying, routing
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.routing import HERE, Route
+from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.version import __version__
+
+OUTBOX = OutboxMessage._meta.db_table
+COPIED = ("mode", "limits", "filter", "allowed_users", "overrides")
+"""The columns that a group has in both databases."""
+SLICE = 500
+"""Partitions per statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move of a topic."""
+
+    topic: str
+    via: str
+    """Alias of the database whose outbox takes the topic's messages."""
+    source: str
+    """Alias of the database that the groups leave."""
+    target: str
+    """Alias of the database to which they go."""
+    actor: str
+    reason: str = ""
+
+    def route(self, alias: str) -> Route:
+        """Return the route at ``via`` that leads to a database."""
+        return Route(HERE if alias == self.via else alias, self.source)
+
+
+def groups_of(using: str, topic: str) -> dict[GroupRef, ConsumerGroup]:
+    """Return the registered groups of a topic."""
+    rows = ConsumerGroup.objects.using(using).filter(topic=topic).order_by("consumer_group")
+    return {GroupRef(row.consumer_group, topic): row for row in rows}
+
+
+def refuse_other_releases(using: str, lease_ms: int) -> None:
+    """Require that all live subscribers of a database heed routes.
+
+    Raises:
+        OperationRefused: some are of another release.
+    """
+    others = sorted(
+        name for name, version in heartbeats.versions(Session(using), lease_ms).items() if version != __version__
+    )
+    if others:
+        raise OperationRefused(
+            f"Subscribers of another release than {__version__} work on the database {using!r}: {', '.join(others)}. "
+            "Upgrade them first: an earlier sequencer does not know routes."
+        )
+
+
+def prepare(move: Move) -> None:
+    """Register the groups at the target, paused, and bind the topic to its present database.
+
+    From then on, settings that name the target can be deployed: what they publish still goes to the source.
+    """
+    for ref, row in groups_of(move.source, move.topic).items():
+        run(move.target, partial(_register_paused, move=move, ref=ref, row=row))
+    _set_route(move, move.source)
+
+
+def _register_paused(session: Session, *, move: Move, ref: GroupRef, row: ConsumerGroup) -> None:
+    there = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic)
+    values = {name: getattr(row, name) for name in COPIED} | {"paused": True}
+    if there.select_for_update().exists():
+        there.update(**values)
+    else:
+        there.create(consumer_group=ref.group, topic=ref.topic, **values)
+    _record(session, move, ref, f"waits for its messages in {move.source}")
+
+
+def cut(move: Move) -> int:
+    """Send the topic's messages to the target from now on; return the last offset of ``via`` that went elsewhere."""
+    return _set_route(move, move.target)
+
+
+def _set_route(move: Move, alias: str) -> int:
+    def write(session: Session) -> int:
+        offset = routing.set_route(session, move.topic, move.route(alias))
+        _record(session, move, None, f"messages go to {alias}, from offset {offset + 1}")
+        return offset
+
+    return run(move.via, write)
+
+
+def has_left(move: Move, offset: int) -> bool:
+    """Return whether all that went to the source is in its log, and send there what comes later to the target.
+
+    If publishers use another database than the source, messages up to the cut may still be on their way.
+    """
+    if move.source == move.via:
+        return True
+    session = Session(move.source)
+    if not relaying.has_arrived(Session(move.via), move.source, offset):
+        return False
+    row = session.row(
+        f"SELECT EXISTS(SELECT 1 FROM {OUTBOX}{session.dialect.force_index('queue_outbox_due')} "
+        f"WHERE deliver_at <= {session.dialect.now_ms} AND topic = %s)",
+        (move.topic,),
+    )
+    if row is not None and row[0]:
+        return False
+    # Scheduled messages, and those that are redriven there.
+    run(move.source, lambda session: routing.set_route(session, move.topic, Route(move.target, move.source)))
+    return True
+
+
+def is_drained(using: str, ref: GroupRef) -> bool:
+    """Return whether a group has settled everything."""
+    session = Session(using)
+    after: str | None = None
+    while True:
+        keys, after = leasing.find_work(session, ref, after=after, limit=SLICE)
+        if keys:
+            return False
+        if after is None:
+            return True
+
+
+def hand_over(move: Move, ref: GroupRef, *, stays_paused: bool) -> None:
+    """Resume a group at the target, unless it was paused at the source, and drop it there."""
+    if not stays_paused:
+        run(move.target, lambda session: _resume(session, move, ref))
+    dropping.drop(move.source, ref, actor=move.actor, reason=move.reason or f"moved to {move.target}")
+
+
+def finish(move: Move) -> None:
+    """Record that all groups have moved."""
+    run(move.via, lambda session: _record(session, move, None, f"all groups have moved to {move.target}"))
+
+
+def _resume(session: Session, move: Move, ref: GroupRef) -> None:
+    there = ConsumerGroup.objects.using(session.using).filter(consumer_group=ref.group, topic=ref.topic, paused=True)
+    if there.update(paused=False):
+        _record(session, move, ref, f"everything in {move.source} is settled")
+
+
+def _record(session: Session, move: Move, ref: GroupRef | None, detail: str) -> None:
+    group = "" if ref is None else ref.group
+    audit.once(session, "move", 0, actor=move.actor, reason=move.reason, group=group, topic=move.topic, detail=detail)

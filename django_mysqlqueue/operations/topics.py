@@ -1,0 +1,181 @@
+"""Operations on topics: moving one to another database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from django.db import connections
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue import naming
+from django_mysqlqueue.conf import get_settings
+from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.humanize import up_to
+from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.operations import moving, seeking
+from django_mysqlqueue.operations.arguments import alias_for
+from django_mysqlqueue.operations.limits import COUNTED
+from django_mysqlqueue.operations.lookups import check_topic
+from django_mysqlqueue.operations.moving import Move
+from django_mysqlqueue.operations.results import Result, result_of
+from django_mysqlqueue.service import heartbeats, routing
+from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.connection import apart
+from django_mysqlqueue.sql.session import Session
+
+PAUSE = 0.5
+"""Seconds between two checks whether the groups have settled everything."""
+
+
+def prepare_move(
+    topic: str, target: str, *, actor: str, reason: str = "", using: str | None = None, dry_run: bool = False
+) -> Result:
+    """Prepare the move of a topic to another database, before settings that name it there are deployed.
+
+    The topic's groups are registered in the target, paused. Until ``move_topic`` is called, all messages of the topic
+    stay where they are, regardless of the settings of their publishers.
+
+    Args:
+        topic: the topic.
+        target: alias of the database to which it will move.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: alias of the database to which the topic's messages are published (default: ``VIA`` of the topic, else
+            its database).
+        dry_run: change nothing; return what would be changed.
+
+    Raises:
+        OperationRefused: the topic is in the target already; or live subscribers are of another release.
+    """
+    with _via(topic, target, using, actor, reason) as via:
+        known = routing.route_of(Session(via), topic)
+        source = queue_alias(topic=topic) if known is None else known.target or via
+        move = _move(topic, via, source, target, actor, reason)
+        check_topic(source, topic)
+        found = moving.groups_of(source, topic)
+        if not dry_run:
+            moving.prepare(move)
+        text = (
+            _("The topic %(topic)s will be prepared to move from the database %(source)s to %(target)s.")
+            if dry_run
+            else _("The topic %(topic)s is prepared to move from the database %(source)s to %(target)s.")
+        )
+        return result_of(
+            Result,
+            "move",
+            max(1, len(found)),
+            text % {"topic": topic, "source": source, "target": target},
+            _("Groups, which are registered there and wait: %(names)s.") % {"names": _names(found)},
+            _(
+                "Next, set DATABASE to %(target)s and VIA to %(via)s for the topic in MYSQLQUEUE['TOPICS'], and deploy "
+                "that everywhere."
+            )
+            % {"target": repr(target), "via": repr(via)},
+            dry_run=dry_run,
+        )
+
+
+def move_topic(
+    topic: str,
+    target: str,
+    *,
+    actor: str,
+    reason: str = "",
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda groups: None,
+) -> Result:
+    """Move a topic to another database, after ``prepare_move`` and the deployment of the settings.
+
+    From a definite message on, the topic's messages go to the target. Each group handles them there as soon as it has
+    settled everything before. This waits until all groups have; if it is interrupted, call it again.
+
+    Args:
+        topic: the topic.
+        target: alias of the database to which it moves.
+        actor: who runs the operation, for the audit log.
+        reason: why, for the audit log.
+        using: as for ``prepare_move``.
+        dry_run: change nothing; return what would be changed.
+        progress: called with 1 whenever a group has moved.
+
+    Raises:
+        OperationRefused: the move is not prepared, or has ended; the settings do not name the target; or live
+            subscribers are of another release.
+    """
+    with _via(topic, target, using, actor, reason) as via:
+        known = routing.route_of(Session(via), topic)
+        if known is None:
+            check_topic(via, topic)
+            raise OperationRefused(f"The topic {topic!r} is not prepared to move to {target!r}. Prepare it first.")
+        if (configured := queue_alias(topic=topic)) != target:
+            raise OperationRefused(
+                f"MYSQLQUEUE['TOPICS'] names the database {configured!r} for the topic {topic!r}, not {target!r}. "
+                "Deploy the new settings first."
+            )
+        move = _move(topic, via, known.source, target, actor, reason)
+        found = moving.groups_of(move.source, topic)
+        if dry_run:
+            return _preview(move, found)
+        offset = moving.cut(move)
+        while not moving.has_left(move, offset):
+            time.sleep(PAUSE)
+        left = dict(found)
+        while left:
+            for ref in [ref for ref in left if moving.is_drained(move.source, ref)]:
+                moving.hand_over(move, ref, stays_paused=left.pop(ref).paused)
+                progress(1)
+            if left:
+                time.sleep(PAUSE)
+        moving.finish(move)
+        text = _("The topic %(topic)s has moved from the database %(source)s to %(target)s.")
+        values = {"topic": topic, "source": move.source, "target": target}
+        return result_of(Result, "move", max(1, len(found)), text % values, dry_run=False)
+
+
+def _preview(move: Move, found: Mapping[GroupRef, ConsumerGroup]) -> Result:
+    lease_ms = int(get_settings().lease_duration * 1000)
+    live, there = (heartbeats.live(Session(alias), list(found), lease_ms) for alias in (move.source, move.target))
+    lines, warnings = [], []
+    for ref, row in found.items():
+        left = seeking.preview(move.source, ref, seeking.position_of(move.source, "latest")).skipped
+        values = {"ref": ref, "number": up_to(COUNTED, left), "source": move.source, "target": move.target}
+        lines.append(_("The group %(ref)s has %(number)s unsettled messages in %(source)s.") % values)
+        if row.paused:
+            warnings.append(_("%(ref)s is paused in %(source)s: it does not move until it is resumed.") % values)
+        elif left and not live[ref]:
+            warnings.append(_("No live subscribers for %(ref)s in %(source)s: it does not move.") % values)
+        if not there[ref]:
+            warnings.append(_("No live subscribers for %(ref)s in %(target)s.") % values)
+    text = _("The topic %(topic)s will move from the database %(source)s to %(target)s.")
+    values = {"topic": move.topic, "source": move.source, "target": move.target}
+    return result_of(Result, "move", max(1, len(found)), text % values, *lines, dry_run=True, warnings=tuple(warnings))
+
+
+def _names(found: Iterable[GroupRef]) -> str:
+    return ", ".join(ref.group for ref in found) or _("none")
+
+
+@contextmanager
+def _via(topic: str, target: str, using: str | None, actor: str, reason: str) -> Iterator[str]:
+    """Yield the alias of the database to which the topic's messages are published, after checking the arguments.
+
+    Raises:
+        OperationRefused: an argument is invalid, or live subscribers are of another release.
+    """
+    naming.check_topic(topic)
+    if target not in connections:
+        raise OperationRefused(f"target {target!r}: DATABASES has no such alias")
+    via = using or get_settings().topics.of(topic).via
+    with alias_for(via, actor, reason, topic=topic) as alias, apart(target):
+        moving.refuse_other_releases(alias, int(get_settings().lease_duration * 1000))
+        yield alias
+
+
+def _move(topic: str, via: str, source: str, target: str, actor: str, reason: str) -> Move:
+    if source == target:
+        raise OperationRefused(f"The topic {topic!r} is in the database {target!r} already.")
+    return Move(topic, via, source, target, actor, reason)

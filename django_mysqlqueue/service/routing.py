@@ -1,0 +1,56 @@
+"""Routes: the database to which the sequencer sends the messages of a topic, whichever their publishers knew.
+
+A route is decided under the sequencer's mutex, which all messages of a database pass one after the other. So there is
+one offset of the log up to which all messages went one way, and from which on all go the other way. Routes are for
+topics that move (``operations.moving``); a topic without one goes where its publishers have sent it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from django_mysqlqueue.service.relaying import identify
+from django_mysqlqueue.service.sequencing import MUTEX, MUTEX_ID
+from django_mysqlqueue.sql.session import Session
+
+HERE = ""
+"""The target of a route whose messages stay in the database."""
+
+
+class Route(NamedTuple):
+    """The way of a topic's messages."""
+
+    target: str
+    """Alias of the database to which they are relayed, or ``HERE``."""
+    source: str
+    """Alias of the database that the topic leaves, or has left."""
+
+
+def route_of(session: Session, topic: str) -> Route | None:
+    """Return the route of a topic, or None."""
+    row = session.row(f"SELECT routes FROM {MUTEX} WHERE id = %s", (MUTEX_ID,))
+    found = {} if row is None else _decoded(row[0]).get(topic)
+    return Route(found["to"], found["from"]) if found else None
+
+
+def set_route(session: Session, topic: str, route: Route) -> int:
+    """Set the route of a topic; return the highest offset of the log at that time. Later messages take the route.
+
+    This waits for the sequencer, if it is running.
+
+    Args:
+        session: the current transaction. The route counts from its COMMIT on.
+        topic: the topic.
+        route: the route.
+    """
+    identify(session.using)  # The row may be missing.
+    row = session.row(f"SELECT routes, last_offset FROM {MUTEX} WHERE id = %s{session.dialect.for_update}", (MUTEX_ID,))
+    assert row is not None  # noqa: S101  # It has been inserted.
+    changed = _decoded(row[0]) | {topic: {"to": route.target, "from": route.source}}
+    session.execute(f"UPDATE {MUTEX} SET routes = %s WHERE id = %s", (json.dumps(changed), MUTEX_ID))
+    return int(row[1])
+
+
+def _decoded(value: str | bytes) -> dict[str, Any]:
+    return dict(json.loads(value))

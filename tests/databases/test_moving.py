@@ -1,0 +1,306 @@
+"""Moving a topic to another database, while messages are published and handled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from django.core.management import CommandError
+from django.test import override_settings
+
+from django_mysqlqueue import operations, publish, publish_many
+from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.operations import moving
+from django_mysqlqueue.operations import topics as topics_operations
+from django_mysqlqueue.runtime.registering import register
+from django_mysqlqueue.service import groups
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.relaying import relay
+from django_mysqlqueue.service.routing import Route, route_of
+from django_mysqlqueue.service.sequencing import sequence
+from django_mysqlqueue.sql.connection import close_connections
+from django_mysqlqueue.sql.session import Session
+from tests.support.harness import Sub, handler
+from tests.support.processes import Worker, assert_ordered, effects, wait_for
+from tests.support.queue_alias import command
+
+OLD, NEW = "default", "queue"
+BEFORE = {"TOPICS": {}}
+AFTER = {"TOPICS": {"p.plain": {"DATABASE": NEW, "VIA": OLD}, "t": {"DATABASE": NEW, "VIA": OLD}}}
+BACK = {"TOPICS": {"t": {"DATABASE": OLD, "VIA": OLD}, "other": {"DATABASE": NEW}}}
+REF = GroupRef("g", "t")
+BY = {"actor": "ada"}
+
+
+@pytest.fixture(autouse=True)
+def _db(queue_db):
+    """Both databases, empty."""
+
+
+def topics(alias):
+    sequence(alias)
+    return list(QueueMessage.objects.using(alias).order_by("offset").values_list("topic", flat=True))
+
+
+class Waits(Exception):
+    """The operation waits for somebody else."""
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    def sleep(seconds):
+        raise Waits
+
+    monkeypatch.setattr(topics_operations, "time", SimpleNamespace(sleep=sleep))
+
+
+# -- step by step -------------------------------------------------------------
+
+
+def test_until_it_moves_a_prepared_topic_stays(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish("t", 1)
+    result = operations.prepare_move("t", NEW, **BY)
+    assert "prepared to move from the database default to queue" in result.summary[0]
+    assert route_of(Session(OLD), "t") == Route("", OLD)
+    (group,) = ConsumerGroup.objects.using(NEW)
+    assert (group.consumer_group, group.paused, group.start_offset) == ("g", True, 0)
+    settings.MYSQLQUEUE = AFTER
+    publish("t", 2)
+    publish("t.t", 3)
+    assert OutboxMessage.objects.filter(topic="t@queue").count() == 1
+    assert topics(OLD) == ["t", "t", "t.t"]
+    register(NEW, {REF: handler()})
+    register(OLD, {REF: handler()})
+    assert groups.find(NEW, REF).paused  # A subscriber that starts does not change that.
+
+
+def test_from_the_cut_on_all_messages_go_to_the_new_database(settings, waits):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.prepare_move("t", NEW, **BY)
+    publish("t", 1)
+    settings.MYSQLQUEUE = AFTER
+    sequence(OLD)
+    with pytest.raises(Waits):
+        operations.move_topic("t", NEW, **BY)
+    publish("t", 2)
+    with override_settings(MYSQLQUEUE=BEFORE):
+        publish("t", 3)  # A publisher that has not been restarted.
+    assert topics(OLD) == ["t", "t@queue", "t@queue"]
+    assert relay(OLD, NEW).messages == 2
+    assert topics(NEW) == ["t", "t"]
+    assert groups.find(NEW, REF).paused
+    QueueMessage.objects.filter(topic="t").delete()  # Everything is settled.
+    result = operations.move_topic("t", NEW, **BY)
+    assert result.changed == 1
+    assert not groups.find(NEW, REF).paused
+    assert groups.find(OLD, REF) is None
+    details = Operation.objects.filter(action="move").order_by("id").values_list("detail", flat=True)
+    assert [detail.split(",")[0] for detail in details][:2] == ["messages go to default", "messages go to queue"]
+
+
+def test_a_group_that_was_paused_stays_paused(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.pause("g", "t", **BY)
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    operations.move_topic("t", NEW, **BY)
+    assert groups.find(NEW, REF).paused
+
+
+def test_overrides_move_too(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler(rate="5/s")})
+    ConsumerGroup.objects.update(overrides={"rate": {"value": "1/s"}})
+    operations.prepare_move("t", NEW, **BY)
+    (there,), (here,) = ConsumerGroup.objects.using(NEW), ConsumerGroup.objects.using(OLD)
+    assert (there.overrides, there.limits, there.mode) == (here.overrides, here.limits, here.mode)
+
+
+def test_it_moves_back(settings, waits):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.prepare_move("t", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    operations.move_topic("t", NEW, **BY)
+    publish("t", 1)
+    assert topics(OLD) == ["t@queue"]
+    operations.prepare_move("t", OLD, **BY)
+    assert groups.find(OLD, REF).paused
+    settings.MYSQLQUEUE = BACK
+    publish("t", 2)  # It still goes there.
+    assert topics(OLD) == ["t@queue", "t@queue"]
+    with pytest.raises(Waits):  # The relay has not passed the cut.
+        operations.move_topic("t", OLD, **BY)
+    publish("t", 3)
+    with override_settings(MYSQLQUEUE=AFTER):
+        publish("t", 4)
+    assert topics(OLD) == ["t@queue", "t@queue", "t", "t"]
+    assert relay(OLD, NEW).messages == 2
+    sequence(NEW)
+    QueueMessage.objects.using(NEW).all().delete()  # Everything is settled.
+    operations.move_topic("t", OLD, **BY)
+    assert not groups.find(OLD, REF).paused
+    assert groups.find(NEW, REF) is None
+    # What comes due or is redriven there later goes the same way.
+    publish("t", 5, using=NEW)
+    assert topics(NEW) == ["t@default"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: operations.move_topic("t", NEW, **BY), "The topic 't' is not prepared to move to 'queue'"),
+        (lambda: operations.prepare_move("t", OLD, **BY), "The topic 't' is in the database 'default' already"),
+        (lambda: operations.prepare_move("t", "nowhere", **BY), "target 'nowhere': DATABASES has no such alias"),
+        (lambda: operations.prepare_move("unknown", NEW, **BY), "There is no topic 'unknown'"),
+        (lambda: operations.prepare_move("t_dlq", NEW, **BY), "names that end in '_dlq' are reserved"),
+    ],
+)
+def test_what_is_refused(settings, call, error):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    with pytest.raises((OperationRefused, InvalidMessage), match=error):
+        call()
+    assert route_of(Session(OLD), "t") is None
+    assert not ConsumerGroup.objects.using(NEW).exists()
+
+
+def test_settings_that_were_not_deployed_are_refused(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    operations.prepare_move("t", NEW, **BY)
+    with pytest.raises(OperationRefused, match="names the database 'default' for the topic 't', not 'queue'"):
+        operations.move_topic("t", NEW, **BY)
+
+
+def test_subscribers_of_another_release_are_refused(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    now = Session(OLD).now()
+    SubscriberHeartbeat.objects.create(
+        consumer_group="g", topic="t", subscriber_name="old", heartbeat_at=now, info={"version": "0.0.1"}
+    )
+    with pytest.raises(OperationRefused, match=r"of another release than .* work on the database 'default': old"):
+        operations.prepare_move("t", NEW, **BY)
+
+
+# -- the command --------------------------------------------------------------
+
+
+def test_the_command_shows_first_what_it_would_do(settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {REF: handler()})
+    publish_many("t", range(3))
+    sequence(OLD)
+    text = command("queuemove", "t", "--to", NEW, "--prepare", "--dry-run")
+    assert "will be prepared to move from the database default to queue" in text
+    assert route_of(Session(OLD), "t") is None
+    command("queuemove", "t", "--to", NEW, "--prepare", "--noinput")
+    settings.MYSQLQUEUE = AFTER
+    text = command("queuemove", "t", "--to", NEW, "--dry-run")
+    assert "The group g/t has 3 unsettled messages in default." in text
+    assert "No live subscribers for g/t in default: it does not move." in text
+    assert "No live subscribers for g/t in queue." in text
+    assert route_of(Session(OLD), "t") == Route("", OLD)
+    QueueMessage.objects.all().delete()
+    text = command("queuemove", "t", "--to", NEW, "--noinput")
+    assert "The topic t has moved from the database default to queue." in text
+    with pytest.raises(CommandError, match="There is no topic 'p.plain'"):
+        command("queuemove", "p.plain", "--to", NEW, "--noinput")
+
+
+# -- with traffic -------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path):
+    workers = []
+
+    def start(settings, *arguments):
+        worker = Worker(tmp_path, "--group", "plain", "--group", "atomic", *arguments, **settings)
+        workers.append(worker)
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.end()
+
+
+@pytest.mark.processes
+@pytest.mark.promise("Moving a topic")
+def test_nothing_is_lost_or_reordered_while_messages_are_published(start, settings, monkeypatch):
+    """Subscribers are replaced one by one, publishers change their settings, and the move is interrupted."""
+    settings.MYSQLQUEUE = BEFORE
+    count, numbers, left = 0, [], threading.Event()
+
+    def publish_all():
+        while not left.is_set():
+            publish("p.plain", {"n": len(numbers)}, key=f"k{len(numbers) % 5}")
+            numbers.append(len(numbers))
+            time.sleep(0.005)
+        close_connections()
+
+    old = [start(BEFORE), start(BEFORE)]
+    for worker in old:
+        wait_for(worker.is_ready, worker)
+    publisher = threading.Thread(target=publish_all)
+    publisher.start()
+    try:
+        time.sleep(0.5)
+        command("queuemove", "p.plain", "--to", NEW, "--prepare", "--noinput")
+        new = start(AFTER)
+        wait_for(new.is_ready, new)
+        settings.MYSQLQUEUE = AFTER  # From here on, the publisher uses the new settings.
+        time.sleep(0.3)
+        old[0].send(15)
+        time.sleep(0.3)
+        hand_over = moving.hand_over
+        with monkeypatch.context() as patched:
+            patched.setattr(moving, "hand_over", lambda *args, **options: (hand_over(*args, **options), 1 / 0))
+            with pytest.raises(ZeroDivisionError):
+                command("queuemove", "p.plain", "--to", NEW, "--noinput")
+        old[1].send(15)
+        newer = start(AFTER)
+        command("queuemove", "p.plain", "--to", NEW, "--noinput")
+        time.sleep(0.5)
+    finally:
+        left.set()
+        publisher.join(20)
+    count = len(numbers)
+    wait_for(lambda: len(effects("plain")) >= count and len(effects("atomic")) >= count, new)
+    for group in ("plain", "atomic"):
+        assert Counter(number for _, _, number in effects(group)) == Counter(range(count))
+        assert_ordered(effects(group))
+    assert QueueMessage.objects.using(NEW).filter(topic="p.plain").count() > 20
+    assert not ConsumerGroup.objects.filter(topic="p.plain").exists()
+    assert newer.process.poll() is None
+
+
+@pytest.mark.processes
+@pytest.mark.promise("Moving a topic")
+def test_dead_letters_and_scheduled_messages_follow(start, settings):
+    settings.MYSQLQUEUE = BEFORE
+    register(OLD, {GroupRef("plain", "p.plain"): handler("p.plain", "plain")})
+    publish("p.plain", {"n": 1}, key="k")
+    sub = Sub(handler("p.plain", "plain", function=lambda delivery: delivery.reject("no")))
+    sub.settle()
+    sub.leave()
+    sequence(OLD)
+    assert QueueMessage.objects.filter(topic="p.plain_dlq").count() == 1
+    publish("p.plain", {"n": 2}, key="k", delay=6)
+    operations.prepare_move("p.plain", NEW, **BY)
+    settings.MYSQLQUEUE = AFTER
+    operations.move_topic("p.plain", NEW, **BY)
+    assert operations.redrive("p.plain", using=OLD, **BY).changed == 1
+    worker = start(AFTER)
+    wait_for(lambda: sorted(number for _, _, number in effects("plain")) == [1, 2], worker)
+    redriven, scheduled = QueueMessage.objects.using(NEW).filter(topic="p.plain").order_by("offset")
+    assert (redriven.target_group, scheduled.target_group) == ("plain", "")
