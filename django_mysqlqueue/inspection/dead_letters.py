@@ -147,14 +147,15 @@ def list_dead_letters(
         until: only dead letters that failed at or before this time, in epoch milliseconds.
         before: only offsets (in the DLQ topic) below this one.
         limit: maximum number of dead letters.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
         bounds: limits of what is read.
 
     Raises:
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
-    session = Session(queue_alias(using))
+    session = Session(queue_alias(using, topic=topic))
     wanted = DeadLetterFilter(naming.dlq_topic(topic), group=group, error=error, since=since, until=until)
     found = look(session, wanted, bounds=bounds)
     offsets = [offset for offset in found.offsets if before is None or offset < before]

@@ -96,14 +96,15 @@ def list_messages(
         before: only offsets below this one.
         after: the next messages above this offset, instead of the newest ones.
         limit: maximum number of messages.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
         bounds: limits of what is read.
 
     Raises:
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
-    session = Session(queue_alias(using))
+    session = Session(queue_alias(using, topic=topic))
     if after is None:
         start = LAST if before is None else before
         places, looked = _places(session, bounds, topic, key, start, limit, newer=False)

@@ -25,14 +25,15 @@ def list_options(
     Args:
         group: only this consumer group, on each of its topics.
         topic: only the consumer groups on this topic.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
 
     Raises:
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         SubscriberError: this project declares two handlers for a group.
         django.db.Error: the database refuses or does not answer.
     """
-    session = Session(queue_alias(using))
+    session = Session(queue_alias(using, topic=topic))
     refs = [
         ref
         for ref in groups.registered_refs(session.using)

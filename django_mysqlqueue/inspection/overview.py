@@ -199,7 +199,8 @@ def get_overview(
     Args:
         group: only this consumer group, on each of its topics.
         topic: only the consumer groups on this topic.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
         bounds: limits of what is read; a count that reaches its limit is not exact.
         window: length, in seconds, of the window that ends now (default: ``HEALTH["WINDOW"]``).
         lease_duration: seconds without a heartbeat after which a subscriber is lost (default: ``LEASE_DURATION``).
@@ -209,7 +210,7 @@ def get_overview(
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """
-    session = Session(queue_alias(using))
+    session = Session(queue_alias(using, topic=topic))
     settings = get_settings()
     if window is None:
         window = settings.health.window
@@ -255,7 +256,8 @@ def list_groups(
 
     Args:
         topic: only the consumer groups on this topic.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
         bounds: limits of what is read: at most ``bounds.groups`` groups; a count that reaches its limit is not exact.
 
     Raises:
@@ -271,7 +273,8 @@ def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bound
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
         bounds: limits of what is read; a count that reaches its limit is not exact.
 
     Raises:

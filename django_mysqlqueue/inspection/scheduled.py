@@ -61,14 +61,15 @@ def list_scheduled(
         topic: only messages of this topic.
         after: the attribute ``after`` of the previous page.
         limit: maximum number of messages.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
+            else the router's choice).
         bounds: limits of what is read.
 
     Raises:
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
-    session = Session(queue_alias(using))
+    session = Session(queue_alias(using, topic=topic))
     start = after or (0, 0)
     if topic is None:
         rows = next_scheduled(session.using, after=start, limit=limit + 1)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from django.db import OperationalError
 
 from django_mysqlqueue import inspection, publish
 from django_mysqlqueue.exceptions import InvalidMessage
@@ -66,6 +67,18 @@ def test_the_database_of_the_setting_is_read_by_default(settings):
     settings.MYSQLQUEUE = {"DATABASE": "nowhere"}
     with pytest.raises(Exception, match="nowhere"):
         get_overview()
+
+
+@pytest.mark.any_engine
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("get_", "list_"))])
+def test_the_database_of_a_topic_is_read_by_default(settings, name):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"DATABASE": "other"}}}  # It has no tables.
+    arguments = {"get_group": {"group": "g"}, "get_message": {"message_id": "x"}}.get(name, {})
+    for topic in ("u", "u_dlq"):
+        getattr(inspection, name)(topic=topic, **arguments)
+    for topic in ("t", "t_dlq"):
+        with pytest.raises(OperationalError, match="no such table"):
+            getattr(inspection, name)(topic=topic, **arguments)
 
 
 def test_overviews_of_some_groups():
