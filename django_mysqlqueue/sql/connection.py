@@ -16,6 +16,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mysqlqueue.sql import FailureKind, dialect_of
 
+CONNECT_SECONDS = 10.0
+"""Seconds for which each connection with time limits waits until it is open."""
 READ_SECONDS = 20.0
 """Seconds for which a page, a scrape or a health check waits for the answer to each statement."""
 LOCK_SECONDS = 60.0
@@ -38,7 +40,9 @@ def server_version(connection: BaseDatabaseWrapper) -> tuple[int, ...]:
 # -- errors and states of the driver and the server ------------------------------
 
 
-def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str, int]:
+def client_timeouts(
+    connection: BaseDatabaseWrapper, *, read: float, connect: float = CONNECT_SECONDS
+) -> dict[str, int]:
     """Return the connection options that make the driver stop waiting for a server that does not answer.
 
     Unlike ``dialect_of``, this sends no query: a server that is away must not keep a thread from starting, and at
@@ -47,18 +51,22 @@ def client_timeouts(connection: BaseDatabaseWrapper, *, read: float) -> dict[str
     Args:
         connection: Django's connection.
         read: seconds to wait for each answer.
+        connect: seconds to wait for the connection.
     """
     if connection.vendor != "mysql":
         return {}
     from django_mysqlqueue.sql import mysql
 
-    return mysql.client_timeouts(read=read)
+    return mysql.client_timeouts(read=read, connect=connect)
 
 
-def limited_settings(connection: BaseDatabaseWrapper, *, read: float) -> dict[str, Any]:
+def limited_settings(
+    connection: BaseDatabaseWrapper, *, read: float, connect: float = CONNECT_SECONDS
+) -> dict[str, Any]:
     """Return the connection's settings with ``client_timeouts``. The project's ``OPTIONS`` take precedence."""
     own = connection.settings_dict
-    return {**own, "OPTIONS": {**client_timeouts(connection, read=read), **own.get("OPTIONS", {})}}
+    limits = client_timeouts(connection, read=read, connect=connect)
+    return {**own, "OPTIONS": {**limits, **own.get("OPTIONS", {})}}
 
 
 def failure_kind(connection: BaseDatabaseWrapper, error: Error) -> FailureKind | None:
@@ -249,8 +257,14 @@ def apart(using: str) -> Iterator[None]:
         yield
 
 
+def may_be_bounded(using: str) -> bool:
+    """Return whether ``bounded`` uses a connection of its own: neither inside a ``TestCase`` nor on SQLite."""
+    outer = connections[using]
+    return not in_testcase(outer) and bool(client_timeouts(outer, read=READ_SECONDS))
+
+
 @contextlib.contextmanager
-def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
+def bounded(using: str, *, read: float = READ_SECONDS, connect: float = CONNECT_SECONDS) -> Iterator[None]:
     """Use a connection of its own in the block that does not wait for the server without a time limit.
 
     This is for web workers: the request's own connection has the timeouts of ``OPTIONS``, usually none, and they
@@ -260,13 +274,14 @@ def bounded(using: str, *, read: float = READ_SECONDS) -> Iterator[None]:
     Args:
         using: alias of the database.
         read: seconds to wait for each answer, unless ``OPTIONS`` sets another value.
+        connect: seconds to wait for the connection, likewise.
     """
-    outer = connections[using]
-    if in_testcase(outer) or not client_timeouts(outer, read=read):
+    if not may_be_bounded(using):
         yield
         return
+    outer = connections[using]
     own = outer.copy(using)
-    own.settings_dict = {**limited_settings(own, read=read), "AUTOCOMMIT": True}
+    own.settings_dict = {**limited_settings(own, read=read, connect=connect), "AUTOCOMMIT": True}
     # Observers of the project's connection see these statements too.
     own.queries_log, own.force_debug_cursor = outer.queries_log, outer.force_debug_cursor
     own.execute_wrappers = outer.execute_wrappers

@@ -31,6 +31,12 @@ def explain(using: str, error: Error) -> str:
     return f"{summarize(using, error)}: {error}"
 
 
+def explain_silence(using: str, seconds: float) -> str:
+    """Return the sentence for a database that has not answered within some seconds, and may still do."""
+    text = _("The database %(alias)s does not answer: reading it took more than %(seconds)s seconds.")
+    return text % {"alias": repr(using), "seconds": f"{seconds:g}"}
+
+
 def summarize(using: str, error: Error) -> str:
     """Return the same without the driver's text, which may contain users and hosts, and without a period."""
     match kind_of(using, error):

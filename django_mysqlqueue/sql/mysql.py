@@ -155,9 +155,10 @@ def _has_rollback_on_timeout(raw: Any) -> bool:
     return _rolls_back_on_timeout[raw]
 
 
-def client_timeouts(*, read: float) -> dict[str, int]:
+def client_timeouts(*, read: float, connect: float) -> dict[str, int]:
     """Return mysqlclient's timeout options in seconds. Without them, it waits for the server without a limit."""
-    return {"connect_timeout": 10, "read_timeout": math.ceil(read), "write_timeout": math.ceil(read)}
+    seconds = math.ceil(read)
+    return {"connect_timeout": math.ceil(connect), "read_timeout": seconds, "write_timeout": seconds}
 
 
 def is_read_only(error: BaseException) -> bool:
