@@ -6,6 +6,7 @@ object: a ``Topic``. Django's own backend knows no permissions on objects; djang
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.contrib.auth import get_backends
@@ -13,8 +14,6 @@ from django.contrib.auth.backends import ModelBackend
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.models import Topic
-from django_mysqlqueue.service import log
-from django_mysqlqueue.sql.session import Session
 
 VIEW = "django_mysqlqueue.view_dashboard"
 """View the pages of the dashboard, without payloads and metadata."""
@@ -37,21 +36,20 @@ def has_permission(user: Any, permission: str, topic: str | None) -> bool:
     return topic is not None and bool(user.has_perm(permission, Topic(name=naming.first_topic(topic))))
 
 
-def visible_topics(user: Any, using: str) -> frozenset[str] | None:
-    """Return the topics that a user may view, without DLQ topics, which count as their topics; None: all.
+def may_have_topics(user: Any) -> bool:
+    """Return whether a user may have permissions on single topics.
+
+    If not, the topics need not be read: Django's own backend grants no permissions on objects.
+    """
+    return user.is_active and any(type(backend) is not ModelBackend for backend in get_backends())
+
+
+def visible_topics(user: Any, topics: Iterable[str]) -> frozenset[str]:
+    """Return those of some topics that a user may view, without DLQ topics, which count as their topics.
 
     Args:
-        user: the user.
-        using: alias of the queue's database.
+        user: the user, who may not view all topics.
+        topics: the names of the topics.
     """
-    if user.has_perm(VIEW):
-        return None
-    if not user.is_active or not _knows_objects():
-        return frozenset()
-    topics = {naming.first_topic(topic) for topic in log.known(Session(using))}
-    return frozenset(topic for topic in topics if user.has_perm(VIEW, Topic(name=topic)))
-
-
-def _knows_objects() -> bool:
-    """Return whether a backend may grant permissions on objects: Django's own does not, so it need not be asked."""
-    return any(type(backend) is not ModelBackend for backend in get_backends())
+    found = {naming.first_topic(topic) for topic in topics}
+    return frozenset(topic for topic in found if user.has_perm(VIEW, Topic(name=topic)))

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from django.contrib.admin import AdminSite
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
 
 from django_mysqlqueue.addresses import url
+from django_mysqlqueue.admin.permissions import databases_to_view, may_view_in
+from django_mysqlqueue.service.databases import queue_alias
 
 FOLDER = "admin/django_mysqlqueue/dashboard"
+
+
+class BadQuery(BadRequest):
+    """The query string is invalid. The page shows the text."""
+
+    status: ClassVar[int] = 400
+
+
+class Refused(BadQuery):
+    """The query string asks for data that the user may not read. The page shows the text."""
+
+    status = 403
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +40,27 @@ class DashboardContext:
     """The ``_meta`` of ``Dashboard``: the admin's templates take names from it."""
     menu: Sequence[Any]
     """The pages in the navigation."""
+    databases: Sequence[str] = ()
+    """Aliases of the databases that the user can choose from; empty if there is only one."""
+    database: str = ""
+    """The alias that links and forms name; empty if there is only one database, or on the page of all."""
+
+    def on(self, using: str) -> DashboardContext:
+        """Return the dashboard on one of the databases, which links, forms and titles name if there are several."""
+        return replace(self, database=using) if self.databases else self
+
+    def titled(self, text: str) -> str:
+        """Return a title, with the name of the database if there are several."""
+        return f"{text} ({self.database})" if self.database else text
 
     def url(self, name: str, **parameters: object) -> str:
-        """Return the URL of a page.
+        """Return the URL of a page on the same database.
 
         Args:
             name: the page's name.
             parameters: its query string.
         """
-        return url(self.site.name, name, **parameters)
+        return url(self.site.name, name, **{"database": self.database, **parameters})
 
     def response(
         self, request: HttpRequest, template: str, context: dict[str, Any], status: int = 200
@@ -49,8 +77,58 @@ class DashboardContext:
         response = TemplateResponse(
             request,
             f"{FOLDER}/{template}",
-            {**self.site.each_context(request), "opts": self.opts, "menu": self.menu, **context},
+            {
+                **self.site.each_context(request),
+                "opts": self.opts,
+                "menu": self.menu,
+                "databases": self.databases,
+                "database": self.database,
+                **context,
+                "title": self.titled(context["title"]),
+            },
             status=status,
         )
         response["Cache-Control"] = "no-store"
         return response
+
+
+def choose_database(request: HttpRequest, wanted: str | None, topic: str | None) -> str:
+    """Return the alias of the database that a request is about.
+
+    Args:
+        request: the request.
+        wanted: the alias that the request names, if any.
+        topic: the topic that it is about, if there is only one. Its database counts if the user may view it there: the
+            answer does not tell in which database other topics are.
+
+    Returns:
+        ``wanted``, else the topic's database, else the first one in which the user may view something.
+
+    Raises:
+        BadQuery: ``wanted`` is not a database of the queue. The text is the same for those in which the user may view
+            nothing.
+    """
+    databases = databases_to_view(request) or [queue_alias()]
+    if topic and not wanted:
+        using = queue_alias(topic=topic)
+        if may_view_in(request, topic, using):
+            return using
+    return database_among(databases, wanted)
+
+
+def database_among(databases: Sequence[str], wanted: str | None) -> str:
+    """Return the alias that a request names, if it is one of these; the first one if it names none.
+
+    Args:
+        databases: the aliases.
+        wanted: the alias that the request names, if any.
+
+    Raises:
+        BadQuery: it is another one.
+    """
+    if not wanted:
+        return databases[0]
+    if wanted not in databases:
+        text = _("database=%(alias)r: must be a database of the queue (%(databases)s)")
+        raise BadQuery(text % {"alias": wanted, "databases": ", ".join(map(repr, databases))})
+    return wanted

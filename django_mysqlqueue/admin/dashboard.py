@@ -14,7 +14,7 @@ from django_mysqlqueue.admin.audit_log import ReadOnlyAdmin
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import demand, topics_to_view
+from django_mysqlqueue.admin.permissions import databases_to_view, demand
 
 OVERVIEW = "changelist"
 
@@ -27,11 +27,11 @@ class DashboardAdmin(ReadOnlyAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if the user may view the dashboard, or at least one topic in it."""
-        return super().has_view_permission(request, obj) or bool(topics_to_view(request))
+        return super().has_view_permission(request, obj) or bool(databases_to_view(request))
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Return True if the admin's index shows the dashboard."""
-        return super().has_module_permission(request) or bool(topics_to_view(request))
+        return super().has_module_permission(request) or bool(databases_to_view(request))
 
     def get_urls(self) -> list[URLPattern]:
         prefix = "django_mysqlqueue_dashboard"
@@ -46,7 +46,7 @@ class DashboardAdmin(ReadOnlyAdmin):
         @require_GET
         def view(request: HttpRequest) -> HttpResponse:
             demand(self.has_view_permission(request))
-            return page(self._context(), request).respond()
+            return page(self._context(request), request).respond()
 
         return self.admin_site.admin_view(view)
 
@@ -58,7 +58,13 @@ class DashboardAdmin(ReadOnlyAdmin):
             name: name of the operation.
         """
         demand(self.has_view_permission(request))
-        return operations.respond(self._context(), request, name)
+        return operations.respond(self._context(request), request, name)
 
-    def _context(self) -> DashboardContext:
-        return DashboardContext(self.admin_site, self.opts, [page for page in PAGES if page.in_menu])
+    def _context(self, request: HttpRequest) -> DashboardContext:
+        databases = databases_to_view(request)
+        return DashboardContext(
+            self.admin_site,
+            self.opts,
+            [page for page in PAGES if page.in_menu],
+            databases if len(databases) > 1 else (),
+        )

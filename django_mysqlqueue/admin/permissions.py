@@ -2,33 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from django.core.exceptions import PermissionDenied
-from django.db import Error
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
+from django_mysqlqueue import naming
 from django_mysqlqueue.conf import get_settings
-from django_mysqlqueue.permissions import OPERATE, SEE_PAYLOADS, VIEW, has_permission, visible_topics
-from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.sql import failures
-from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.permissions import (
+    OPERATE,
+    SEE_PAYLOADS,
+    VIEW,
+    has_permission,
+    may_have_topics,
+    visible_topics,
+)
+from django_mysqlqueue.service import log
+from django_mysqlqueue.service.databases import queue_alias, queue_aliases
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.several import Unread, read_each
 
 
-def topics_to_view(request: HttpRequest) -> frozenset[str] | None:
-    """Return the topics that the user may view; None: all. They are read once for a request."""
-    if not hasattr(request, "mysqlqueue_topics"):
-        using = queue_alias()
-        try:
-            with bounded(using):
-                found = visible_topics(request.user, using)
-        except Error as error:
-            # The index of the admin must not fail because of the queue's database.
-            if failures.kind_of(using, error) is None:
-                raise
-            found = frozenset()
-        request.mysqlqueue_topics = found  # type: ignore[attr-defined]
-    topics: frozenset[str] | None = request.mysqlqueue_topics  # type: ignore[attr-defined]
-    return topics
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """What a user may view in the databases of the queue."""
+
+    topics: Mapping[str, frozenset[str] | None]
+    """By alias, the topics; None: all. Databases in which the user may view nothing are left out."""
+    unread: Mapping[str, Unread] = field(default_factory=dict)
+    """By alias, why the topics could not be read: the user may view those of them that ``TOPICS`` names."""
+
+
+def visible(request: HttpRequest) -> Visible:
+    """Return what the user may view. It is read once for a request."""
+    if not hasattr(request, "mysqlqueue_visible"):
+        request.mysqlqueue_visible = _visible(request)  # type: ignore[attr-defined]
+    found: Visible = request.mysqlqueue_visible  # type: ignore[attr-defined]
+    return found
+
+
+def _visible(request: HttpRequest) -> Visible:
+    aliases = queue_aliases()
+    if may_view(request, None):
+        return Visible(dict.fromkeys(aliases))
+    if not may_have_topics(request.user):
+        return Visible({})
+    topics: dict[str, frozenset[str]] = {}
+    unread: dict[str, Unread] = {}
+    for alias, known in read_each(aliases, lambda alias: log.known(Session(alias))).items():
+        if isinstance(known, Unread):
+            # The index of the admin must not fail because of one of the databases.
+            unread[alias] = known
+            topics[alias] = visible_topics(request.user, _configured(alias) if len(aliases) > 1 else ())
+        else:
+            topics[alias] = visible_topics(request.user, known)
+    shown = {alias: found for alias, found in topics.items() if found}
+    return Visible(shown, {alias: one for alias, one in unread.items() if alias in shown})
+
+
+def _configured(alias: str) -> list[str]:
+    """Return the topics of a database that ``TOPICS`` names."""
+    return [name for name in get_settings().topics.names() if queue_alias(topic=name) == alias]
+
+
+def databases_to_view(request: HttpRequest) -> list[str]:
+    """Return the aliases of the databases in which the user may view something, the general one first."""
+    return list(visible(request).topics)
+
+
+def topics_to_view(request: HttpRequest, using: str) -> frozenset[str] | None:
+    """Return the topics of a database that the user may view; None: all."""
+    return visible(request).topics.get(using, frozenset())
+
+
+def may_view_in(request: HttpRequest, topic: str, using: str) -> bool:
+    """Return True if the user may view a topic in a database."""
+    topics = topics_to_view(request, using)
+    return topics is None or naming.first_topic(topic) in topics
 
 
 def may_view(request: HttpRequest, topic: str | None) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from django import template
 from django.urls import reverse
+from django.utils.html import format_html
 
 from django_mysqlqueue.addresses import url
 from django_mysqlqueue.humanize import partition_text
@@ -22,19 +23,30 @@ def partition(name: str) -> str:
 
 @register.simple_tag(takes_context=True)
 def queue_url(context: dict[str, Any], name: str, **parameters: object) -> str:
-    """Return the URL of a page of the dashboard.
+    """Return the URL of a page of the dashboard on the same database.
 
     Args:
         context: the template's context.
         name: the page's name.
         parameters: its query string.
     """
-    return url(context["request"].current_app, name, **parameters)
+    return url(context["request"].current_app, name, **{"database": context["database"], **parameters})
+
+
+@register.simple_tag(takes_context=True)
+def queue_database(context: dict[str, Any]) -> str:
+    """Return the hidden field with which a form stays on the same database; nothing if there is only one.
+
+    Args:
+        context: the template's context.
+    """
+    alias = context["database"]
+    return format_html('<input type="hidden" name="database" value="{}">', alias) if alias else ""
 
 
 @register.simple_tag(takes_context=True)
 def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
-    """Return the URL of an operation's page, which returns to the current page.
+    """Return the URL of an operation's page on the same database, which returns to the current page.
 
     Args:
         context: the template's context.
@@ -42,7 +54,8 @@ def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
         parameters: values of its form.
     """
     request = context["request"]
-    given = {key: value for key, value in parameters.items() if value not in (None, "")}
+    named = {"database": context["database"], **parameters}
+    given = {key: value for key, value in named.items() if value not in (None, "")}
     return reverse(
         "admin:django_mysqlqueue_dashboard_do",
         args=[name],
@@ -53,7 +66,7 @@ def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
 
 @register.simple_tag(takes_context=True)
 def queue_action(context: dict[str, Any], name: str) -> str:
-    """Return the URL that a form with selected rows is submitted to.
+    """Return the URL that a form with selected rows is submitted to. Its field ``queue_database`` names the database.
 
     Args:
         context: the template's context.
@@ -64,7 +77,7 @@ def queue_action(context: dict[str, Any], name: str) -> str:
 
 @register.simple_tag(takes_context=True)
 def queue_here(context: dict[str, Any], **changes: object) -> str:
-    """Return the URL of the current page with other parameters.
+    """Return the URL of the current page, on the same database, with other parameters.
 
     Args:
         context: the template's context.
@@ -72,7 +85,7 @@ def queue_here(context: dict[str, Any], **changes: object) -> str:
     """
     request = context["request"]
     query = request.GET.copy()
-    for name, value in changes.items():
+    for name, value in {"database": context["database"], **changes}.items():
         if value in (None, ""):
             query.pop(name, None)
         else:

@@ -14,12 +14,12 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.context import DashboardContext
+from django_mysqlqueue.admin.context import BadQuery, DashboardContext, choose_database
 from django_mysqlqueue.admin.permissions import (
     demand,
     may_operate,
@@ -31,7 +31,6 @@ from django_mysqlqueue.admin.permissions import (
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.operations.results import Result
-from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, bounded
@@ -91,12 +90,19 @@ class TimeField(forms.DateTimeField):
 
 
 class ReasonForm(forms.Form):
-    """A form with the reason for the audit log."""
+    """A form with the reason for the audit log.
+
+    Args:
+        arguments: those of Django's form.
+        using: alias of the database.
+        options: those of Django's form.
+    """
 
     reason = forms.CharField(required=False, max_length=500, label=gettext_lazy("Reason, for the audit log"))
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, using: str, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.using = using
         self.order_fields([*(name for name in self.fields if name != "reason"), "reason"])
 
 
@@ -108,7 +114,13 @@ class GroupForm(ReasonForm):
 
 
 class AdminOperation:
-    """An operation with the values of its form."""
+    """An operation with the values of its form.
+
+    Args:
+        values: the values.
+        actor: name of the user.
+        using: alias of the database.
+    """
 
     do_not_call_in_templates = True
 
@@ -122,11 +134,11 @@ class AdminOperation:
     """True if the page that it was started from no longer exists afterwards: the overview follows."""
     shows_payloads: ClassVar[bool] = False
     """True if it needs the permission to view payloads."""
-    form: ClassVar[type[forms.Form]] = GroupForm
+    form: ClassVar[type[ReasonForm]] = GroupForm
 
-    def __init__(self, values: dict[str, Any], actor: str) -> None:
+    def __init__(self, values: dict[str, Any], actor: str, using: str) -> None:
         self.values = values
-        self.using = queue_alias()
+        self.using = using
         self._how = {"using": self.using, "actor": actor, "reason": values.get("reason") or ""}
 
     @property
@@ -191,8 +203,15 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     for name, field in operation.form.base_fields.items():
         if name not in given and field.initial is not None and "asked" not in given:
             given[name] = str(field.initial)
+    try:
+        using = _database(dashboard, request, given)
+    except BadQuery as error:
+        context = {"title": str(operation.label), "operation": operation, "refusal": str(error)}
+        context["back"] = _way_back(dashboard, request, given.get("next", ""))
+        return dashboard.response(request, "confirm.html", context, error.status)
+    dashboard = dashboard.on(using)
     back = _way_back(dashboard, request, given.get("next", ""))
-    form = operation.form(given)
+    form = operation.form(given, using=using)
     sentences: list[str] = []
     digest = subject = ""
     confirmed = posted and "confirmed" in given
@@ -200,8 +219,8 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     _demand_permissions(request, operation, operation.topics(form))
     refusal, status = _refused_search(request, form, given.get("error", ""))
     if not refusal and is_valid:
-        digest = _digest(form.cleaned_data)
-        one = operation(form.cleaned_data, request.user.get_username())
+        digest = _digest(form.cleaned_data, dashboard.database)
+        one = operation(form.cleaned_data, request.user.get_username(), using)
         subject = one.subject()
         try:
             if confirmed and given.get("previewed") == digest:
@@ -225,6 +244,19 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "back": back,
     }
     return dashboard.response(request, "confirm.html", context, status)
+
+
+def _database(dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
+    """Return the alias of the database to operate on: the one that is given, or that of the topic.
+
+    Raises:
+        BadQuery: it is not a database of the queue; or there are several, and neither it nor a topic is given. An
+            offset or a subscriber's name means something else in each database.
+    """
+    wanted, topic = given.get("database"), given.get("topic")
+    if dashboard.databases and not (wanted or topic):
+        raise BadQuery(_("The parameter %(name)s is required.") % {"name": "database"})
+    return choose_database(request, wanted, topic)
 
 
 def _demand_permissions(request: HttpRequest, operation: type[AdminOperation], topics: Collection[str] | None) -> None:
@@ -266,10 +298,10 @@ def _do(dashboard: DashboardContext, request: HttpRequest, operation: AdminOpera
             done = operation.run()
     except QueueError as error:
         # Part of it may have been done: the audit log counts how much.
-        _log(request, operation, f"{operation.label}: {error}")
+        _log(dashboard, request, operation, f"{operation.label}: {error}")
         messages.error(request, str(error))
     else:
-        _log(request, operation, done)
+        _log(dashboard, request, operation, done)
         messages.success(request, done)
         if operation.removes:
             return HttpResponseRedirect(dashboard.url("changelist"))
@@ -287,19 +319,26 @@ def _errors_as_refusals(using: str) -> Iterator[None]:
         raise QueueError(failures.explain(using, error)) from error
 
 
-def _log(request: HttpRequest, operation: AdminOperation, text: str) -> None:
+def _log(dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, text: str) -> None:
     LogEntry.objects.create(
         user_id=request.user.pk or 0,
         content_type=ContentType.objects.get_for_model(Dashboard, for_concrete_model=False),
-        object_repr=operation.subject()[:200],
+        object_repr=dashboard.titled(operation.subject())[:200],
         action_flag=CHANGE,
         change_message=text,
     )
 
 
-def _digest(values: dict[str, Any]) -> str:
-    """Return a digest of the form's values, to check that the confirmed values are the previewed ones."""
+def _digest(values: dict[str, Any], database: str) -> str:
+    """Return a digest of the form's values, to check that the confirmed values are the previewed ones.
+
+    Args:
+        values: the values.
+        database: alias of the database, if there are several.
+    """
     shown = {name: value for name, value in values.items() if name not in RECORDED}
+    if database:
+        shown["database"] = database
     return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -21,7 +21,7 @@ from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service import messages
-from django_mysqlqueue.service.databases import queue_alias
+from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session
 
@@ -147,6 +147,7 @@ class DeadLettersOperation(AdminOperation):
             ("error", wanted.error),
             ("since", _iso(wanted.since)),
             ("until", _iso(wanted.until)),
+            ("database", self.using if len(queue_aliases()) > 1 else None),
             *self.options(),
         ):
             if value is not None:
@@ -178,7 +179,7 @@ class Redrive(DeadLettersOperation):
 
     name = "redrive"
     label = gettext_lazy("Redrive all matching dead letters")
-    form: ClassVar[type[forms.Form]] = RedriveForm
+    form: ClassVar[type[ReasonForm]] = RedriveForm
     command = "queueredrive"
 
     def rate(self) -> float | None:
@@ -229,7 +230,7 @@ class Discard(DeadLettersOperation):
     name = "discard"
     label = gettext_lazy("Discard all matching dead letters")
     dangerous = True
-    form: ClassVar[type[forms.Form]] = DiscardForm
+    form: ClassVar[type[ReasonForm]] = DiscardForm
     command = "queuediscard"
 
     def options(self) -> list[tuple[str, object]]:
@@ -264,11 +265,11 @@ class EditForm(ReasonForm):
         widget=forms.Textarea(attrs={"rows": 24, "spellcheck": "false", "class": "mq-edit"}),
     )
 
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
+    def __init__(self, data: Any, *, using: str) -> None:
+        super().__init__(data, using=using)
         offset = str(data.get("offset", ""))
         self.dead_letter = (
-            dead_letters.one(Session(queue_alias()), int(offset)) if offset.isdecimal() and len(offset) < 19 else None
+            dead_letters.one(Session(using), int(offset)) if offset.isdecimal() and len(offset) < 19 else None
         )
         self.editable = None if self.dead_letter is None else editable(self.dead_letter)
         if self.editable is None or self.editable.refusal:

@@ -11,7 +11,6 @@ from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, Re
 from django_mysqlqueue.inspection.scheduled import topics_of
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
-from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql.session import Session
 
 
@@ -30,7 +29,7 @@ class ScheduledOperation(AdminOperation):
     def topics(cls, form: Any) -> Collection[str] | None:
         rows = form.cleaned_data.get("row")
         # Rows that are no longer scheduled are not changed.
-        return (topics_of(Session(queue_alias()), rows) or None) if rows else None
+        return (topics_of(Session(form.using), rows) or None) if rows else None
 
     def subject(self) -> str:
         number = len(self.values["row"])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from django_mysqlqueue.admin.pages.base import Page
+from django_mysqlqueue.admin.pages.databases import DatabasesPage
 from django_mysqlqueue.admin.pages.dead_letters import DeadLetterPage, DeadLettersPage
 from django_mysqlqueue.admin.pages.group import GroupPage
 from django_mysqlqueue.admin.pages.message import MessagePage
 from django_mysqlqueue.admin.pages.messages import MessagesPage
-from django_mysqlqueue.admin.pages.overview import OverviewPage
 from django_mysqlqueue.admin.pages.scheduled import ScheduledPage
 from django_mysqlqueue.admin.pages.subscribers import InFlightPage, LeasesPage, SubscribersPage
 
 PAGES: tuple[type[Page], ...] = (
-    OverviewPage,
+    DatabasesPage,
     GroupPage,
     InFlightPage,
     DeadLettersPage,

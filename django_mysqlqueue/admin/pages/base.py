@@ -10,9 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue import naming
-from django_mysqlqueue.admin.context import DashboardContext
-from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads, topics_to_view
+from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
+from django_mysqlqueue.admin.permissions import may_operate, may_see_payloads, may_view_in, topics_to_view, visible
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
 from django_mysqlqueue.service.databases import queue_alias
@@ -26,18 +25,6 @@ PAGE_ROWS = 50
 """Maximum number of rows per page."""
 
 
-class BadQuery(Exception):
-    """The query string is invalid. The page shows the text."""
-
-    status: ClassVar[int] = 400
-
-
-class Refused(BadQuery):
-    """The query string asks for data that the user may not read. The page shows the text."""
-
-    status = 403
-
-
 class Page:
     """One page for one request: ``context`` reads the data for the template.
 
@@ -49,10 +36,13 @@ class Page:
     name: ClassVar[str]
     """Name of the URL, and path below the dashboard's."""
     title: ClassVar[Any]
-    template: ClassVar[str]
+    template: str
+    """File name of the template."""
     in_menu: ClassVar[bool] = True
     live: ClassVar[bool] = True
     """True if the page refreshes itself."""
+    shows_all_databases: ClassVar[bool] = False
+    """True if the page is about all databases unless the query string names one."""
     shows_several_topics: ClassVar[bool] = False
     """True if the page without a topic shows only what the user may view. Others then require the permission to view
     all topics."""
@@ -65,6 +55,7 @@ class Page:
         self.dashboard = dashboard
         self.request = request
         self.using = queue_alias()
+        """Alias of the database that the page is about, set by ``respond``."""
         self.about: str | None = None
         """The only topic that the page is about, set by ``context``: permissions on it suffice. None: several."""
         self.lease_ms = int(get_settings().lease_duration * 1000)
@@ -79,8 +70,11 @@ class Page:
 
     def may_view(self, topic: str) -> bool:
         """Return whether the user may view a topic."""
-        topics = topics_to_view(self.request)
-        return topics is None or naming.first_topic(topic) in topics
+        return may_view_in(self.request, topic, self.using)
+
+    def topics_to_view(self) -> frozenset[str] | None:
+        """Return the topics that the user may view; None: all."""
+        return topics_to_view(self.request, self.using)
 
     def _demand_topic(self, topic: str | None) -> None:
         """Refuse the page unless the user may view the topic that it is about; None: it is about several.
@@ -88,9 +82,10 @@ class Page:
         Raises:
             Refused: the user may not. The text is the same for topics that do not exist.
         """
-        topics = topics_to_view(self.request)
-        if topics is None or (self.shows_several_topics if topic is None else self.may_view(topic)):
+        if self.topics_to_view() is None or (self.shows_several_topics if topic is None else self.may_view(topic)):
             return
+        # Those of all databases: each leads to its own.
+        topics = {topic for found in visible(self.request).topics.values() for topic in found or ()}
         named = ", ".join(sorted(topics))
         raise Refused(_("You may view these topics: %(topics)s. Choose one of them.") % {"topics": named})
 
@@ -140,6 +135,9 @@ class Page:
         does not answer.
         """
         try:
+            self._choose_database()
+            if (unread := visible(self.request).unread.get(self.using)) is not None:
+                return self._response({}, 503, unread.reason)
             with bounded(self.using):
                 if (topic := self.text("topic")) is not None:
                     self._demand_topic(topic)
@@ -161,6 +159,17 @@ class Page:
                 raise
             status, problem = 503, failures.explain(self.using, error)
         return self._response({}, status, problem)
+
+    def _choose_database(self) -> None:
+        wanted = self.text("database")
+        self.using = choose_database(self.request, wanted, self.text("topic"))
+        if wanted or not self.shows_all_databases:
+            self.dashboard = self.dashboard.on(self.using)
+
+    @property
+    def list_name(self) -> str:
+        """The page's name, or for the page of one object, which other databases do not have, that of the overview."""
+        return self.name if self.in_menu else "changelist"
 
     def _response(self, found: dict[str, Any], status: int = 200, problem: str = "") -> TemplateResponse:
         context = {

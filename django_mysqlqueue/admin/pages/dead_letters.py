@@ -14,8 +14,9 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
 from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted, redacted_line
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page, Refused
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_search_errors, search_refused
 from django_mysqlqueue.inspection import DeadLetterSummary, RecordedDelivery, dead_letters, message_history
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, ErrorKind

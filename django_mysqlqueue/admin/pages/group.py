@@ -9,8 +9,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import last_line, moment, redacted
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, SPARK_MINUTES, BadQuery, Page
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, SPARK_MINUTES, Page
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, find_problems, get_overview, partitions

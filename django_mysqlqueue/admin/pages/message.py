@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import naming
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import (
     SHOWN_CHARACTERS,
     last_line,
@@ -18,7 +19,7 @@ from django_mysqlqueue.admin.formatting import (
     payload_text,
     redacted,
 )
-from django_mysqlqueue.admin.pages.base import BadQuery, Page
+from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.steps import Step, first_steps
 from django_mysqlqueue.conf import get_settings
 from django_mysqlqueue.filter_policies import FilterPolicy

@@ -10,8 +10,9 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import moment
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries

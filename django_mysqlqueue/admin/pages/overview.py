@@ -15,7 +15,6 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.pages.base import SPARK_MINUTES, Page
-from django_mysqlqueue.admin.permissions import topics_to_view
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import GroupOverview, Problem, QueueOverview, find_problems, get_overview
 from django_mysqlqueue.service import rollups
@@ -66,8 +65,16 @@ class Linked:
     action: str
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The state of one database in short."""
+
+    cards: list[Card]
+    problems: list[Linked]
+
+
 class OverviewPage(Page):
-    """The overview."""
+    """The overview of one database."""
 
     name = "changelist"
     title = gettext_lazy("Overview")
@@ -79,26 +86,36 @@ class OverviewPage(Page):
         return _("Dashboard")
 
     def context(self) -> dict[str, Any]:
-        found = self._overview()
+        found, problems = self.read()
+        summary = self.summary(found, problems)
         session = Session(self.using)
         span = self.text("span")
         span = span if span in SPANS else "hour"
         grain, number = SPANS[span]
         minutes = self._buckets(session, MINUTE, found.now - SPARK_MINUTES * 60_000)
-        problems = find_problems(found, stall_times=self.stall_times)
         return {
             "overview": found,
-            "cards": self._cards(found),
-            "problems": [self._linked(one) for one in problems if self._may_view_problem(one)],
+            "cards": summary.cards,
+            "problems": summary.problems,
             "rows": [self._row(group, minutes, found.now) for group in found.groups],
             "span": span,
             "spans": [("hour", _("last hour")), ("day", _("last day"))],
             **self._charts(self._buckets(session, grain, found.now - grain * number * 1000), grain, number, found.now),
         }
 
+    def read(self) -> tuple[QueueOverview, list[Problem]]:
+        """Read the state of the page's database, and the problems that the user may view."""
+        found = self._overview()
+        problems = find_problems(found, stall_times=self.stall_times)
+        return found, [one for one in problems if self._may_view_problem(one)]
+
+    def summary(self, overview: QueueOverview, problems: Iterable[Problem]) -> Summary:
+        """Return in short what was read."""
+        return Summary(self._cards(overview), [self._linked(one) for one in problems])
+
     def _overview(self) -> QueueOverview:
         """Return the overview of all groups, or of those that the user may view, without figures of the whole queue."""
-        topics = topics_to_view(self.request)
+        topics = self.topics_to_view()
         if topics is None:
             return get_overview(using=self.using, bounds=self.bounds)
         found = [get_overview(topic=topic, using=self.using, bounds=self.bounds) for topic in sorted(topics)]
@@ -110,10 +127,10 @@ class OverviewPage(Page):
 
     def _may_view_problem(self, problem: Problem) -> bool:
         topic = problem.topic if problem.ref is None else problem.ref.topic
-        return topics_to_view(self.request) is None if not topic else self.may_view(topic)
+        return self.topics_to_view() is None if not topic else self.may_view(topic)
 
     def _cards(self, found: QueueOverview) -> list[Card]:
-        if topics_to_view(self.request) is not None:
+        if self.topics_to_view() is not None:
             return [
                 Card(_("backlog"), str(found.lag)),
                 Card(_("in flight"), str(found.in_flight), self._to("inflight")),

@@ -9,8 +9,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import contents
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import moment
-from django_mysqlqueue.admin.pages.base import PAGE_ROWS, BadQuery, Page
+from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_see_payloads
 from django_mysqlqueue.humanize import duration
 from django_mysqlqueue.inspection import ScheduledMessage, list_scheduled, scheduled

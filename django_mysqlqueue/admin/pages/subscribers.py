@@ -183,6 +183,8 @@ class LeasesPage(Page):
             return ""
         query = self.request.GET.copy()
         query["after_group"], query["after_topic"], query["after_key"] = last.ref.group, last.ref.topic, last.key
+        if self.dashboard.database:
+            query["database"] = self.dashboard.database
         return f"{self.request.path}?{query.urlencode()}"
 
     @staticmethod

@@ -1,0 +1,94 @@
+"""A queue in two databases: the same topics, groups and offsets in both, with other keys, ids and subscribers."""
+
+from __future__ import annotations
+
+from django_mysqlqueue import Message, publish, publish_many
+from django_mysqlqueue.conf import Backoff
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.service import sequencing
+from tests.conftest import QUEUE_MODELS
+from tests.support.harness import Sub, handler
+
+DEFAULT, QUEUE = "default", "queue"
+ALIASES = (DEFAULT, QUEUE)
+SETTINGS = {"TOPICS": {"orders": {"DATABASE": QUEUE}}}
+LATER = "2100-01-01T00:00:00"
+
+
+def sequence(alias):
+    while (found := sequencing.sequence(alias)).moved or found.more or found.busy:
+        pass
+
+
+def _handle(delivery):
+    if delivery.payload.endswith(" 0"):
+        delivery.reject("broken")
+    else:
+        delivery.nack(delay=600)
+
+
+def fill(alias, *, topic="orders", group="g"):
+    """A dead letter, a failed, an in-flight and a scheduled message, and a subscriber that was lost.
+
+    Whatever a page shows of it contains the alias and a dot: keys, ids and the subscriber's name.
+    """
+    keys = (f"{alias}.{key}" for key in ("a", "b", "c", "c"))
+    publish_many(topic, [Message(f"{alias}. {n}", key=key) for n, key in enumerate(keys)], using=alias)
+    publish(topic, f"{alias}. later", id=f"{alias}.later", key=f"{alias}.k", delay=600, using=alias)
+    sequence(alias)
+    sub = Sub(
+        handler(topic, group, _handle, backoff=Backoff(initial=3600, jitter=0)), name=f"{alias}.{topic}", using=alias
+    ).step()
+    sub.work(2)
+    sub.flush()
+    sub.poller.write_rollups()
+    sequence(alias)
+    SubscriberHeartbeat.objects.using(alias).filter(consumer_group=group, topic=topic).update(heartbeat_at=1)
+    return sub
+
+
+def offset(alias, topic="orders"):
+    """The offset of a message: of the dead letter if the topic is a DLQ, else of one that has failed."""
+    if topic.endswith("_dlq"):
+        return QueueMessage.objects.using(alias).get(topic=topic).offset
+    states = DeliveryState.objects.using(alias).filter(topic=topic, delivered_by="", acked=False)
+    return states.order_by("message_offset")[0].message_offset
+
+
+def prepare(alias, name):
+    """Makes an operation possible, and returns the values of its form."""
+    groups = ConsumerGroup.objects.using(alias).filter(topic="orders")
+    if name == "resume":
+        groups.update(paused=True)
+    if name == "restore":
+        groups.update(overrides={"prefetch": {"value": 7, "at": 1000, "by": "bob"}})
+    scheduled = OutboxMessage.objects.using(alias).get(topic="orders", message_id=f"{alias}.later")
+    dead = str(offset(alias, "orders_dlq"))
+    failed = str(offset(alias))
+    dlq = {"topic": "orders_dlq", "reason": "test"}
+    given = {
+        "seek": {"target": "earliest"},
+        "retry-selected": {"row": failed},
+        "move-retries": {"time": LATER},
+        "move-selected": {"row": failed, "time": LATER},
+        "dead-letter": {"row": failed},
+        "override": {"option": "prefetch", "value": "5"},
+        "restore": {"option": "prefetch"},
+        "release": {"row": f'"{alias}.b"'},
+        "forget": {"subscriber": SubscriberHeartbeat.objects.using(alias).get(topic="orders").subscriber_name},
+        "redrive": {**dlq, "upto": dead},
+        "redrive-selected": {**dlq, "row": dead},
+        "discard": {**dlq, "upto": dead},
+        "discard-selected": {**dlq, "row": dead},
+        "edit": {"offset": dead, "payload": '"another"'},
+        "cancel": {"row": str(scheduled.outbox_id)},
+        "deliver-now": {"row": str(scheduled.outbox_id)},
+        "move": {"row": str(scheduled.outbox_id), "time": LATER},
+    }.get(name, {})
+    needs_group = name not in ("forget", "edit", "cancel", "deliver-now", "move") and "topic" not in given
+    return {"group": "g", "topic": "orders", **given} if needs_group else given
+
+
+def rows(alias):
+    """All rows of the queue in a database."""
+    return {model.__name__: sorted(map(str, model.objects.using(alias).values_list())) for model in QUEUE_MODELS}
