@@ -27,7 +27,7 @@ from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.models import ConsumerGroup, Operation
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql import failures, several
 from django_mysqlqueue.sql.connection import apart, bounded
 from django_mysqlqueue.sql.session import Session
 from tests.support.dashboard import ROOT as DASHBOARD
@@ -247,6 +247,36 @@ def test_an_operation_tells_that_a_frozen_server_does_not_answer(site, server):
     assert confirm(site, "pause", group="g", topic="t") == ["The group g/t is paused."]
     assert ConsumerGroup.objects.using(PRIVATE).get(consumer_group="g").paused
     assert Operation.objects.using(PRIVATE).count() == 1
+
+
+@pytest.mark.promise("Health")
+def test_a_frozen_database_delays_the_overview_of_all_by_its_limit(site, server, settings):
+    """However many there are: here two of three."""
+    frozen_ones = [PRIVATE, f"{PRIVATE}_queue"]
+    settings.MYSQLQUEUE = {"TOPICS": {f"orders-{n}": {"DATABASE": alias} for n, alias in enumerate(frozen_ones)}}
+    groups.register("default", REF, mode="ordered", start="earliest")
+    assert [row.state for row in site.get(DASHBOARD).context["rows"]] == ["no problems"] * 3
+    for alias in frozen_ones:
+        connections[alias].ensure_connection()
+    freeze(server.pid)
+    try:
+        for _ in range(2):
+            began = time.monotonic()
+            response = site.get(DASHBOARD)
+            assert several.ANSWER_SECONDS - 1 < time.monotonic() - began < several.ANSWER_SECONDS + 2
+            assert response.status_code == 200
+            states = {row.alias: row.state for row in response.context["rows"]}
+            assert states == {"default": "no problems", **dict.fromkeys(frozen_ones, "unavailable")}
+            text = unescape(response.content.decode())
+            for alias in frozen_ones:
+                assert f"The database '{alias}' does not answer: (2013" in text
+        # Pages of the others do not ask it.
+        began = time.monotonic()
+        assert site.get(f"{DASHBOARD}group/?group=g&topic=t").status_code == 200
+        assert time.monotonic() - began < several.ANSWER_SECONDS - 1
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert [row.state for row in site.get(DASHBOARD).context["rows"]] == ["no problems"] * 3
 
 
 def test_pages_tell_an_answer_that_refuses(site, server):
