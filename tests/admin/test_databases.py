@@ -235,6 +235,19 @@ def test_an_operation_on_a_database_that_cannot_be_read(client, broken):
     assert confirm(client, "pause", group="g", topic="t") == ["The group g/t is paused."]
 
 
+@pytest.mark.promise("Health")
+@pytest.mark.parametrize(
+    ("name", "values"), [("edit", {"offset": "1"}), ("cancel", {"row": "1"}), ("move", {"row": "1"})]
+)
+def test_an_operation_whose_form_cannot_be_read(client, broken, name, values):
+    for send in (client.get, client.post):
+        answer = send(f"{ROOT}do/{name}/", {**values, "database": "other"})
+        assert answer.status_code == 503
+        text = unescape(answer.content.decode())
+        assert LACKS in text
+        assert f'class="closelink" href="{ROOT}?database=other"' in text
+
+
 def test_the_audit_log_of_a_database_that_cannot_be_read(client, broken):
     answer = client.get(AUDIT, {"database": "other"})
     assert (answer.status_code, answer.content.decode()[: len(LACKS)]) == (503, LACKS)

@@ -206,17 +206,20 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     try:
         using = _database(dashboard, request, given)
     except BadQuery as error:
-        context = {"title": str(operation.label), "operation": operation, "refusal": str(error)}
-        context["back"] = _way_back(dashboard, request, given.get("next", ""))
-        return dashboard.response(request, "confirm.html", context, error.status)
+        return _refuse(dashboard, request, operation, str(error), error.status)
     dashboard = dashboard.on(using)
+    try:
+        with _errors_as_refusals(using), bounded(using):
+            form = operation.form(given, using=using)
+            is_valid = form.is_valid()
+            topics = operation.topics(form)
+    except QueueError as error:
+        return _refuse(dashboard, request, operation, str(error), 503)
+    _demand_permissions(request, operation, topics)
     back = _way_back(dashboard, request, given.get("next", ""))
-    form = operation.form(given, using=using)
     sentences: list[str] = []
     digest = subject = ""
     confirmed = posted and "confirmed" in given
-    is_valid = form.is_valid()
-    _demand_permissions(request, operation, operation.topics(form))
     refusal, status = _refused_search(request, form, given.get("error", ""))
     if not refusal and is_valid:
         digest = _digest(form.cleaned_data, dashboard.database)
@@ -243,6 +246,15 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
         "previewed": digest,
         "back": back,
     }
+    return dashboard.response(request, "confirm.html", context, status)
+
+
+def _refuse(
+    dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation], reason: str, status: int
+) -> HttpResponse:
+    """Return the page of an operation that has no form, because of an invalid request or its database."""
+    back = _way_back(dashboard, request, request.GET.get("next", request.POST.get("next", "")))
+    context = {"title": str(operation.label), "operation": operation, "refusal": reason, "back": back}
     return dashboard.response(request, "confirm.html", context, status)
 
 
