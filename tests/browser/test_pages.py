@@ -18,7 +18,7 @@ from django_mysqlqueue.operations import dropping, pausing
 from django_mysqlqueue.service import groups
 from django_mysqlqueue.service.refs import GroupRef
 from tests.browser.conftest import Desk, Open
-from tests.browser.pages import card
+from tests.browser.pages import card, tab_to
 from tests.browser.site import Site
 from tests.support.harness import USING, Sub, handler, sequence
 
@@ -296,20 +296,6 @@ def test_every_page_is_accessible_and_keeps_the_policy(open_desk: Open, queue: S
 
 
 # -- by keyboard --------------------------------------------------------------
-
-FOCUSED = """() => {
-  const one = document.activeElement;
-  return (one.textContent || one.value || '').trim();
-}"""
-
-
-def tab_to(page: Page, name: str) -> None:
-    """Presses Tab until what has this name has the focus."""
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        if page.evaluate(FOCUSED) == name:
-            return
-    raise AssertionError(f"Tab does not lead to {name!r}")
 
 
 def test_everything_by_keyboard_from_the_login_on(open_desk: Open, queue: Sub):

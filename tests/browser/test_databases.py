@@ -1,0 +1,94 @@
+"""The pages of a queue in several databases in a browser: the choice of one, by keyboard, on a phone, in the dark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from django_mysqlqueue import publish
+from django_mysqlqueue.models import ConsumerGroup
+from tests.browser.conftest import Desk, Open
+from tests.browser.pages import tab_to
+from tests.support.processes import SHORT
+from tests.support.two_databases import ALIASES, DEFAULT, QUEUE, SETTINGS, fill
+
+REFRESH_MS = 4000
+PAGES = ("", "?database=queue", "?database=other", "messages/", "messages/?database=nowhere", "../operation/")
+
+
+@pytest.fixture
+def both(site: Any, queue_db: None, settings: Any) -> None:
+    """Two databases with the same topics, and one without tables."""
+    settings.MYSQLQUEUE = {**SHORT, "TOPICS": {**SETTINGS["TOPICS"], "stock": {"DATABASE": "other"}}}
+    for alias in ALIASES:
+        fill(alias)
+
+
+def complaints_of(desk: Desk) -> list[str]:
+    """What the browser complains of, apart from pages that are answered with an error status."""
+    found = [text for text in desk.complaints if "the server responded with a status of" not in text]
+    desk.complaints.clear()
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_pages_are_accessible(open_desk: Open, both: None, scheme: str):
+    desk = open_desk(color_scheme=scheme)
+    axe = Axe()
+    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
+    found = []
+    for address in PAGES[:-1]:
+        page = desk.open(address)
+        result = axe.run(page, context={"include": [[".mq-page"]]}, options=options)
+        for rule in result.response["violations"]:
+            found += [(address, rule["id"], node["target"]) for node in rule["nodes"]]
+    assert found == []
+    assert complaints_of(desk) == []
+
+
+def test_no_page_is_wider_than_a_phone(open_desk: Open, both: None):
+    desk = open_desk(width=390, height=844)
+    for address in PAGES:
+        assert not desk.open(address).evaluate("document.documentElement.scrollWidth > innerWidth"), address
+    assert complaints_of(desk) == []
+
+
+def test_a_database_is_chosen_by_keyboard_and_operated_on(desk: Desk, both: None):
+    page = desk.open()
+    expect(page.get_by_role("navigation", name="Databases of the queue").get_by_text("All")).to_have_attribute(
+        "aria-current", "true"
+    )
+    expect(page.get_by_text("unavailable")).to_be_visible()
+    tab_to(page, DEFAULT)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Dashboard (default)")).to_be_visible()
+    tab_to(page, "g")
+    page.keyboard.press("Enter")
+    # By its topic alone, it would be the other one.
+    expect(page.get_by_role("heading", name="Group g/orders (default)")).to_be_visible()
+    page.get_by_label("Partition key begins with").fill("default.b")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="default.b", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Pause", exact=True).click()
+    expect(page.get_by_role("heading", name="Pause group (default)")).to_be_visible()
+    page.get_by_role("button", name="Pause group").click()
+    expect(page.get_by_text("The group g/orders is paused.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Group g/orders (default)")).to_be_visible()
+    paused = {alias: ConsumerGroup.objects.using(alias).get().paused for alias in ALIASES}
+    assert paused == {DEFAULT: True, QUEUE: False}
+
+
+def test_the_overview_of_all_refreshes(desk: Desk, both: None):
+    page = desk.page
+    page.clock.install()
+    desk.open()
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name=QUEUE, exact=True))
+    expect(row).to_contain_text("3 problems")
+    expect(row.get_by_role("cell").nth(6)).to_have_text("0")
+    publish("orders", 1)
+    with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
+        page.clock.run_for(REFRESH_MS)
+    expect(row.get_by_role("cell").nth(6)).to_have_text("1")
