@@ -16,6 +16,7 @@ from django_mysqlqueue.admin.pages.base import PAGE_ROWS
 from django_mysqlqueue.admin.pages.subscribers import SHOWN_IN_FLIGHT
 from django_mysqlqueue.inspection import bounds
 from django_mysqlqueue.inspection.problems import Kind
+from django_mysqlqueue.sql import several
 from tests.support.documents import DOCS, blocks
 from tests.support.paths import ROOT
 
@@ -87,3 +88,5 @@ def test_the_page_on_the_dashboard_has_the_bounds():
     assert f"at most {IdsField.most:,} dead letters" in text
     assert f"the {SHOWN_IN_FLIGHT} deliveries" in text
     assert f"no longer than {SHOWN_CHARACTERS:,} bytes" in text
+    assert f"does not answer a query, within {several.ANSWER_SECONDS:g} seconds" in text
+    assert f"for at most {several.TOTAL_SECONDS:g} seconds" in text
