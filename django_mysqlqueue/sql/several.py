@@ -83,7 +83,7 @@ class _Reading(threading.Thread, Generic[T]):
         self.alias = alias
         self._function = read
         self._language, self._zone = translation.get_language(), timezone.get_current_timezone()
-        self._found: T | Unread | None = None
+        self._found: list[T | Unread] = []
         self._error: Exception | None = None
 
     def run(self) -> None:
@@ -93,7 +93,7 @@ class _Reading(threading.Thread, Generic[T]):
                 timezone.override(self._zone),
                 bounded(self.alias, read=ANSWER_SECONDS, connect=ANSWER_SECONDS),
             ):
-                self._found = _read(self.alias, self._function)
+                self._found.append(_read(self.alias, self._function))
         except Exception as error:  # noqa: BLE001  # The caller raises it.
             self._error = error
         finally:
@@ -106,5 +106,4 @@ class _Reading(threading.Thread, Generic[T]):
             return Unread(failures.explain_silence(self.alias, TOTAL_SECONDS))
         if self._error is not None:
             raise self._error
-        assert self._found is not None  # noqa: S101  # what was read is never None
-        return self._found
+        return self._found[0]
