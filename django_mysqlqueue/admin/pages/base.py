@@ -171,12 +171,21 @@ class Page:
         """The page's name, or for the page of one object, which other databases do not have, that of the overview."""
         return self.name if self.in_menu else "changelist"
 
+    def _home_of_topic(self) -> str:
+        """Return the alias of the topic's own database, if the page shows another one; otherwise an empty string."""
+        topic = self.text("topic")
+        if not (self.dashboard.database and topic):
+            return ""
+        home = queue_alias(topic=topic)
+        return home if home != self.using and may_view_in(self.request, topic, home) else ""
+
     def _response(self, found: dict[str, Any], status: int = 200, problem: str = "") -> TemplateResponse:
         context = {
             **found,
             "title": self.heading(),
             "page": self,
             "problem": problem,
+            "home": self._home_of_topic(),
             "may_operate": may_operate(self.request, self.about),
             "may_see_payloads": found.get("may_see_payloads", self.may_see_payloads),
         }
