@@ -33,7 +33,7 @@ from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
-from django_mysqlqueue.sql.connection import LOCK_SECONDS, bounded
+from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
 
 RECORDED = frozenset({"reason"})
 """Fields that do not affect the preview: they can be changed after it."""
@@ -208,30 +208,34 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     except BadQuery as error:
         return _refuse(dashboard, request, operation, str(error), error.status)
     dashboard = dashboard.on(using)
-    try:
-        with _errors_as_refusals(using), bounded(using):
-            form = operation.form(given, using=using)
-            is_valid = form.is_valid()
-            topics = operation.topics(form)
-    except QueueError as error:
-        return _refuse(dashboard, request, operation, str(error), 503)
-    _demand_permissions(request, operation, topics)
     back = _way_back(dashboard, request, given.get("next", ""))
+    confirmed = posted and "confirmed" in given
     sentences: list[str] = []
     digest = subject = ""
-    confirmed = posted and "confirmed" in given
-    refusal, status = _refused_search(request, form, given.get("error", ""))
-    if not refusal and is_valid:
-        digest = _digest(form.cleaned_data, dashboard.database)
-        one = operation(form.cleaned_data, request.user.get_username(), using)
-        subject = one.subject()
+    one, runs = None, False
+    # All that is read and done here uses one connection. The admin's log below is written with the request's own.
+    with bounded(using, read=LOCK_SECONDS if confirmed else READ_SECONDS):
         try:
-            if confirmed and given.get("previewed") == digest:
-                return _do(dashboard, request, one, back)
-            with _errors_as_refusals(one.using), bounded(one.using):
-                sentences = one.preview()
+            with _errors_as_refusals(using):
+                form = operation.form(given, using=using)
+                is_valid = form.is_valid()
+                topics = operation.topics(form)
         except QueueError as error:
-            refusal = str(error)
+            return _refuse(dashboard, request, operation, str(error), 503)
+        _demand_permissions(request, operation, topics)
+        refusal, status = _refused_search(request, form, given.get("error", ""))
+        if not refusal and is_valid:
+            digest = _digest(form.cleaned_data, dashboard.database)
+            one = operation(form.cleaned_data, request.user.get_username(), using)
+            subject = one.subject()
+            runs = confirmed and given.get("previewed") == digest
+            try:
+                with _errors_as_refusals(using):
+                    sentences = [one.run()] if runs else one.preview()
+            except QueueError as error:
+                refusal = str(error)
+    if one is not None and runs:
+        return _finish(dashboard, request, one, refusal or sentences[0], is_done=not refusal, back=back)
     context = {
         "title": str(operation.label),
         "operation": operation,
@@ -304,20 +308,14 @@ def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[
         return str(error), 500
 
 
-def _do(dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, back: str) -> HttpResponse:
-    try:
-        with _errors_as_refusals(operation.using), bounded(operation.using, read=LOCK_SECONDS):
-            done = operation.run()
-    except QueueError as error:
-        # Part of it may have been done: the audit log counts how much.
-        _log(dashboard, request, operation, f"{operation.label}: {error}")
-        messages.error(request, str(error))
-    else:
-        _log(dashboard, request, operation, done)
-        messages.success(request, done)
-        if operation.removes:
-            return HttpResponseRedirect(dashboard.url("changelist"))
-    return HttpResponseRedirect(back)
+def _finish(
+    dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, text: str, *, is_done: bool, back: str
+) -> HttpResponse:
+    """Log what an operation has done, or why it has not, and return the redirect to the page that shows this."""
+    # Of an operation that is not done, a part may be: the audit log counts how much.
+    _log(dashboard, request, operation, text if is_done else f"{operation.label}: {text}")
+    (messages.success if is_done else messages.error)(request, text)
+    return HttpResponseRedirect(dashboard.url("changelist") if is_done and operation.removes else back)
 
 
 @contextlib.contextmanager
