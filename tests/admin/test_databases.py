@@ -371,8 +371,8 @@ def test_the_audit_log_of_each_database(client, both):
         entry = client.get(unescape(entry))
         assert f"{alias}. reason" in entry.content.decode()
         assert query == {} or f"database={alias}" in unescape(entry.content.decode())
-    both_filters = client.get(AUDIT, {"database": QUEUE, "action": "pause", "q": "ada0"})
-    assert "queue. reason" in both_filters.content.decode()
+    for query in ({"action": "pause"}, {"q": "ada0"}, {"_facets": "True"}, {"o": "1"}):
+        assert "queue. reason" in client.get(AUDIT, {"database": QUEUE, **query}).content.decode()
 
 
 def test_the_audit_log_of_a_database_that_is_none_of_the_queue(client, both):

@@ -16,7 +16,15 @@ from tests.support.processes import SHORT
 from tests.support.two_databases import ALIASES, DEFAULT, QUEUE, SETTINGS, fill
 
 REFRESH_MS = 4000
-PAGES = ("", "?database=queue", "?database=other", "messages/", "messages/?database=nowhere", "../operation/")
+PAGES = (
+    "",
+    "?database=queue",
+    "?database=other",
+    "messages/",
+    "messages/?topic=orders&database=default",
+    "messages/?database=nowhere",
+    "../operation/",
+)
 
 
 @pytest.fixture
