@@ -213,7 +213,7 @@ def test_the_command_shows_first_what_it_would_do(settings):
     QueueMessage.objects.all().delete()
     text = command("queuemove", "t", "--to", NEW, "--noinput")
     assert "The topic t has moved from the database default to queue." in text
-    with pytest.raises(CommandError, match="There is no topic 'p.plain'"):
+    with pytest.raises(CommandError, match=r"There is no topic 'p\.plain'"):
         command("queuemove", "p.plain", "--to", NEW, "--noinput")
 
 
